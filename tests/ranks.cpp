@@ -127,7 +127,9 @@ void run_ranks(int n, const RankFunction& fn, std::chrono::milliseconds timeout)
         fn(communicator);
       } catch (const std::exception& error) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
-        world->fail({.rank = rank, .text = concat("rank ", rank, ": ", error.what())});
+        world->fail({.kind = detail::Failure::Kind::error,
+                     .rank = rank,
+                     .text = concat("rank ", rank, ": ", error.what())});
       }
     });
   }

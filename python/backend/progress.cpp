@@ -7,8 +7,8 @@
 #include <string>
 
 #include "backend/errors.h"
-#include "comm/control/failure.h"
 #include "comm/waiting.h"
+#include "core/failure.h"
 #include "lockstep/error.h"
 
 // Note [Which thread advances operations]
@@ -248,8 +248,9 @@ void Progress::expect_in_time(const BackendWork& work, std::vector<int> missing)
                ": Timed out waiting ", waited, " ms",
                missing.empty() ? std::string() : " for ranks " + list(missing),
                "; give the process group a longer timeout, or find out what these ranks do");
-  world_->fail_with(
-      {.timeout = true, .text = text, .rank = missing.empty() ? -1 : missing.front()});
+  world_->fail_with({.kind = lockstep::detail::Failure::Kind::timeout,
+                     .rank = missing.empty() ? -1 : missing.front(),
+                     .text = text});
   throw lockstep::TimeoutError(text);
 }
 

@@ -43,10 +43,10 @@ class C10dRequestHandle final : public detail::Request {
     const RankContext::Use use(context());
     const auto limit = detail::wait_limit(request_->operation(), context().timeout());
     if (!context().await(limit, [&] { return request_->ended() || context().failed(); })) {
-      context().fail({.timeout = true,
+      context().fail({.kind = detail::Failure::Kind::timeout,
+                      .rank = detail::lowest(missing()),
                       .text = concat(request_->operation().label(), " waited ",
-                                     limit.count() / 1000.0, " s for ", missing_text()),
-                      .rank = detail::lowest(missing())});
+                                     limit.count() / 1000.0, " s for ", missing_text())});
     }
     finish();
   }
@@ -131,10 +131,11 @@ std::shared_ptr<std::byte> AdaptedCommunicator::allocate(std::size_t bytes) {
 }
 
 void AdaptedCommunicator::fail(std::string_view cause) noexcept {
-  fail_with(control::failure_of_program(world_rank(rank()), cause));
+  fail_with(detail::Failure{.kind = detail::Failure::Kind::error, .rank = world_rank(rank())}.with(
+      cause));
 }
 
-void AdaptedCommunicator::fail_with(const control::Failure& failure) noexcept {
+void AdaptedCommunicator::fail_with(const detail::Failure& failure) noexcept {
   context_->set_failure_raised();
   context_->fail(failure);
 }
@@ -224,8 +225,9 @@ void AdaptedCommunicator::begin_self_message(const std::shared_ptr<C10dRequest>&
   if (alike && to.count > 0) std::memcpy(to.output, from.input, to.count * size_of(to.dtype));
   if (!alike) {
     const int here = world_rank(rank());
-    context_->fail({.text = detail::describe_difference(mine.sequence, here, here, expected, got),
-                    .rank = here});
+    context_->fail({.kind = detail::Failure::Kind::mismatch,
+                    .rank = here,
+                    .text = detail::describe_difference(mine.sequence, here, here, expected, got)});
   }
   request->end(alike);
   other->end(alike);

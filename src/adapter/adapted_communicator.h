@@ -29,7 +29,7 @@ class AdaptedCommunicator final : public Communicator,
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
-  void fail_with(const control::Failure& failure) noexcept override;
+  void fail_with(const detail::Failure& failure) noexcept override;
   void make_progress() override;
 
   /// Exchanges the hosts of all ranks, in a collective with the number 0. Begins to watch the store

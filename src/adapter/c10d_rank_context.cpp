@@ -22,7 +22,7 @@ RankContext::RankContext(c10::intrusive_ptr<c10d::Backend> backend,
 
 void RankContext::watch(c10::intrusive_ptr<c10d::Store> store, std::int64_t world) {
   failure_store_.emplace(std::move(store), world,
-                         [this](const control::Failure& failure) { record(failure); });
+                         [this](const detail::Failure& failure) { record(failure); });
 }
 
 RankContext::Posted RankContext::post(Direction direction, std::byte* data, std::size_t bytes,
@@ -53,7 +53,7 @@ void RankContext::abort(Posted posted) noexcept {
   in_flight_.erase(posted);
 }
 
-void RankContext::fail(const control::Failure& failure) noexcept {
+void RankContext::fail(const detail::Failure& failure) noexcept {
   if (in_child()) return;
   // Publishes the cause first. Otherwise other ranks would report the aborted messages as the
   // cause.
@@ -61,7 +61,7 @@ void RankContext::fail(const control::Failure& failure) noexcept {
   record(failure);
 }
 
-void RankContext::record(const control::Failure& failure) noexcept {
+void RankContext::record(const detail::Failure& failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;

@@ -12,10 +12,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "adapter/failure_store.h"
-#include "comm/control/failure.h"
-#include "comm/rank_failure.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::adapter {
 
@@ -85,7 +84,7 @@ class RankContext {
   bool in_child() const noexcept { return usage_.in_child(); }
 
   /// Records the first failure of the world, and aborts all messages in flight. Any thread.
-  void fail(const control::Failure& failure) noexcept;
+  void fail(const detail::Failure& failure) noexcept;
   /// Polls the store for a failure immediately.
   void poll_failure() {
     if (failure_store_) failure_store_->poll_now();
@@ -104,7 +103,7 @@ class RankContext {
   };
 
  private:
-  void record(const control::Failure& failure) noexcept;
+  void record(const detail::Failure& failure) noexcept;
   void abort(c10d::Work& work) noexcept;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -117,7 +116,7 @@ class RankContext {
   std::condition_variable changed_;
   std::list<c10::intrusive_ptr<c10d::Work>> in_flight_;
   std::atomic<bool> failed_{false};
-  std::optional<control::Failure> failure_;
+  std::optional<detail::Failure> failure_;
   detail::RaisedFailure raised_failure_;
   std::optional<FailureStore> failure_store_;
 };

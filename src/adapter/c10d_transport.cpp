@@ -144,15 +144,17 @@ void C10dRequest::run() noexcept {
     end(true);
     return;
   } catch (const messages::Mismatch& mismatch) {
-    context_->fail({.text = mismatch.what(), .rank = mismatch.rank()});
+    context_->fail({.kind = detail::Failure::Kind::mismatch,
+                    .rank = mismatch.rank(),
+                    .text = mismatch.what()});
   } catch (const std::exception& error) {
     // A failed rank publishes the cause before its connections close, so the store may have it.
     if (!context_->failed()) context_->poll_failure();
     const auto other = context_->look([&] { return awaited_; });
     context_->fail(
-        {.text = concat("rank ", context_->rank(),
-                        other ? concat(", waiting for rank ", *other) : "", ": ", text_of(error)),
-         .rank = other.value_or(context_->rank())});
+        {.rank = other.value_or(context_->rank()),
+         .text = concat("rank ", context_->rank(),
+                        other ? concat(", waiting for rank ", *other) : "", ": ", text_of(error))});
   }
   end(false);
 }

@@ -13,22 +13,18 @@ namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::concat;
+using detail::Failure;
 
 constexpr auto poll_interval = std::chrono::milliseconds(100);
 constexpr auto max_wait = std::chrono::seconds(1);
-constexpr char timed_out = 't';
-constexpr char by_program = 'p';
-constexpr char other_kind = 'f';
 
-/// The value in the store: a character for the kind, the rank at fault, a space, the text.
-std::string text_of(const control::Failure& failure) {
-  const char kind = failure.timeout ? timed_out : failure.by_program ? by_program : other_kind;
-  return concat(kind, failure.rank, ' ', failure.text);
+/// The value in the store: a digit for the kind, the rank at fault, a space, the text.
+std::string text_of(const Failure& failure) {
+  return concat(static_cast<int>(failure.kind), failure.rank, ' ', failure.text);
 }
 
-control::Failure failure_in(const std::string& text) {
-  control::Failure failure{.timeout = text.front() == timed_out,
-                           .by_program = text.front() == by_program};
+Failure failure_in(const std::string& text) {
+  Failure failure{.kind = detail::failure_kind(text.front() - '0')};
   const auto end = std::min(text.find(' '), text.size());
   std::from_chars(text.data() + 1, text.data() + end, failure.rank);
   failure.text = text.substr(std::min(end + 1, text.size()));
@@ -58,7 +54,7 @@ FailureStore::~FailureStore() {
   thread_.join();
 }
 
-void FailureStore::publish(const control::Failure& failure) noexcept {
+void FailureStore::publish(const detail::Failure& failure) noexcept {
   std::unique_lock lock(mutex_);
   if (!own_failure_) own_failure_ = failure;
   changed_->notify_all();
@@ -87,7 +83,7 @@ void FailureStore::run() {
 }
 
 bool FailureStore::poll() {
-  std::optional<control::Failure> own_failure;
+  std::optional<detail::Failure> own_failure;
   {
     std::unique_lock lock(mutex_);
     changed_->wait_for(lock, poll_interval,

@@ -11,7 +11,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/control/failure.h"
+#include "core/failure.h"
 #include "core/process.h"
 
 namespace lockstep::inline v0_2::adapter {
@@ -20,7 +20,7 @@ namespace lockstep::inline v0_2::adapter {
 /// for it. A separate thread calls the store, because its calls may block.
 class FailureStore {
  public:
-  using Callback = std::function<void(const control::Failure&)>;
+  using Callback = std::function<void(const detail::Failure&)>;
 
   /// world: the number of the world among those of the store. The thread calls on_failure at most
   /// once, also for this rank's own failure.
@@ -33,7 +33,7 @@ class FailureStore {
 
   /// Writes the failure, unless the store already has one, which on_failure then gets. Waits until
   /// that is done, for at most one second. Not from on_failure.
-  void publish(const control::Failure& failure) noexcept;
+  void publish(const detail::Failure& failure) noexcept;
   /// Polls the store immediately. Waits until that is done, for at most one second. Not from
   /// on_failure.
   void poll_now();
@@ -51,7 +51,7 @@ class FailureStore {
   std::mutex mutex_;
   /// A forked child does not destroy it: the destructor would wait for the parent's thread.
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
-  std::optional<control::Failure> own_failure_;
+  std::optional<detail::Failure> own_failure_;
   bool poll_requested_ = false;
   bool ended_ = false;
   bool stopping_ = false;

@@ -95,19 +95,11 @@ void BackendCommunicator::record_in(FlightRecorder& recorder) {
 }
 
 void BackendCommunicator::fail(std::string_view cause) noexcept {
-  fail_and_record(FailureKind::error, context().failure_of_program(without_backtrace(cause)));
+  fail_with(context().failure_of_program(Failure::Kind::error, without_backtrace(cause)));
 }
 
-void BackendCommunicator::fail_with(const control::Failure& failure) noexcept {
-  const auto kind = failure.timeout      ? FailureKind::timeout
-                    : failure.by_program ? FailureKind::error
-                                         : FailureKind::elsewhere;
-  fail_and_record(kind, failure);
-}
-
-void BackendCommunicator::fail_and_record(FailureKind kind,
-                                          const control::Failure& failure) noexcept {
-  context().fail(kind, failure);
+void BackendCommunicator::fail_with(const Failure& failure) noexcept {
+  context().fail(failure);
   if (auto* recorder = context().recorder()) recorder->fail(failure.text, failure.rank);
 }
 

@@ -13,8 +13,8 @@
 
 #include "comm/communicator.h"
 #include "comm/operation.h"
-#include "comm/rank_failure.h"
 #include "comm/request.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -87,7 +87,7 @@ class BackendCommunicator : public Communicator,
                             public std::enable_shared_from_this<BackendCommunicator> {
  public:
   void fail(std::string_view cause) noexcept final;
-  void fail_with(const control::Failure& failure) noexcept final;
+  void fail_with(const Failure& failure) noexcept final;
   void make_progress() final;
   void count_step() noexcept final;
 
@@ -119,8 +119,6 @@ class BackendCommunicator : public Communicator,
   using Communicator::Communicator;
 
  private:
-  void fail_and_record(FailureKind kind, const control::Failure& failure) noexcept;
-
   std::uint16_t recorded_group_ = 0;
 };
 

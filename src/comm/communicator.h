@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/failure.h"
 #include "comm/operation.h"
 #include "comm/operation_observer.h"
+#include "core/failure.h"
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
@@ -169,7 +169,7 @@ class Communicator {
   virtual void fail(std::string_view cause) noexcept = 0;
   /// Ends the world with a failure that this rank has detected; another rank may be at fault. If
   /// the failure is a timeout, ranks raise TimeoutError. Any thread.
-  virtual void fail_with(const control::Failure& failure) noexcept { fail(failure.text); }
+  virtual void fail_with(const detail::Failure& failure) noexcept { fail(failure.text); }
   /// Advances pending operations without blocking.
   /// Throws: the failure of the world, if it has failed.
   virtual void make_progress() {}

@@ -4,20 +4,20 @@
 
 namespace lockstep::inline v0_2::detail {
 
-void ComposedRankContext::fail(FailureKind kind, const control::Failure& failure) noexcept {
+void ComposedRankContext::fail(const Failure& failure) noexcept {
   set_failure_raised();
-  record(kind, failure);
+  record(failure);
 }
 
 void ComposedRankContext::record_exception(const std::exception& error) noexcept {
-  auto failure = control::failure_of(error);
+  auto failure = failure_of(error);
   const auto* known = dynamic_cast<const Error*>(&error);
   // All ranks raise the text of the first failure, not that of the error on this rank.
   if (known != nullptr && !known->cause().empty()) failure.text = known->cause();
-  record(FailureKind::elsewhere, failure);
+  record(failure);
 }
 
-void ComposedRankContext::record(FailureKind /*kind*/, const control::Failure& failure) noexcept {
+void ComposedRankContext::record(const Failure& failure) noexcept {
   if (in_child()) return;
   // The worlds must fail first. When the failure is recorded here, this rank's operations are
   // abandoned, which would otherwise become the first failure of those worlds.

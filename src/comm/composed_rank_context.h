@@ -18,7 +18,7 @@ class ComposedRankContext : public RankContext {
  public:
   bool failed() const override { return failure_.recorded(); }
   /// The worlds add this rank to the text.
-  void fail(FailureKind kind, const control::Failure& failure) noexcept override;
+  void fail(const Failure& failure) noexcept override;
   /// Runs fn. An exception of type Caught ends all worlds and is rethrown.
   template <class Caught, class Fn>
   auto or_fail(const Fn& fn) {
@@ -45,7 +45,7 @@ class ComposedRankContext : public RankContext {
     }
   }
   const std::vector<std::shared_ptr<Communicator>>& worlds() const { return worlds_; }
-  control::Failure failure() override { return failure_.failure(); }
+  Failure failure() override { return failure_.failure(); }
   /// Throws: the failure of the first world that has failed.
   void advance_worlds() {
     for (auto world = worlds_.rbegin(); world != worlds_.rend(); ++world) (*world)->make_progress();
@@ -53,7 +53,7 @@ class ComposedRankContext : public RankContext {
 
  private:
   void record_exception(const std::exception& error) noexcept;
-  void record(FailureKind kind, const control::Failure& failure) noexcept override;
+  void record(const Failure& failure) noexcept override;
 
   std::vector<std::shared_ptr<Communicator>> worlds_;
   std::mutex record_mutex_;

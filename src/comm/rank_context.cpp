@@ -1,7 +1,6 @@
 #include "comm/rank_context.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -32,8 +31,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto long_wait = std::chrono::seconds(1);
 /// Time between two records of the ranks that a wait is for.
 constexpr auto between_records = std::chrono::milliseconds(100);
-/// Time between two searches for a deadlock in the records of other ranks.
-constexpr auto between_searches = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -100,7 +97,9 @@ void RankContext::remove(BackendCommunicator& group) {
 void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   const auto guard = lock();
   recorder_ = std::move(recorder);
+  stalls_.reset();
   if (recorder_ == nullptr) return;
+  stalls_.emplace(recorder_);
   for (auto* group : groups_) group->record_in(*recorder_);
 }
 
@@ -289,25 +288,13 @@ void RankContext::check_long_wait(LongWait& wait) {
 }
 
 void RankContext::check_deadlock(const BackendRequest& operation) {
-  const auto now = Clock::now();
-  if (recorder_ == nullptr || now - searched_ < between_searches) return;
-  searched_ = now;
-  auto again = find_deadlock(observed_ranks(), recorder_->rank());
-  const bool same = again && again == deadlock_;
-  deadlock_ = std::move(again);
-  if (!same) return;
-  record(FailureKind::mismatch,
-         {.text = deadlock_->text + operation.note(), .rank = deadlock_->rank_at_fault});
+  const auto deadlock = stalls_ ? stalls_->deadlock() : std::nullopt;
+  if (!deadlock) return;
+  record({.kind = Failure::Kind::mismatch,
+          .rank = deadlock->rank_at_fault,
+          .text = deadlock->text + operation.note()});
   propagate_failure();
   throw_failure(operation.where());
-}
-
-std::vector<ObservedRank> RankContext::observed_ranks() const {
-  std::vector<ObservedRank> ranks;
-  for (auto& record : read_flight_records(recorder_->job())) {
-    if (record->size() == recorder_->size()) ranks.push_back(observe(std::move(record)));
-  }
-  return ranks;
 }
 
 void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
@@ -317,19 +304,9 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
   auto missing = wait.operation.missing();
   for (int& rank : missing) rank = world_rank(rank);
   recorder_->set_missing(missing);
-  if (wait.warning.count() > 0 && wait.deadline.elapsed() >= wait.warning) warn_of_stall(wait);
-}
-
-void RankContext::warn_of_stall(LongWait& wait) {
-  const auto least = std::chrono::duration<double>(wait.warning).count() / 2;
+  if (wait.warning.count() == 0 || wait.deadline.elapsed() < wait.warning) return;
+  stalls_->warn(wait.warning / 2.0);
   wait.warning *= 2;
-  const auto found = diagnose(observed_ranks(), least);
-  // One rank of each host warns: the lowest that waits for a missing rank itself.
-  if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
-  std::string text = "lockstep: stalled: ";
-  for (const auto& sentence : found.text) text += concat(sentence, "; ");
-  text += concat("run `lockstep status ", recorder_->job(), "`\n");
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 void RankContext::check_time(LongWait& wait) {
@@ -337,23 +314,18 @@ void RankContext::check_time(LongWait& wait) {
   if (wait.deadline.elapsed() < wait.limit + operation.grace()) return;
   const auto missing = operation.missing();
   const auto source = to_text(operation.operation().source);
-  record(FailureKind::timeout, {.timeout = true,
-                                .text = concat(operation.operation().label(), operation.of_group(),
-                                               source.empty() ? "" : concat(" (", source, ")"),
-                                               " waited ", wait.limit.count() / 1000.0, " s for ",
-                                               awaited(missing), operation.note()),
-                                .rank = missing.empty() ? -1 : world_rank(lowest(missing))});
+  record(
+      {.kind = Failure::Kind::timeout,
+       .rank = missing.empty() ? -1 : world_rank(lowest(missing)),
+       .text = concat(operation.operation().label(), operation.of_group(),
+                      source.empty() ? "" : concat(" (", source, ")"), " waited ",
+                      wait.limit.count() / 1000.0, " s for ", awaited(missing), operation.note())});
   propagate_failure();
   throw_failure(operation.where());
 }
 
 std::string RankContext::awaited(std::span<const int> ranks) const {
-  if (recorder_ == nullptr) return detail::awaited(ranks);
-  std::set<int> stopped;
-  for (auto& record : read_flight_records(recorder_->job())) {
-    const auto rank = observe(std::move(record));
-    if (rank.state == ObservedRank::State::stopped) stopped.insert(rank.rank());
-  }
+  const auto stopped = stalls_ ? stalls_->stopped() : std::set<int>();
   return detail::awaited(ranks, [&](int rank) {
     return stopped.contains(rank) ? std::string_view(" (stopped)") : std::string_view();
   });
@@ -366,25 +338,21 @@ void RankContext::throw_failure(std::string_view where) {
   raised_failure_.raise(where, cause);
 }
 
-void RankContext::fail(FailureKind kind, const control::Failure& failure) noexcept {
+void RankContext::fail(const Failure& failure) noexcept {
   if (in_child()) return;
   raised_failure_.set_raised();
-  control::Failure by_this_rank{
-      .timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
+  // If another rank is at fault, the text names it already.
+  const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank_);
   try {
-    // If another rank is at fault, the text names it already.
-    const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank_);
-    by_this_rank.text =
-        is_own ? concat("rank ", world_rank(rank_), ": ", failure.text) : failure.text;
+    record(is_own ? failure.with(concat("rank ", world_rank(rank_), ": ", failure.text)) : failure);
   } catch (const std::bad_alloc&) {
-    by_this_rank.text = "a rank failed";  // short enough not to allocate memory
+    record(failure.with(failure.text));
   }
-  record(kind, by_this_rank);
 }
 
 void RankContext::abandon(BackendCommunicator& group, std::string_view cause) noexcept {
   if (in_child()) return;
-  fail(FailureKind::abandoned, failure_of_program(cause));
+  fail(failure_of_program(Failure::Kind::abandoned, cause));
   std::vector<std::shared_ptr<void>>
       pending;  // destroyed after the lock: the last operation may destroy its group
   const auto guard = lock();

@@ -13,13 +13,12 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/control/failure.h"
-#include "comm/diagnosis.h"
 #include "comm/flight_recorder.h"
 #include "comm/progress_thread.h"
-#include "comm/rank_failure.h"
+#include "comm/stall_watch.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -116,13 +115,13 @@ class RankContext {
   /// Ends the world by a failure in this rank's program, unless the world has failed before. The
   /// next error of this rank then says that the world failed earlier. failure.rank is a world rank.
   /// Any thread.
-  virtual void fail(FailureKind kind, const control::Failure& failure) noexcept;
-  /// The failure for an exception in this rank's program.
-  control::Failure failure_of_program(std::string_view text) const noexcept {
-    return control::failure_of_program(world_rank(rank_), text);
+  virtual void fail(const Failure& failure) noexcept;
+  /// The failure by an exception in this rank's program.
+  Failure failure_of_program(Failure::Kind kind, std::string_view text) const noexcept {
+    return Failure{.kind = kind, .rank = world_rank(rank_)}.with(text);
   }
   /// The failure that ended the world, the same on all ranks. Under a CallGuard or lock().
-  control::Failure first_failure() { return failure(); }
+  Failure first_failure() { return failure(); }
   /// fail() for an operation whose Work was destroyed by an exception.
   void abandon(BackendCommunicator& group, std::string_view cause) noexcept;
 
@@ -155,12 +154,12 @@ class RankContext {
   virtual bool advance() = 0;
   /// Records the failure that ends the world, unless there is one. failure.rank is a world rank.
   /// Any thread.
-  virtual void record(FailureKind kind, const control::Failure& failure) noexcept = 0;
+  virtual void record(const Failure& failure) noexcept = 0;
   /// Sends a recorded failure to other ranks, for backends whose record() does not. Under a
   /// CallGuard; any number of times.
   virtual void propagate_failure() noexcept {}
   /// The recorded failure of the world.
-  virtual control::Failure failure() = 0;
+  virtual Failure failure() = 0;
   /// The world rank of a rank of this backend's world, for error texts.
   virtual int world_rank(int rank) const { return rank; }
   /// The text of a timeout error for the ranks that an operation waits for.
@@ -194,9 +193,6 @@ class RankContext {
   void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
   void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);
-  void warn_of_stall(LongWait& wait);
-  /// The ranks of this world with records on this host.
-  std::vector<ObservedRank> observed_ranks() const;
   std::size_t pending() const;
   ProgressThread::Outcome advance_in_progress_thread();
 
@@ -215,8 +211,7 @@ class RankContext {
   bool progressed_ = false;  ///< progress since a wait read this last
   bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
   std::shared_ptr<FlightRecorder> recorder_;
-  std::chrono::steady_clock::time_point searched_;  ///< by check_deadlock()
-  std::optional<RecordedDeadlock> deadlock_;        ///< its last result
+  std::optional<StallWatch> stalls_;  ///< if there is a recorder
   std::optional<ProgressThread> thread_;
 };
 

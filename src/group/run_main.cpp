@@ -39,7 +39,7 @@ bool prints_error(const std::exception& error, const Group& world) {
     if (!first && !by_launcher) {
       const auto record = detail::record_of(error);
       world.communicator().fail_with(
-          {.text = record.text, .rank = record.is_of_rank() ? record.rank : rank});
+          {.rank = record.is_of_rank() ? record.rank : rank, .text = record.text});
     }
     return first;
   }

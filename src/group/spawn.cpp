@@ -43,16 +43,17 @@ constexpr auto max_return_time = 10s;
 constexpr std::size_t heap_bytes_per_rank = std::size_t{64} << 20;
 
 /// The failure of the world by an error of the rank, or of another rank that the error repeats.
-host::Failure failure_by(int rank, const std::exception_ptr& error) {
+detail::Failure failure_by(int rank, const std::exception_ptr& error) {
+  using Kind = detail::Failure::Kind;
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& known) {
     const auto record = detail::record_of(known);
-    if (record.is_of_rank()) return {.rank = record.rank, .text = record.text};
-    return {.rank = rank, .text = concat("rank ", rank, ": ", record.text)};
+    if (record.is_of_rank()) return {Kind::error, record.rank, record.text};
+    return {Kind::error, rank, concat("rank ", rank, ": ", record.text)};
   } catch (...) {
-    return {.rank = rank,
-            .text = concat("rank ", rank, ": an exception that is not a std::exception")};
+    return {Kind::error, rank,
+            concat("rank ", rank, ": an exception that is not a std::exception")};
   }
 }
 

@@ -50,10 +50,10 @@ struct FirstCause {
   /// The --linger limit, if the rank ran longer than this after it had left the world or all other
   /// ranks had ended.
   std::optional<std::chrono::duration<double>> lingered = {};
-  std::optional<host::Failure::Kind> kind = {};  ///< kind of its recorded failure
-  std::string reason = {};                       ///< text of its recorded failure
-  std::vector<std::string> last_lines = {};      ///< of its stderr
-  bool lines_hold_reason = false;                ///< last_lines contain the reason
+  std::optional<detail::Failure::Kind> kind = {};  ///< kind of its recorded failure
+  std::string reason = {};                         ///< text of its recorded failure
+  std::vector<std::string> last_lines = {};        ///< of its stderr
+  bool lines_hold_reason = false;                  ///< last_lines contain the reason
   bool lines_shown_last = false;  ///< last_lines are the last output that the launcher has shown
 };
 

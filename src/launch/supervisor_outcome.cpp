@@ -12,7 +12,7 @@ namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
-using host::Failure;
+using detail::Failure;
 using namespace std::chrono_literals;
 
 constexpr std::size_t reported_lines = 20;

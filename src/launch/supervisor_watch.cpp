@@ -115,7 +115,7 @@ void Supervisor::note_end(std::size_t rank, const Ending& ending) {
   // A shell returns 128 + SIGKILL if its program was killed.
   if (!stopping && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
   if (ending.failed() && !stopping) {
-    using Kind = host::Failure::Kind;
+    using Kind = detail::Failure::Kind;
     world_->fail({.kind = ending.by_signal ? Kind::left : Kind::error,
                   .rank = static_cast<int>(rank),
                   .text = launcher_text(rank)});

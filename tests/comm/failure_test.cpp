@@ -93,7 +93,8 @@ TEST(ErrorFields, OfAProgramsError) {
 TEST(ErrorFields, OfAProgramsErrorOnAnotherHost) {
   const auto fails = [](const auto& group) {
     if (group->rank() == 0) {
-      group->fail_with({.text = "rank 7: disk full", .rank = 7, .by_program = true});
+      group->fail_with(
+          {.kind = detail::Failure::Kind::error, .rank = 7, .text = "rank 7: disk full"});
     }
     group->barrier().wait();
   };

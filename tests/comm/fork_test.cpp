@@ -104,7 +104,7 @@ const ProcessBody throws("a child ends by an exception", [](Held group) {
       } catch (const std::runtime_error&) {
       }
       group->fail("of the child");
-      group->fail_with({.timeout = true, .text = "of the child"});
+      group->fail_with({.kind = detail::Failure::Kind::timeout, .text = "of the child"});
     });
     work.wait();
   } else {

@@ -42,11 +42,9 @@ class FakeContext final : public detail::RankContext {
     for (auto* group : groups()) group->poll();
     return false;
   }
-  void record(detail::FailureKind /*kind*/, const control::Failure& failure) noexcept override {
-    failure_.record(failure);
-  }
+  void record(const detail::Failure& failure) noexcept override { failure_.record(failure); }
   void propagate_failure() noexcept override { ++propagate_calls; }
-  control::Failure failure() override { return failure_.failure(); }
+  detail::Failure failure() override { return failure_.failure(); }
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override {
     if (over()) return true;
     ++sleeps;

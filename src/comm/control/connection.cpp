@@ -30,7 +30,7 @@ struct Header {
 /// Precedes the text in the payload of a failure.
 struct Fault {
   std::int32_t rank;
-  std::uint32_t by_program;
+  Failure::Kind kind;
 };
 static_assert(longest_failure_text + sizeof(Fault) == longest_payload);
 
@@ -41,20 +41,19 @@ constexpr std::size_t longest_payload_of(Kind kind) {
 }  // namespace
 
 Frame failure_frame(const Failure& failure) {
-  const Fault fault{.rank = failure.rank, .by_program = failure.by_program ? 1U : 0U};
+  const Fault fault{.rank = failure.rank, .kind = failure.kind};
   std::string payload(reinterpret_cast<const char*>(&fault), sizeof fault);
-  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed,
-          .payload = payload += failure.text};
+  return {.kind = Kind::failed, .payload = payload += failure.text};
 }
 
 std::optional<Failure> failure_in(const Frame& frame) {
-  if (frame.kind != Kind::failed && frame.kind != Kind::timed_out) return std::nullopt;
-  Failure failure{.timeout = frame.kind == Kind::timed_out};
+  if (frame.kind != Kind::failed) return std::nullopt;
+  Failure failure;
   Fault fault;
   if (frame.payload.size() < sizeof fault) return failure;
   std::memcpy(&fault, frame.payload.data(), sizeof fault);
   failure.rank = std::max(fault.rank, -1);
-  failure.by_program = fault.by_program != 0;
+  failure.kind = detail::failure_kind(static_cast<std::int32_t>(fault.kind));
   failure.text = frame.payload.substr(sizeof fault);
   return failure;
 }

@@ -8,10 +8,12 @@
 #include <string_view>
 
 #include "comm/control/address.h"
-#include "comm/control/failure.h"
+#include "core/failure.h"
 #include "core/process.h"
 
 namespace lockstep::inline v0_2::control {
+
+using detail::Failure;
 
 /// How often ranks that join look for new connections, answers and failures.
 inline constexpr auto poll_interval = std::chrono::milliseconds(20);
@@ -24,7 +26,6 @@ enum class Kind : std::uint16_t {
   all_here,   ///< all ranks have joined; heartbeats begin
   heartbeat,  ///< no payload
   failed,     ///< the world has failed; payload: the first cause
-  timed_out,  ///< the same for a timeout
   left,       ///< the rank has left the world without a failure
   question,   ///< `lockstep status` asks (StatusRelay)
   answer      ///< a part of the answer to a question

@@ -110,12 +110,9 @@ Control::~Control() {
 Failure Control::fail(const Failure& failure) noexcept {
   send_command(Command::fail, failure);
   await_done(answer_timeout);
-  try {
-    const std::lock_guard lock(mutex_);
-    return done_ && first_ ? *first_ : failure;
-  } catch (const std::bad_alloc&) {
-    return {.timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
-  }
+  const std::lock_guard lock(mutex_);
+  const auto& first = done_ && first_ ? *first_ : failure;
+  return first.with(first.text);
 }
 
 void Control::fail_by_crash(std::string_view text, int rank) noexcept {
@@ -151,16 +148,11 @@ void Control::leave() noexcept {
 }
 
 void Control::send_command(Command command, const Failure& failure) noexcept {
-  try {
+  {
     const std::lock_guard lock(mutex_);
     if (command_ != Command::none) return;
-    failure_.timeout = failure.timeout;
-    failure_.rank = failure.rank;
-    failure_.by_program = failure.by_program;
+    failure_ = failure.with(failure.text);
     command_ = command;
-    failure_.text = failure.text;
-  } catch (const std::bad_alloc&) {
-    // Out of memory: the failure has no text.
   }
   const std::uint64_t wake = 1;
   [[maybe_unused]] const auto written = ::write(wake_event_.get(), &wake, sizeof wake);
@@ -234,7 +226,10 @@ void Control::watch() {
 void Control::run_command() {
   if (has_crashed_.load()) {
     over_ = true;
-    return end_by({.text = std::string(crash_text_.view()), .rank = crashed_rank_}, nullptr, true);
+    return end_by({.kind = Failure::Kind::crashed,
+                   .rank = crashed_rank_,
+                   .text = std::string(crash_text_.view())},
+                  nullptr, true);
   }
   const std::lock_guard lock(mutex_);
   if (command_ == Command::none) return;
@@ -272,7 +267,7 @@ void Control::process_frames(Peer& peer) {
     try {
       return peer.member.connection.next();
     } catch (const CommError& error) {
-      end_by({.text = concat(who(peer), ": ", error.what()), .rank = peer.member.rank}, &peer,
+      end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, &peer,
              false);
       return std::nullopt;
     }
@@ -371,7 +366,7 @@ void Control::report_failure(const std::string& cause, int rank, const Peer* fro
   // Print now: the launcher may end this rank before its own thread raises the error.
   const auto line = concat("lockstep: ", cause, '\n');
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
-  end_by({.text = cause, .rank = rank}, from, false);
+  end_by({.rank = rank, .text = cause}, from, false);
 }
 
 void Control::end_by(const Failure& failure, const Peer* from, bool own) {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/control/failure.h"
 #include "comm/control/offer.h"
 #include "comm/control/status_relay.h"
+#include "core/failure.h"
 #include "core/process.h"
 #include "core/signal_safe_text.h"
 

@@ -83,10 +83,10 @@ std::vector<Member> Gathering::wait() {
   while (!all_here()) {
     check_world();
     if (until.passed()) {
-      end({.timeout = true,
+      end({.kind = Failure::Kind::timeout,
+           .rank = missing_ranks().front(),
            .text = of_rank_0(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                               " s for ", missing(), last_refusal_)),
-           .rank = missing_ranks().front()});
+                                               " s for ", missing(), last_refusal_))});
     }
     process_connections(until);
   }
@@ -107,7 +107,7 @@ void Gathering::check_world() {
   try {
     settings_.on_wait();
   } catch (const CommError& error) {
-    send_to_all(failure_frame(failure_of(error)));
+    send_to_all(failure_frame(detail::failure_of(error)));
     throw;
   }
 }
@@ -241,7 +241,7 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
   }
   if (!wrong.empty()) {
     members_.push_back(std::move(member));  // so that it also receives the failure
-    end({.text = wrong, .rank = hello.rank});
+    end({.rank = hello.rank, .text = wrong});
   }
   Greeting greeting{.token = offer_.token, .heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);

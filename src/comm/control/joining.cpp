@@ -232,7 +232,7 @@ class Joining {
         }
       }
     } catch (const CommError& error) {
-      member.connection.send(failure_frame(failure_of(error)));
+      member.connection.send(failure_frame(detail::failure_of(error)));
       throw;
     }
   }

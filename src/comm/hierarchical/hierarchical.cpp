@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/failure.h"
 #include "comm/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/waiting.h"
+#include "core/failure.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -102,7 +102,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
                                                                    inside.timeout, fits);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   } catch (const std::exception& error) {
-    flat->fail_with(control::failure_of(error));  // members on other hosts wait for this rank
+    flat->fail_with(detail::failure_of(error));  // members on other hosts wait for this rank
     throw;
   }
 }
@@ -149,7 +149,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
-    auto failure = control::failure_of(error);
+    auto failure = detail::failure_of(error);
     if (failure.rank < 0) failure.rank = flat->rank();
     flat->fail_with(failure);  // ranks of other hosts wait for this rank
     throw;

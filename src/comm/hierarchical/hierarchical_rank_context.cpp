@@ -44,7 +44,7 @@ void HierarchicalRankContext::check(const detail::BackendRequest& /*operation*/)
   });
 }
 
-control::Failure HierarchicalRankContext::failure() {
+detail::Failure HierarchicalRankContext::failure() {
   auto& over_mpi = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
   const auto guard = over_mpi.lock();
   return over_mpi.failed() ? over_mpi.first_failure() : ComposedRankContext::failure();

@@ -25,7 +25,7 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
  private:
   bool advance() override;
   /// That of the world over MPI, in which the ranks of all hosts agree on the first.
-  control::Failure failure() override;
+  detail::Failure failure() override;
 
   unsigned polls_ = 0;
 };

@@ -155,18 +155,13 @@ bool HostRankContext::is_ending(const Failure& failure) const {
   return (failure.kind == Kind::left && !left_well) || (by_error && options_.supervised);
 }
 
-void HostRankContext::record(detail::FailureKind kind, const control::Failure& failure) noexcept {
-  Failure recorded{
-      .kind = kind, .rank = local_rank(failure.rank), .text = {}, .world_rank = failure.rank};
-  try {
-    recorded.text = failure.text;
-  } catch (const std::bad_alloc&) {
-    // Out of memory: the failure has no text.
-  }
-  world_->fail(recorded);
+void HostRankContext::record(const Failure& failure) noexcept {
+  auto here = failure.with(failure.text);
+  here.rank = local_rank(failure.rank);
+  world_->fail(here, failure.rank);
 }
 
-control::Failure HostRankContext::failure() {
+Failure HostRankContext::failure() {
   world_->set_raised_failure(rank());
   // The rank that failed first may still be writing the record. It never completes if the rank was
   // killed meanwhile.
@@ -178,10 +173,8 @@ control::Failure HostRankContext::failure() {
     failure = world_->failure();
   }
   if (!failure) return {.text = "the world failed; its cause was lost"};
-  return {.timeout = failure->kind == Failure::Kind::timeout,
-          .text = failure->text,
-          .rank = failure->rank >= 0 ? world_rank(failure->rank) : failure->world_rank,
-          .by_program = failure->by_program()};
+  failure->rank = failure->rank >= 0 ? world_rank(failure->rank) : world_->failed_elsewhere();
+  return *failure;
 }
 
 std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) {

@@ -91,8 +91,8 @@ class HostRankContext final : public detail::RankContext,
     for (auto* group : groups()) group->poll();
     return false;
   }
-  void record(detail::FailureKind kind, const control::Failure& failure) noexcept override;
-  control::Failure failure() override;
+  void record(const Failure& failure) noexcept override;
+  Failure failure() override;
   std::string awaited(std::span<const int> ranks) const override;
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;

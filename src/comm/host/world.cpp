@@ -34,20 +34,16 @@ std::shared_ptr<World> World::attach(int fd, int size) {
 int World::size() const { return arena_->size(); }
 int World::fd() const { return arena_->fd(); }
 
-void World::fail(const Failure& failure) noexcept {
-  fail(failure.kind, failure.rank, failure.world_rank, failure.text);
-}
-
 void World::fail_by_crash(int rank, std::string_view text) noexcept {
   fail(Failure::Kind::crashed, rank, -1, text);
 }
 
-void World::fail(Failure::Kind kind, int rank, int world_rank, std::string_view text) noexcept {
+void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept {
   auto& header = arena_->header();
   const bool first = header.failed.write_once([&] {
     header.failed_rank = rank;
-    header.failed_world_rank = world_rank;
-    header.failure_kind = static_cast<std::int32_t>(kind);
+    header.failed_elsewhere = elsewhere;
+    header.failure_kind = kind;
     copy_text(header.failure_text, sizeof header.failure_text, text);
   });
   if (first) wake_all(*arena_);
@@ -56,10 +52,8 @@ void World::fail(Failure::Kind kind, int rank, int world_rank, std::string_view 
 std::optional<Failure> World::failure() const {
   const auto& header = arena_->header();
   if (!header.failed.readable()) return std::nullopt;
-  Failure failure{.kind = static_cast<Failure::Kind>(header.failure_kind),
-                  .rank = header.failed_rank,
-                  .text = header.failure_text,
-                  .world_rank = header.failed_world_rank};
+  Failure failure{
+      .kind = header.failure_kind, .rank = header.failed_rank, .text = header.failure_text};
   using Kind = Failure::Kind;
   const bool explained = failure.kind == Kind::error || failure.kind == Kind::left ||
                          failure.kind == Kind::abandoned || failure.kind == Kind::crashed;
@@ -70,6 +64,8 @@ std::optional<Failure> World::failure() const {
   }
   return failure;
 }
+
+int World::failed_elsewhere() const { return arena_->header().failed_elsewhere; }
 
 void World::record_error(int rank, std::string_view text, int origin) noexcept {
   auto& state = arena_->rank(rank);

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/rank_failure.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::host {
 
@@ -15,20 +15,7 @@ class Arena;
 /// Largest number of ranks of a host world.
 inline constexpr int max_ranks = 512;
 
-/// Why a world ended. Only the first failure is recorded.
-struct Failure {
-  using Kind = detail::FailureKind;
-  Kind kind = Kind::error;
-  int rank = -1;  ///< the rank of this host world at fault, or -1
-  std::string text = {};
-  int world_rank = -1;  ///< the world rank at fault, if it is on another host; else -1
-
-  /// Whether the cause is an exception of a rank's program.
-  bool by_program() const {
-    const bool known = rank >= 0 || world_rank >= 0;
-    return known && (kind == Kind::error || kind == Kind::abandoned);
-  }
-};
+using detail::Failure;
 
 /// The default size of each rank's heap: the memory that a rank can share with the others.
 struct HeapSize {
@@ -63,12 +50,16 @@ class World {
   int fd() const;
 
   /// Records the failure that ends the world, unless there is one already, and wakes every waiting
-  /// rank. Any thread.
-  void fail(const Failure& failure) noexcept;
+  /// rank. elsewhere: the world rank at fault, if it is on another host; else -1. Any thread.
+  void fail(const Failure& failure, int elsewhere = -1) noexcept {
+    fail(failure.kind, failure.rank, elsewhere, failure.text);
+  }
   /// The same for a crash of a rank of this world. Async-signal-safe.
   void fail_by_crash(int rank, std::string_view text) noexcept;
   /// The failure that ended the world. If the rank at fault has recorded an error, that error.
   std::optional<Failure> failure() const;
+  /// The world rank at fault, if it is on another host; else -1.
+  int failed_elsewhere() const;
 
   /// Records the error by which a rank ends, before the rank leaves. The world does not fail by
   /// this; other ranks fail when they wait for the rank. Only the first error of a rank is
@@ -102,7 +93,7 @@ class World {
 
  private:
   explicit World(std::unique_ptr<Arena> arena);
-  void fail(Failure::Kind kind, int rank, int world_rank, std::string_view text) noexcept;
+  void fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept;
 
   std::unique_ptr<Arena> arena_;
 };

@@ -7,6 +7,7 @@
 #include "comm/announcement.h"
 #include "comm/atomics.h"
 #include "comm/host/once_record.h"
+#include "core/failure.h"
 
 // The layout of a world's shared memory. Everything is zero in a new world. There are only numbers
 // and offsets, never addresses, so that the contents are valid in every process.
@@ -38,8 +39,8 @@ struct BasicHeader {
   /// State of the failure record below.
   alignas(cache_line) OnceRecord<Atomics, failure_accesses> failed;
   typename Atomics::template Plain<std::int32_t> failed_rank;
-  std::int32_t failure_kind;
-  std::int32_t failed_world_rank;
+  detail::Failure::Kind failure_kind;
+  std::int32_t failed_elsewhere;
   char failure_text[2048];
 
   /// Number of sleeping ranks. If it is 0, a rank that publishes data needs to wake no other.

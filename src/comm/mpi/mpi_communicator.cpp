@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/failure.h"
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
 #include "comm/messages/transport.h"
@@ -15,6 +14,7 @@
 #include "comm/private_memory.h"
 #include "comm/split.h"
 #include "core/digest.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "core/topology.h"
@@ -62,7 +62,7 @@ void connect_hosts(MpiCommunicator& world) {
   try {
     context.watch(connect_members(world), settings_of(world).host);
   } catch (const CommError& error) {
-    context.fail(control::failure_of(error));
+    context.end_by(detail::failure_of(error));
     throw;
   }
 }
@@ -162,7 +162,9 @@ void MpiCommunicator::run(const Part& part) {
   try {
     part();
   } catch (const messages::Mismatch& mismatch) {
-    context_->fail_within({.text = mismatch.what(), .rank = mismatch.rank()});
+    context_->fail_within({.kind = detail::Failure::Kind::mismatch,
+                           .rank = mismatch.rank(),
+                           .text = mismatch.what()});
   }
 }
 

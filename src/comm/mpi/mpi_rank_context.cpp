@@ -91,10 +91,7 @@ void MpiRankContext::on_notice() {
   if (notice_.kind == Notice::Kind::left) {
     left_[static_cast<std::size_t>(notice_.rank)] = true;
   } else {
-    record({.timeout = notice_.kind == Notice::Kind::timed_out,
-            .text = notice_.text,
-            .rank = notice_.rank_at_fault,
-            .by_program = notice_.by_program},
+    record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
            rank() != 0);  // rank 0 keeps the failure that it has first
   }
   receive_notice();
@@ -104,7 +101,7 @@ void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
   } catch (const std::exception& error) {
-    fail_within({.text = concat("rank ", rank(), ": ", error.what()), .rank = rank()});
+    fail_within({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
   }
 }
 
@@ -136,9 +133,10 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
   }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
-  fail_within({.text = concat("rank ", rank, " left the world before ",
-                              operation.operation().label(), operation.note()),
-               .rank = rank});
+  fail_within({.kind = Failure::Kind::left,
+               .rank = rank,
+               .text = concat("rank ", rank, " left the world before ",
+                              operation.operation().label(), operation.note())});
   propagate_failure();
   throw_failure(operation.where());
 }
@@ -146,10 +144,6 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
 void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
   if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
   if (failure_.record(failure, of_others)) Library::abandon();
-}
-
-void MpiRankContext::record(detail::FailureKind /*kind*/, const Failure& failure) noexcept {
-  record(failure, false);
 }
 
 void MpiRankContext::watch(std::vector<control::Member> others, const std::string& host) {
@@ -167,13 +161,13 @@ void MpiRankContext::on_crash(const detail::Crash& crash) noexcept {
   if (control_) control_->fail_by_crash(detail::crash_text(rank(), crash).view(), rank());
 }
 
-void MpiRankContext::fail(detail::FailureKind kind, const Failure& failure) noexcept {
+void MpiRankContext::fail(const Failure& failure) noexcept {
   if (in_child()) return;
-  RankContext::fail(kind, failure);
+  RankContext::fail(failure);
   propagate_unless_in_use();
 }
 
-void MpiRankContext::fail(const Failure& failure) noexcept {
+void MpiRankContext::end_by(const Failure& failure) noexcept {
   record(failure, false);
   propagate_unless_in_use();
 }
@@ -197,9 +191,9 @@ void MpiRankContext::propagate_failure() noexcept {
 Notice MpiRankContext::notice_of_failure() const {
   const auto failure = failure_.failure();
   Notice notice{};
-  notice.kind = failure.timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
+  notice.kind = Notice::Kind::failed;
   notice.rank_at_fault = failure.rank;
-  notice.by_program = failure.by_program;
+  notice.failure = failure.kind;
   failure.text.copy(notice.text, sizeof notice.text - 1);
   notice.rank = rank();
   return notice;
@@ -267,7 +261,7 @@ void MpiRankContext::fail_without_notices() noexcept {
   const auto text = concat("rank ", rank(), ": ", detail::rank_list(ranks),
                            " ended before this rank had the notice of leaving the world");
   log::warn(text);
-  record({.text = text, .rank = ranks.front()}, false);
+  record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text}, false);
 }
 
 void MpiRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }

@@ -9,26 +9,26 @@
 #include <vector>
 
 #include "comm/control/control.h"
-#include "comm/control/failure.h"
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/rank_context.h"
 #include "core/crash_handler.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::mpi {
 
-using control::Failure;
+using detail::Failure;
 
 /// The tag of notices, which no group uses.
 inline constexpr int notice_tag = 0;
 
 /// The message of a rank to all others that it has left, or that the world has failed.
 struct Notice {
-  enum class Kind : std::int32_t { left, failed, timed_out };
+  enum class Kind : std::int32_t { left, failed };
   Kind kind;
   std::int32_t rank;
   std::int32_t rank_at_fault;  ///< of a failure, or -1
-  bool by_program;             ///< Failure::by_program
+  Failure::Kind failure;       ///< its kind
   char text[2048];             ///< of a failure, null-terminated
 };
 
@@ -60,9 +60,9 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
 
   bool failed() const override { return failure_.recorded(); }
   /// Also sends the failure to all ranks.
-  void fail(detail::FailureKind kind, const Failure& failure) noexcept override;
-  /// Ends the world and sends the failure to all ranks. The caller throws the error itself.
-  void fail(const Failure& failure) noexcept;
+  void fail(const Failure& failure) noexcept override;
+  /// The same with the failure's text as it is. The caller throws the error itself.
+  void end_by(const Failure& failure) noexcept;
   /// Ends the world from within poll(), which sends the failure to all ranks at its end.
   void fail_within(const Failure& failure) noexcept { record(failure, false); }
 
@@ -82,7 +82,7 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   /// Ends the world over the control connections, if there are any.
   void on_crash(const detail::Crash& crash) noexcept override;
   bool advance() override;
-  void record(detail::FailureKind kind, const Failure& failure) noexcept override;
+  void record(const Failure& failure) noexcept override { record(failure, false); }
   void propagate_failure() noexcept override;
   Failure failure() override {
     propagate_failure();

@@ -38,5 +38,19 @@ TEST(Connections, KeepWhatDoesNotFitTheSocketYet) {
   EXPECT_TRUE(from.flushed());
 }
 
+TEST(FailureFrames, HaveKindRankAndText) {
+  using Of = detail::Failure::Kind;
+  for (const auto kind : {Of::error, Of::crashed, Of{-1}, Of{7}}) {
+    const auto failure =
+        control::failure_in(control::failure_frame({.kind = kind, .rank = 3, .text = "why"}));
+    ASSERT_TRUE(failure);
+    const bool known = kind == Of::error || kind == Of::crashed;
+    EXPECT_EQ(failure->kind, known ? kind : Of::elsewhere);
+    EXPECT_EQ(failure->rank, 3);
+    EXPECT_EQ(failure->text, "why");
+  }
+  EXPECT_FALSE(control::failure_in({.kind = Kind::left}));
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -16,8 +16,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using control::Control;
-using control::Failure;
 using control::Settings;
+using detail::Failure;
 using ::testing::StartsWith;
 
 /// One rank's watch, and what it heard.
@@ -75,9 +75,12 @@ World watch(const std::string& hosts, std::size_t watching, std::chrono::millise
 World watch(const std::string& hosts) { return watch(hosts, hosts.size(), 60s); }
 
 TEST(Control, FirstCauseReachesEveryRank) {
-  for (const std::size_t from : {0, 1, 6}) {
+  using Kind = detail::Failure::Kind;
+  const std::pair<std::size_t, Kind> cases[] = {
+      {0, Kind::error}, {1, Kind::timeout}, {6, Kind::elsewhere}};
+  for (const auto& [from, kind] : cases) {
     auto world = watch("aabbccc");
-    world.watchers[from]->control().fail({.timeout = from == 1, .text = "the cause"});
+    world.watchers[from]->control().fail({.kind = kind, .rank = 4, .text = "the cause"});
     for (std::size_t rank = 0; rank < world.watchers.size(); ++rank) {
       if (rank == from) {
         EXPECT_TRUE(world.watchers[rank]->knows_of_none()) << "its own";
@@ -85,7 +88,8 @@ TEST(Control, FirstCauseReachesEveryRank) {
       }
       const auto failure = world.watchers[rank]->failure();
       EXPECT_EQ(failure.text, "the cause");
-      EXPECT_EQ(failure.timeout, from == 1);
+      EXPECT_EQ(failure.rank, 4);
+      EXPECT_EQ(failure.kind, kind);
     }
   }
 }
@@ -203,7 +207,7 @@ TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
       found.push_back(std::to_string(static_cast<int>(frame->kind)) + frame->payload);
     }
   }
-  EXPECT_EQ(found, (std::vector<std::string>{"7", "5why"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"6", "5why"}));
 }
 
 }  // namespace

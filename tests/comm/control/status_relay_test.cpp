@@ -68,7 +68,7 @@ class StatusWorld {
   void send_heartbeats() {
     for (auto& member : idle_) member.connection.send({.kind = control::Kind::heartbeat});
   }
-  std::future<control::Failure>& failure(std::size_t rank) { return failures_[rank]; }
+  std::future<detail::Failure>& failure(std::size_t rank) { return failures_[rank]; }
 
  private:
   void add(int rank, const std::string& host, std::vector<control::Member> others) {
@@ -76,16 +76,16 @@ class StatusWorld {
                           return std::vector{"record of " + std::to_string(rank),
                                              std::string(control::longest_answer, 'x')};
                         }};
-    const auto promise = std::make_shared<std::promise<control::Failure>>();
+    const auto promise = std::make_shared<std::promise<detail::Failure>>();
     failures_.push_back(promise->get_future());
     ranks_.push_back(std::make_unique<Control>(
         std::move(others),
-        [promise](const control::Failure& failure) { promise->set_value(failure); },
+        [promise](const detail::Failure& failure) { promise->set_value(failure); },
         std::move(source)));
   }
 
   std::vector<std::unique_ptr<Control>> ranks_;
-  std::vector<std::future<control::Failure>> failures_;
+  std::vector<std::future<detail::Failure>> failures_;
   std::vector<control::Member> idle_;
 };
 

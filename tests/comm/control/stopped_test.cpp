@@ -32,7 +32,7 @@ constexpr auto limit = 1s;  // longest silence
     std::vector<control::Member> others;
     others.push_back(
         {.connection = Connection(std::move(socket)), .host = "a", .heartbeat = limit});
-    control::Control control(std::move(others), [](const control::Failure& failure) {
+    control::Control control(std::move(others), [](const detail::Failure& failure) {
       ::_exit(failure.text.find("had been stopped for 1.") == std::string::npos ? 1 : 2);
     });
     char none = 0;

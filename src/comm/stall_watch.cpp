@@ -1,0 +1,47 @@
+#include "comm/stall_watch.h"
+
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+
+namespace lockstep::inline v0_2::detail {
+
+std::vector<ObservedRank> StallWatch::ranks() const {
+  std::vector<ObservedRank> found;
+  for (auto& record : read_flight_records(recorder_->job())) {
+    if (record->size() == recorder_->size()) found.push_back(observe(std::move(record)));
+  }
+  return found;
+}
+
+std::optional<RecordedDeadlock> StallWatch::deadlock() {
+  constexpr auto between_searches = std::chrono::seconds(1);
+  const auto now = std::chrono::steady_clock::now();
+  if (now - searched_ < between_searches) return std::nullopt;
+  searched_ = now;
+  const auto before = std::exchange(found_, find_deadlock(ranks(), recorder_->rank()));
+  return found_ && found_ == before ? found_ : std::nullopt;
+}
+
+std::set<int> StallWatch::stopped() const {
+  std::set<int> stopped;
+  for (const auto& rank : ranks()) {
+    if (rank.state == ObservedRank::State::stopped) stopped.insert(rank.rank());
+  }
+  return stopped;
+}
+
+void StallWatch::warn(std::chrono::duration<double> least) const {
+  const auto found = diagnose(ranks(), least.count());
+  if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
+  std::string text = "lockstep: stalled: ";
+  for (const auto& sentence : found.text) text += concat(sentence, "; ");
+  text += concat("run `lockstep status ", recorder_->job(), "`\n");
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace lockstep::detail

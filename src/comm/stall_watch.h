@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "comm/diagnosis.h"
+#include "comm/flight_recorder.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// What the flight records of this host's ranks tell a rank that waits.
+class StallWatch {
+ public:
+  explicit StallWatch(std::shared_ptr<const FlightRecorder> recorder)
+      : recorder_(std::move(recorder)) {}
+
+  /// The deadlock with this rank that this search and the one before have found. Searches once a
+  /// second.
+  std::optional<RecordedDeadlock> deadlock();
+  /// The world ranks whose processes are stopped.
+  std::set<int> stopped() const;
+  /// Writes to stderr what ranks have waited for at least so long, if this rank is the lowest that
+  /// waits for a missing one.
+  void warn(std::chrono::duration<double> least) const;
+
+ private:
+  /// The ranks of this world with records on this host.
+  std::vector<ObservedRank> ranks() const;
+
+  std::shared_ptr<const FlightRecorder> recorder_;
+  std::chrono::steady_clock::time_point searched_;
+  std::optional<RecordedDeadlock> found_;  ///< by the last search
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,94 @@
+#include "core/failure.h"
+
+#include <new>
+
+#include "core/error_record.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// The label of calls that are not operations.
+constexpr std::string_view no_operation = "world";
+
+}  // namespace
+
+Failure Failure::with(std::string_view other) const noexcept {
+  Failure failure{.kind = kind, .rank = rank};
+  try {
+    failure.text = other;
+  } catch (const std::bad_alloc&) {
+    failure.text = "a rank failed";  // short enough not to allocate memory
+  }
+  return failure;
+}
+
+Failure::Kind failure_kind(std::int32_t value) {
+  const bool known = value >= 0 && value <= static_cast<std::int32_t>(Failure::Kind::crashed);
+  return known ? Failure::Kind{value} : Failure::Kind::elsewhere;
+}
+
+Failure failure_of(const std::exception& error) {
+  Failure failure{.text = std::string(without_backtrace(error.what()))};
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) {
+    failure.kind = Failure::Kind::timeout;
+  } else if (known != nullptr && known->cause_kind() == ErrorKind::general) {
+    failure.kind = Failure::Kind::error;
+  }
+  if (known != nullptr) failure.rank = known->rank();
+  return failure;
+}
+
+void raise(const Failure& failure) {
+  if (failure.timeout()) throw TimeoutError(failure.text, {.rank = failure.rank});
+  throw CommError(failure.text, {.rank = failure.rank});
+}
+
+bool FailureRecord::record(const Failure& failure, bool of_others) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (recorded_.load(std::memory_order_relaxed) && (of_others_ || !of_others)) return false;
+  failure_ = failure.with(failure.text);
+  of_others_ = of_others;
+  recorded_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool FailureRecord::of_others() const {
+  const std::lock_guard lock(mutex_);
+  return of_others_;
+}
+
+Failure FailureRecord::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void RaisedFailure::raise(std::string_view where, const Failure& failure) {
+  const auto operation = where.substr(0, where.find(" ("));
+  const auto kind = failure.timeout()      ? ErrorKind::timeout
+                    : failure.by_program() ? ErrorKind::general
+                                           : ErrorKind::communication;
+  const ErrorDetails details{.rank = failure.rank,
+                             .operation = std::string(operation == no_operation ? "" : operation),
+                             .cause = failure.text,
+                             .cause_kind = kind};
+  const auto error = text(where, failure.text);
+  log::warn(error);
+  if (failure.timeout()) throw TimeoutError(error, details);
+  throw CommError(error, details);
+}
+
+std::string RaisedFailure::text(std::string_view where, std::string_view cause) {
+  if (raised()) {
+    return concat(where, ": the world failed earlier", first_.empty() ? "" : ", in ", first_, ": ",
+                  cause, "; a failed world cannot be used again: start all ranks anew");
+  }
+  first_ = where.substr(0, where.find(" ("));
+  set_raised();
+  return concat(where, ": ", cause);
+}
+
+}  // namespace lockstep::detail
