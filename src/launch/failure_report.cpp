@@ -22,33 +22,42 @@ bool repeats(std::span<const RankFacts> ranks, std::size_t rank) {
          ranks[first].error;
 }
 
-/// The likelihood that the rank caused the failure; higher is more likely.
-int weight(std::span<const RankFacts> ranks, std::size_t rank) {
+/// The roles of a rank in a failure, from the least likely cause to the most likely.
+enum class Role {
+  bystander,            ///< it did not fail
+  follower,             ///< it raised or repeated another rank's failure
+  failed_late,          ///< it failed without an error text, after others
+  failed,               ///< it failed without an error text
+  erred_and_was_ended,  ///< it has an error of its own; the launcher ended it
+  erred                 ///< it ended by an error of its own, or crashed
+};
+
+Role role_of(std::span<const RankFacts> ranks, std::size_t rank) {
   const auto& facts = ranks[rank];
   const bool own = facts.error && !facts.error->of_world() && !facts.raised_failure;
-  if (own && repeats(ranks, rank)) return 1;
-  if (facts.failed && (own || (facts.crashed && !facts.raised_failure))) return 5;
-  if (own) return 4;  // it was ended by the launcher
-  if (!facts.failed) return 0;
-  if (facts.raised_failure || facts.error) return 1;
-  return facts.late ? 2 : 3;
+  if (own && repeats(ranks, rank)) return Role::follower;
+  if (facts.failed && (own || (facts.crashed && !facts.raised_failure))) return Role::erred;
+  if (own) return Role::erred_and_was_ended;
+  if (!facts.failed) return Role::bystander;
+  if (facts.raised_failure || facts.error) return Role::follower;
+  return facts.late ? Role::failed_late : Role::failed;
 }
 
 }  // namespace
 
 std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded) {
-  constexpr int own_error = 4;  // and above
-  if (recorded && weight(ranks, static_cast<std::size_t>(*recorded)) < own_error) return recorded;
+  const auto erred = [](Role role) { return role >= Role::erred_and_was_ended; };
+  if (recorded && !erred(role_of(ranks, static_cast<std::size_t>(*recorded)))) return recorded;
   std::optional<int> found;
-  std::tuple<int, bool, bool, bool> best{0, false, false, false};
+  std::tuple<Role, bool, bool, bool> best{Role::bystander, false, false, false};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool is_recorded = recorded == static_cast<int>(rank);
-    int likely = weight(ranks, rank);
+    auto role = role_of(ranks, rank);
     // Of several ranks with errors of their own, the world records the one that left first, which
     // is random.
-    if (recorded && likely >= own_error) likely = own_error;
-    const std::tuple here{likely, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
-    if (likely == 0 || here <= best) continue;
+    if (recorded && erred(role)) role = Role::erred;
+    const std::tuple here{role, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
+    if (role == Role::bystander || here <= best) continue;
     best = here;
     found = static_cast<int>(rank);
   }
@@ -63,7 +72,7 @@ using detail::Tone;
 
 /// The fault of a rank that had not ended when the launcher ended the job.
 std::string fault_of_running_rank(const FirstCause& cause) {
-  using Kind = host::Failure::Kind;
+  using Kind = detail::Failure::Kind;
   if (cause.lingered) {
     return concat("went on for ", cause.lingered->count(), " s ",
                   cause.joined ? "after it left the world" : "after all other ranks ended",
