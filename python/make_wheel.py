@@ -33,7 +33,9 @@ def main():
         f"Requires-Python: =={sys.version_info.major}.{sys.version_info.minor}.*\n"
         f"Requires-Dist: torch>={major}.{minor},<{major}.{int(minor) + 1}\n").encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: make_wheel\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/entry_points.txt"] = b"[torch.distributed.backends]\nlockstep = lockstep_torch:_register\n"
+    files[f"{info}/entry_points.txt"] = b"".join(
+        # PyTorch 2.13 calls those of the first group at `import torch`, 2.14 those of the second when a group is made.
+        b"[%s]\nlockstep = lockstep_torch:_register\n" % group for group in (b"torch.backends", b"torch.distributed.backends"))
     record = ""
     for name, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

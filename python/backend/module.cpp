@@ -123,8 +123,6 @@ void define_strategy_hook(py::module_& module) {
 
 PYBIND11_MODULE(_backend, module) {
   lockstep_torch::without_interpreter_lock = release_interpreter_lock;
-  module.attr("__version__") = std::string(lockstep::version());
-  module.attr("torch_version") = LOCKSTEP_TORCH_VERSION;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
   module.def("stop_groups", stop_groups);

@@ -7,7 +7,7 @@ import urllib.parse
 
 import torch.distributed as dist
 
-from lockstep_torch import _backend
+import lockstep_torch
 
 # torch.distributed.rendezvous is the function of this module.
 _handlers = sys.modules[dist.rendezvous.__module__]._rendezvous_handlers
@@ -33,7 +33,10 @@ def _env(url, timeout=dist.constants.default_pg_timeout, **options):
     arguments = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
     has_address = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
     by_environment = "RANK" in os.environ or "WORLD_SIZE" in os.environ
-    launched = None if by_environment else _backend.launched_by_mpi()
+    try:
+        launched = None if by_environment else lockstep_torch._load().launched_by_mpi()
+    except ImportError:  # the rendezvous may be another backend's; a group of Lockstep raises it again
+        launched = None
     if launched is None:
         yield from _of_environment(url, timeout=timeout, **options)
         return
@@ -44,7 +47,7 @@ def _env(url, timeout=dist.constants.default_pg_timeout, **options):
     store = None
     if launched[0] == 0:
         store = dist.TCPStore("0.0.0.0", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
-    port, addresses = _backend.addresses_from_rank_0(rank, size, store.port if store else 0, timeout.total_seconds())
+    port, addresses = lockstep_torch._load().addresses_from_rank_0(rank, size, store.port if store else 0, timeout.total_seconds())
     if store is None:
         address = _reachable(addresses, port, min(5, timeout.total_seconds()))
         store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
