@@ -363,11 +363,11 @@ void add_options(CLI::App& app, Settings& settings) {
       ->check(CLI::Range(1, 1'000'000));
   program::add_log_options(app, settings.log);
   auto* strategy = program::add_strategy(app, settings.strategy);
-  auto* dist_option =
-      app.add_option("--dist-option", settings.dist_option, "The same by SINGA's names")
-          ->check(
-              CLI::IsMember({"plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold"}))
-          ->excludes(strategy);
+  auto* dist_option = app.add_option("--dist-option,--dist_option", settings.dist_option,
+                                     "The same by SINGA's names")
+                          ->check(CLI::IsMember({"plain", "fp32", "half", "fp16", "partialUpdate",
+                                                 "sparseTopK", "sparseThreshold"}))
+                          ->excludes(strategy);
   app.add_option("--spars", settings.spars,
                  "With sparseTopK the part of the gradients that is sent, with sparseThreshold the "
                  "least magnitude [0.05]")

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "comm/communicator.h"
 #include "comm/waiting.h"
+#include "core/environment.h"
 #include "core/folder_lock.h"
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -130,12 +132,16 @@ void RunLog::State::open_files() {
   names.push_back(record::new_event_file_name(folder));
   events = AppendFile(folder / names.back(), false);
   events.add(record::first_event_record(wall_time()));
-  record::write_environment(folder, {.ranks = world.size(),
-                                     .hosts = hosts,
-                                     .backend = std::string(world.communicator().backend()),
-                                     .strategy = options.strategy,
-                                     .threads = at::get_num_threads(),
-                                     .event_files = std::move(names)});
+  record::write_environment(folder,
+                            {.ranks = world.size(),
+                             .hosts = hosts,
+                             // Of a rank that is bound to cores, a launcher knows those of all.
+                             .cores = Environment::get().cores.value_or(
+                                 static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN))),
+                             .backend = std::string(world.communicator().backend()),
+                             .strategy = options.strategy,
+                             .threads = at::get_num_threads(),
+                             .event_files = std::move(names)});
 }
 
 /// Runs once, before the first record of this run.

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <optional>
 
+#include "core/environment.h"
 #include "core/median.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "record/page.h"
 #include "record/totals.h"
@@ -63,6 +65,18 @@ void add_loading(std::vector<Advice>& found, const Run& run, const Totals& all, 
   found.push_back({concat("Ranks wait up to ", milliseconds(longest), " of a step of ",
                           milliseconds(step), " for their data loaders."),
                    "Raise PrefetchOptions::workers, or make a sample cheaper to read."});
+}
+
+/// Whether rank 0's host has more ranks than cores.
+bool add_shared_cores(std::vector<Advice>& found, const Run& run) {
+  const auto cores = detail::parse_number<int>(run.setting("cores")).value_or(0);
+  if (run.hosts.empty()) return false;
+  const auto ranks = std::ranges::count(run.hosts, run.hosts.front());
+  if (cores < 1 || ranks <= cores) return false;
+  found.push_back({concat(detail::plural(ranks, "rank"), " share ", detail::plural(cores, "core"),
+                          " of ", run.hosts.front(), ", so each computes for a part of the time."),
+                   concat("Start at most ", detail::plural(cores, "rank"), " there.")});
+  return true;
 }
 
 /// Whether one rank holds up the others.
@@ -166,7 +180,8 @@ std::vector<Advice> advice_of(const Run& run) {
     const auto all = totals(run.intervals);
     const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
     add_loading(found, run, all, steps);
-    if (!add_slow_rank(found, run, all, steps)) add_exchange(found, all);
+    if (!add_shared_cores(found, run) && !add_slow_rank(found, run, all, steps))
+      add_exchange(found, all);
     add_strategy(found, run, all);
     add_slowing(found, run);
   }

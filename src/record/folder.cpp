@@ -150,6 +150,7 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
                                       {"started", detail::utc_text("%Y-%m-%dT%H:%M:%SZ")},
                                       {"ranks", environment.ranks},
                                       {"hosts", environment.hosts},
+                                      {"cores", environment.cores},
                                       {"backend", environment.backend},
                                       {"strategy", environment.strategy},
                                       {"threads", environment.threads},

@@ -70,6 +70,7 @@ inline constexpr const char* report_name = "report.html";
 struct RunEnvironment {
   int ranks = 1;
   std::vector<std::string> hosts = {};  ///< of each rank
+  int cores = 0;                        ///< of rank 0's host, for the ranks there; 0: unknown
   std::string backend = {};
   std::string strategy = {};
   int threads = 1;                            ///< of each rank, for LibTorch's operators

@@ -164,7 +164,7 @@ TEST_F(MnistCnn, TrainsWithParametersOfBfloat16AndResumes) {
 
 TEST_F(MnistCnn, EveryDistOptionLearns) {
   for (const char* option :
-       {"--dist-option plain", "--dist-option half", "--dist-option partialUpdate",
+       {"--dist-option fp32", "--dist_option half", "--dist-option partialUpdate",
         "--dist-option sparseTopK --spars 0.1", "--dist-option sparseThreshold --spars 0.001",
         "--strategy fp16 --contiguous --augment"}) {
     const Result result = one_rank(std::string(" --threads 2 --epochs 2 --quiet --no-efficiency "
@@ -181,7 +181,7 @@ TEST_F(MnistCnn, EveryDistOptionLearns) {
 TEST_F(MnistCnn, WrongFlagsAreNamed) {
   for (const char* flag :
        {"--epochs 0", "--batch-size 0", "--lr 0", "--lr 1e999", "--lr 0.1x", "--seed -1",
-        "--threads 0", "extra", "--strategy none", "--dist-option fp32",
+        "--threads 0", "extra", "--strategy none", "--dist-option fp8",
         "--spars 0 --dist-option sparseTopK", "--spars 2 --dist-option sparseTopK",
         "--spars 0.1 --dist-option half"}) {
     const Result result = run(program + " " + flag);

@@ -71,6 +71,17 @@ TEST(Advice, NamesCommunicationThatTakesLong) {
                           "of 40 ms."));
 }
 
+TEST(Advice, NamesMoreRanksThanCores) {
+  const RankInterval rank{.seconds = 4, .waiting = 1, .working = 1};
+  auto run = run_of({rank, rank, rank});
+  run.hosts = {"a", "a", "a"};
+  run.environment.emplace_back("cores", "2");
+  EXPECT_THAT(findings(run), ElementsAre("3 ranks share 2 cores of a, so each computes for a part "
+                                         "of the time."));
+  run.hosts = {"a", "a", "b"};
+  EXPECT_THAT(findings(run), ElementsAre(HasSubstr("Communication and waiting")));
+}
+
 TEST(Advice, NamesAStrategyThatCostsMoreThanItSaves) {
   // 10 ms a step to exchange 20 kB in place of 1 MB: 0.1 GB/s.
   RankInterval rank{
