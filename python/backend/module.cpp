@@ -28,6 +28,12 @@ void release_interpreter_lock(const std::function<void()>& function) {
   function();
 }
 
+void raise_python_signals() {
+  if (!Py_IsInitialized()) return;
+  const py::gil_scoped_acquire acquired;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(seconds));
@@ -123,6 +129,7 @@ void define_strategy_hook(py::module_& module) {
 
 PYBIND11_MODULE(_backend, module) {
   lockstep_torch::without_interpreter_lock = release_interpreter_lock;
+  lockstep_torch::raise_signals = raise_python_signals;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
   module.def("stop_groups", stop_groups);

@@ -1,12 +1,13 @@
 #include "backend/progress.h"
 
 #include <ATen/Parallel.h>
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
 
 #include "backend/errors.h"
+#include "backend/pauses.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
 #include "lockstep/error.h"
@@ -28,47 +29,7 @@ using std::chrono::milliseconds;
 
 constexpr auto between_checks = milliseconds(200);
 constexpr auto longest_drain = std::chrono::seconds(5);
-
-/// The pauses of a thread that polls: spins first, then yields, then sleeps.
-class Pauses {
- public:
-  explicit Pauses(microseconds spin)
-      : longest_spin_(std::min(spin, microseconds(50))), spin_(spin) {}
-
-  /// After progress. Other ranks take less than 50 µs for a piece of a large operation if they run.
-  /// On a busy machine they may not: a thread that had to sleep spins for a shorter time then. It
-  /// does not yield, because it runs sooner after a short sleep.
-  void restart() {
-    spin_ = slept_ ? spin_ / 4 : longest_spin_;
-    yield_ = {};
-    slept_ = false;
-    polls_ = 0;
-    begin_ = Clock::now();
-  }
-  void pause() {
-    if (++polls_ % 16 != 0) {
-      lockstep::detail::relax();
-      return;
-    }
-    const auto idle = Clock::now() - begin_;
-    if (idle < spin_) return;
-    if (idle < spin_ + yield_) {
-      ::sched_yield();
-    } else {
-      slept_ = true;
-      std::this_thread::sleep_for(idle < milliseconds(20) ? microseconds(30) : microseconds(120));
-    }
-    polls_ = 15;
-  }
-
- private:
-  microseconds longest_spin_;  ///< after progress
-  microseconds spin_;
-  microseconds yield_ = microseconds(200);
-  bool slept_ = false;
-  int polls_ = 0;
-  Clock::time_point begin_ = Clock::now();
-};
+constexpr auto between_signals = milliseconds(50);
 
 int ranks_of_this_host(const lockstep::Communicator& world) {
   const auto& hosts = world.hosts();
@@ -82,6 +43,8 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 }  // namespace
+
+void (*raise_signals)() = [] {};
 
 Progress::Progress(World world, milliseconds timeout)
     : shared_mutex_(std::move(world.mutex)),
@@ -137,7 +100,10 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
   const auto until = limit.count() > 0 ? Clock::now() + limit : Clock::time_point::max();
   Pauses pauses(fits_cores_ ? microseconds(200) : microseconds(10));
   ++waiting_;
-  while (!work.done() && Clock::now() < until) {
+  const bool in_main_thread = ::gettid() == ::getpid();
+  auto looked = Clock::now();
+  std::exception_ptr signal;
+  for (auto now = looked; !work.done() && now < until && !signal; now = Clock::now()) {
     Finished finished;
     bool moved = false;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) moved = advance(finished);
@@ -147,7 +113,15 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
       ++waiting_;
     }
     if (moved) pauses.restart();
-    if (!work.done()) pauses.pause();
+    if (work.done()) break;
+    pauses.pause();
+    if (!in_main_thread || now - looked < between_signals) continue;
+    looked = now;
+    try {
+      raise_signals();
+    } catch (...) {
+      signal = std::current_exception();
+    }
   }
   const bool done = work.done();
   {
@@ -156,6 +130,10 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
     if (!done) ensure_leader();
   }
   waits_ended_.notify_all();
+  if (signal) {
+    fail("a signal interrupted its wait");  // the other ranks need not wait for the timeout
+    std::rethrow_exception(signal);
+  }
   return done;
 }
 

@@ -2,9 +2,11 @@
 
 import datetime
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import unittest.mock
@@ -86,6 +88,29 @@ def killed(rank, size):
     return time.monotonic() - begin
 
 
+def interrupted(rank, size):
+    if rank == 1:
+        time.sleep(2)
+        raises(dist.DistBackendError, ["rank 0: a signal interrupted its wait"], lambda: dist.all_reduce(torch.ones(1)))
+        return None
+    begin = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except KeyboardInterrupt:
+        return time.monotonic() - begin
+
+
+def waits_long(rank, size):
+    """The part of a core that a wait takes after its first second."""
+    if rank == 1:
+        time.sleep(4)
+    begin = []
+    threading.Timer(1, lambda: begin.extend((time.process_time(), time.monotonic()))).start()
+    dist.all_reduce(torch.ones(1))
+    return (time.process_time() - begin[0]) / (time.monotonic() - begin[1]) if rank == 0 else None
+
+
 def killed_before_a_group(rank, size):
     """The other ranks wait for it to make the group, not in an operation."""
     dist.barrier()
@@ -125,6 +150,12 @@ class ErrorsTest(unittest.TestCase):
     def test_killed_rank(self):
         seconds = ranks.run(killed, 3, ends=(2,))
         self.assertLess(max(seconds[:2]), 5)
+
+    def test_interrupt(self):
+        self.assertLess(ranks.run(interrupted, 2)[0], 1)
+
+    def test_long_wait(self):
+        self.assertLess(ranks.run(waits_long, 2)[0], 0.02)
 
     def test_killed_rank_before_a_group(self):
         seconds = ranks.run(killed_before_a_group, 4, ends=(3,))
