@@ -69,9 +69,10 @@ else()
   find_package(Torch QUIET)
   set(CMAKE_MESSAGE_LOG_LEVEL "${lockstep_log_level}")
   if(NOT Torch_FOUND)
+    string(JOIN " " lockstep_expected LibTorch ${LOCKSTEP_TORCH_EXPECTED})
     set(LOCKSTEP_TORCH_PROBLEM
-        "got no LibTorch from Torch_DIR, CMAKE_PREFIX_PATH or python3, expected LibTorch \
-${LOCKSTEP_TORCH_EXPECTED}. Install it as Python's package torch, or set Torch_DIR to the folder that has \
-TorchConfig.cmake. tools/bootstrap of Lockstep's sources installs it and prints that folder.")
+        "got no LibTorch from Torch_DIR, CMAKE_PREFIX_PATH or python3, expected ${lockstep_expected}. \
+Install it as Python's package torch, or set Torch_DIR to the folder that has TorchConfig.cmake. tools/bootstrap \
+of Lockstep's sources installs it and prints that folder.")
   endif()
 endif()

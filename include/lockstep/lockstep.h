@@ -15,6 +15,7 @@
 #include "lockstep/group.h"
 #include "lockstep/group_from_backend.h"
 #include "lockstep/init.h"
+#include "lockstep/log_sink.h"
 #include "lockstep/low_precision_optimizer.h"
 #include "lockstep/metrics.h"
 #include "lockstep/model_files.h"

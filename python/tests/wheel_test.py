@@ -39,7 +39,7 @@ class WheelTest(unittest.TestCase):
             run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--disable-pip-version-check", wheel)
 
             environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            self.check_registration(python, packages, environment)
+            self.check_registration(python, packages, {"env": environment, "cwd": folder})
 
             guide = (SOURCE / "docs" / "guides" / "python.md").read_text()
             program = re.search(r"## A program\n\n```python\n(.*?)```", guide, re.DOTALL)[1]
@@ -50,7 +50,7 @@ class WheelTest(unittest.TestCase):
                          env=environment, cwd=folder)
             self.assertEqual(output.count(f"trained by {packages}/lockstep_torch/__init__.py False"), 2, output)
 
-    def check_registration(self, python, packages, environment):
+    def check_registration(self, python, packages, options):
         """PyTorch finds the backend by its name, and loads its library with the first group."""
         program = """
 import sys, torch, torch.distributed as dist
@@ -59,10 +59,10 @@ dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1
 print(before, dist.get_backend(), "lockstep_torch._backend" in sys.modules)
 dist.destroy_process_group()
 """
-        self.assertIn("False lockstep True", run(python, "-c", program, env=environment))
+        self.assertIn("False lockstep True", run(python, "-c", program, **options))
         # PyTorch then calls the entry point while this module is being imported.
-        run(python, "-c", "import lockstep_torch; " + program.strip().replace("\n", "; "), env=environment)
-        off = environment | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        run(python, "-c", "import lockstep_torch; " + program.strip().replace("\n", "; "), **options)
+        off = options | {"env": options["env"] | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
         registers = """
 import importlib.metadata, sys, time, torch
 assert "lockstep_torch" not in sys.modules
@@ -71,16 +71,16 @@ begin = time.perf_counter()
 entry.load()()
 print("seconds", time.perf_counter() - begin)
 """
-        seconds = min(float(run(python, "-c", registers, env=off).split("seconds ")[1]) for _ in range(3))
+        seconds = min(float(run(python, "-c", registers, **off).split("seconds ")[1]) for _ in range(3))
         self.assertLess(seconds, 0.005, "what registering adds to `import torch`")
         # A library that cannot be loaded is an error of the group alone.
         library, = (pathlib.Path(packages) / "lockstep_torch").glob("_backend*.so")
         hidden = library.with_suffix(".hidden")
         library.rename(hidden)
         broken = program.replace('dist.init_process_group("lockstep"', 'dist.init_process_group(sys.argv[1]')
-        self.assertIn("False gloo False", run(python, "-c", broken, "gloo", env=environment))
+        self.assertIn("False gloo False", run(python, "-c", broken, "gloo", **options))
         with self.assertRaisesRegex(AssertionError, "ImportError: .*_backend"):
-            run(python, "-c", broken, "lockstep", env=environment)
+            run(python, "-c", broken, "lockstep", **options)
         hidden.rename(library)
 
 

@@ -53,7 +53,7 @@ CheckpointWriter::~CheckpointWriter() {
   try {
     write_.get();
   } catch (const std::exception& error) {
-    log::write(log::Level::error, error.what());
+    log::write(LogLevel::error, error.what());
   }
 }
 

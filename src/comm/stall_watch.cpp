@@ -1,11 +1,10 @@
 #include "comm/stall_watch.h"
 
-#include <unistd.h>
-
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -38,10 +37,9 @@ std::set<int> StallWatch::stopped() const {
 void StallWatch::warn(std::chrono::duration<double> least) const {
   const auto found = diagnose(ranks(), least.count());
   if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
-  std::string text = "lockstep: stalled: ";
+  std::string text = "stalled: ";
   for (const auto& sentence : found.text) text += concat(sentence, "; ");
-  text += concat("run `lockstep status ", recorder_->job(), "`\n");
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  log::notice(text + concat("run `lockstep status ", recorder_->job(), '`'));
 }
 
 }  // namespace lockstep::detail

@@ -21,7 +21,7 @@ class StallWatch {
   std::optional<RecordedDeadlock> deadlock();
   /// The world ranks whose processes are stopped.
   std::set<int> stopped() const;
-  /// Writes to stderr what ranks have waited for at least so long, if this rank is the lowest that
+  /// Logs what ranks have waited for at least so long, if this rank is the lowest that
   /// waits for a missing one.
   void warn(std::chrono::duration<double> least) const;
 

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <memory>
+#include <mutex>
+#include <utility>
 
 #include "core/environment.h"
 #include "core/text.h"
@@ -12,15 +14,15 @@
 namespace lockstep::inline v0_2::log {
 namespace {
 
-spdlog::level::level_enum translate(Level level) {
+spdlog::level::level_enum translate(LogLevel level) {
   switch (level) {
-    case Level::debug:
+    case LogLevel::debug:
       return spdlog::level::debug;
-    case Level::info:
+    case LogLevel::info:
       return spdlog::level::info;
-    case Level::warn:
+    case LogLevel::warn:
       return spdlog::level::warn;
-    case Level::error:
+    case LogLevel::error:
       return spdlog::level::err;
   }
   return spdlog::level::off;
@@ -38,14 +40,38 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+std::mutex mutex;
+LogSink sink;
+LogLevel least_of_sink = LogLevel::warn;
+
+/// Whether there is a sink, which then has the message if its level is high enough.
+bool to_sink(LogLevel level, std::string_view text) {
+  const std::lock_guard lock(mutex);
+  if (sink && level >= least_of_sink) sink(level, text);
+  return sink != nullptr;
+}
+
 }  // namespace
 
-void write(Level level, std::string_view text) { logger().log(translate(level), text); }
+void write(LogLevel level, std::string_view text) {
+  if (!to_sink(level, text)) logger().log(translate(level), text);
+}
 
 void notice(std::string_view text) {
-  if (logger().should_log(spdlog::level::warn)) return warn(text);
+  if (to_sink(LogLevel::warn, text)) return;
+  if (logger().should_log(spdlog::level::warn)) return logger().warn(text);
   const auto line = detail::concat("lockstep: ", text, '\n');
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace lockstep::log
+
+namespace lockstep::inline v0_2 {
+
+void set_log_sink(LogSink sink, LogLevel least) {
+  const std::lock_guard lock(log::mutex);
+  log::sink = std::move(sink);
+  log::least_of_sink = least;
+}
+
+}  // namespace lockstep

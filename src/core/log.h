@@ -2,19 +2,19 @@
 
 #include <string_view>
 
+#include "lockstep/log_sink.h"
+
 namespace lockstep::inline v0_2::log {
 
-/// Writes log messages to stderr if LOCKSTEP_LOG is set. It is the lowest level that is written:
-/// debug, info, warn or error.
-enum class Level { debug, info, warn, error };
+/// Writes a message to the sink of set_log_sink(), or to stderr if LOCKSTEP_LOG is set: to the
+/// lowest level that is written, debug, info, warn or error.
+void write(LogLevel level, std::string_view text);
 
-void write(Level level, std::string_view text);
-
-/// Writes a line to stderr even if LOCKSTEP_LOG is not set: for what a user must know and no error
+/// Writes a warning also if LOCKSTEP_LOG is not set: for what a user must know and no error
 /// reports. docs/errors.md lists these lines.
 void notice(std::string_view text);
 
-inline void debug(std::string_view text) { write(Level::debug, text); }
-inline void warn(std::string_view text) { write(Level::warn, text); }
+inline void debug(std::string_view text) { write(LogLevel::debug, text); }
+inline void warn(std::string_view text) { write(LogLevel::warn, text); }
 
 }  // namespace lockstep::log

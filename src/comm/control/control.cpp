@@ -364,8 +364,7 @@ std::string Control::silence(const Peer& suspected) const {
 
 void Control::report_failure(const std::string& cause, int rank, const Peer* from) {
   // Print now: the launcher may end this rank before its own thread raises the error.
-  const auto line = concat("lockstep: ", cause, '\n');
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  log::notice(cause);
   end_by({.rank = rank, .text = cause}, from, false);
 }
 

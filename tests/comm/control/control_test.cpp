@@ -75,9 +75,8 @@ World watch(const std::string& hosts, std::size_t watching, std::chrono::millise
 World watch(const std::string& hosts) { return watch(hosts, hosts.size(), 60s); }
 
 TEST(Control, FirstCauseReachesEveryRank) {
-  using Kind = detail::Failure::Kind;
-  const std::pair<std::size_t, Kind> cases[] = {
-      {0, Kind::error}, {1, Kind::timeout}, {6, Kind::elsewhere}};
+  using Of = detail::Failure::Kind;
+  const std::pair<std::size_t, Of> cases[] = {{0, Of::error}, {1, Of::timeout}, {6, Of::elsewhere}};
   for (const auto& [from, kind] : cases) {
     auto world = watch("aabbccc");
     world.watchers[from]->control().fail({.kind = kind, .rank = 4, .text = "the cause"});
