@@ -10,7 +10,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// What the flight records of this host's ranks tell a rank that waits.
+/// Searches the flight records of this host for deadlocks, stalls and stopped ranks.
 class StallWatch {
  public:
   explicit StallWatch(std::shared_ptr<const FlightRecorder> recorder)
