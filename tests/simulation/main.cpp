@@ -27,7 +27,7 @@ bool log_is_printed = false;
 namespace lockstep::inline v0_2::log {
 
 /// The log of the shipped code, in place of the definition in src/core. A replay prints it.
-void write(Level /*level*/, std::string_view text) {
+void write(LogLevel /*level*/, std::string_view text) {
   auto* kernel = testing::SimulatedKernel::current();
   if (!log_is_printed || kernel == nullptr) return;
   std::printf(
@@ -36,8 +36,8 @@ void write(Level /*level*/, std::string_view text) {
 }
 
 void notice(std::string_view text) {
-  write(Level::warn, text);
-  const auto line = detail::concat(text, '\n');
+  write(LogLevel::warn, text);
+  const auto line = detail::concat("lockstep: ", text, '\n');
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
