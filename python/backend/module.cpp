@@ -15,7 +15,6 @@
 #include "backend/launched_world.h"
 #include "backend/process_group.h"
 #include "backend/strategy_hook.h"
-#include "lockstep/version.h"
 
 namespace {
 

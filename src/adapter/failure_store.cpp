@@ -54,7 +54,7 @@ FailureStore::~FailureStore() {
   thread_.join();
 }
 
-void FailureStore::publish(const detail::Failure& failure) noexcept {
+void FailureStore::publish(const Failure& failure) noexcept {
   std::unique_lock lock(mutex_);
   if (!own_failure_) own_failure_ = failure;
   changed_->notify_all();
@@ -83,7 +83,7 @@ void FailureStore::run() {
 }
 
 bool FailureStore::poll() {
-  std::optional<detail::Failure> own_failure;
+  std::optional<Failure> own_failure;
   {
     std::unique_lock lock(mutex_);
     changed_->wait_for(lock, poll_interval,

@@ -1,8 +1,6 @@
 #include "comm/stall_watch.h"
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "core/log.h"
 #include "core/text.h"

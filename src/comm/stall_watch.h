@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "comm/diagnosis.h"
 #include "comm/flight_recorder.h"
