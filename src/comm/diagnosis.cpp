@@ -58,22 +58,21 @@ class Search {
     }
   }
 
-  /// The waits that are part of no operation in transit, by rank.
-  std::map<int, Edge> waits_for_a_begin() const {
-    auto waits = edges_;
-    std::erase_if(waits, [](const auto& one) {
-      return one.second.begun == Edge::Begun::yes || one.second.targets.empty();
-    });
-    return waits;
-  }
-
-  /// Those of waits_for_a_begin() that the records prove.
-  std::map<int, Edge> proven_waits() const {
-    auto waits = waits_for_a_begin();
-    std::erase_if(waits, [](const auto& one) {
-      const auto& edge = one.second;
-      return edge.begun != Edge::Begun::no || !edge.wait.is_bound || edge.for_any();
-    });
+  /// The waits that are part of no operation in transit, by rank. proven: those that the records
+  /// prove.
+  std::map<int, PendingWait> waits_for_a_begin(bool proven) const {
+    std::map<int, PendingWait> waits;
+    for (const auto& [rank, edge] : edges_) {
+      const auto& entry = edge.wait.entry;
+      const bool for_any = entry.collective == Collective::recv && entry.peer < 0;
+      if (edge.begun == Edge::Begun::yes || edge.targets.empty()) continue;
+      if (proven && (edge.begun != Edge::Begun::no || !edge.wait.is_bound || for_any)) continue;
+      waits.emplace(rank, PendingWait{.rank = rank,
+                                      .turn = edge.wait.turn,
+                                      .operation = operation_text(*ranks_.at(rank)->record, entry),
+                                      .targets = edge.targets,
+                                      .for_any = for_any});
+    }
     return waits;
   }
 
@@ -241,7 +240,7 @@ class Search {
   }
 
   /// Whether a rank waits for another, directly or not.
-  static bool reaches(const std::map<int, Edge>& waits, int from, int to) {
+  static bool reaches(const std::map<int, PendingWait>& waits, int from, int to) {
     std::set<int> seen;
     std::vector<int> left{from};
     while (!left.empty()) {
@@ -259,7 +258,7 @@ class Search {
   /// The ranks of a cycle of waits that never end; of several cycles, that with the fewest ranks.
   /// If two or more ranks of the cycles wait for one rank alone, that rank.
   std::set<int> cycle_ranks() const {
-    auto waits = waits_for_a_begin();
+    auto waits = waits_for_a_begin(false);
     keep_endless(waits);
     std::set<int> best;
     for (const auto& [start, edge] : waits) {
@@ -420,35 +419,19 @@ std::string_view name(Diagnosis::Kind kind) {
   return "unknown";
 }
 
-std::string deadlock_text(std::span<const StuckRank> ranks) {
-  std::string text = "deadlock: ";
-  for (const auto& [rank, operation, targets] : ranks) {
-    text += concat(rank == ranks.front().rank ? "" : ", ", "rank ", rank, " waits in ", operation,
-                   " for ", rank_list(targets));
-  }
-  return text +
-         "; issue the operations of groups that share ranks in the same order on all of them";
-}
-
-std::optional<RecordedDeadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
+std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
   std::set<int> numbers;
   for (const auto& one : ranks) {
     // Records of two worlds, or groups that share the last entry of their table.
     const bool is_full = one.record->groups().size() == FlightFile::most_groups;
     if (is_full || !numbers.insert(one.rank()).second) return std::nullopt;
   }
-  const auto members = endless_cycle(Search(ranks, 0).proven_waits(), rank);
-  if (members.empty()) return std::nullopt;
-  RecordedDeadlock found{.text = {}, .rank_at_fault = members.front().targets.front(), .waits = {}};
-  std::vector<StuckRank> stuck;
-  for (const auto& edge : members) {
-    found.waits.emplace_back(edge.rank, edge.wait.turn);
-    stuck.push_back({.rank = edge.rank,
-                     .operation = operation_text(*find(ranks, edge.rank)->record, edge.wait.entry),
-                     .targets = edge.targets});
-  }
-  found.text = deadlock_text(stuck);
-  return found;
+  const auto waits = Search(ranks, 0).waits_for_a_begin(true);
+  const auto wait_of = [&](int one) {
+    const auto found = waits.find(one);
+    return found == waits.end() ? std::nullopt : std::optional(found->second);
+  };
+  return find_deadlock(wait_of, rank);
 }
 
 Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least) {

@@ -1,15 +1,13 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
+#include "comm/deadlock.h"
 #include "comm/flight_record.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -51,11 +49,6 @@ struct Diagnosis {
     FlightRecord::Wait wait;
     std::vector<int> targets;
     Begun begun = Begun::unknown;
-
-    /// Whether one of the targets ends the wait.
-    bool for_any() const {
-      return wait.entry.collective == Collective::recv && wait.entry.peer < 0;
-    }
   };
 
   Kind kind = Kind::none;
@@ -77,70 +70,9 @@ std::string_view name(Diagnosis::Kind kind);
 /// seconds are not considered.
 Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least);
 
-/// Keeps the waits that never end: each is for a rank whose wait never ends, or for any of several
-/// such ranks. Wait has `targets` and `for_any()`. No target has begun the operation that its
-/// waiter waits in.
-template <class Wait>
-void keep_endless(std::map<int, Wait>& waits) {
-  const auto is_stuck = [&](int rank) { return waits.contains(rank); };
-  const auto can_end = [&](const auto& wait) {
-    const auto& targets = wait.second.targets;
-    return wait.second.for_any() ? !std::ranges::all_of(targets, is_stuck)
-                                 : std::ranges::none_of(targets, is_stuck);
-  };
-  while (std::erase_if(waits, can_end) > 0) {
-  }
-}
-
-/// The waits of a cycle that the rank is in, or waits for, the lowest rank first; empty if its wait
-/// can end. Each is for one rank of the list. With waits for any of several ranks, for all of
-/// these, so the list is more than a cycle. As keep_endless(); Wait also has `rank`.
-template <class Wait>
-std::vector<Wait> endless_cycle(std::map<int, Wait> waits, int rank) {
-  keep_endless(waits);
-  std::vector<Wait> members;
-  if (!waits.contains(rank)) return members;
-  for (auto& [waiter, wait] : waits) {
-    if (wait.for_any()) continue;
-    wait.targets = {
-        *std::ranges::find_if(wait.targets, [&](int target) { return waits.contains(target); })};
-  }
-  std::vector<int> walk;
-  while (std::ranges::find(walk, rank) == walk.end()) {
-    walk.push_back(rank);
-    rank = waits.at(rank).targets.front();
-  }
-  members.push_back(waits.at(*std::min_element(std::ranges::find(walk, rank), walk.end())));
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    for (const int target : std::vector(members[i].targets)) {
-      const auto known = std::ranges::find(members, target, &Wait::rank);
-      if (known == members.end()) members.push_back(waits.at(target));
-    }
-  }
-  return members;
-}
-
-/// A rank of a deadlock, for the error text.
-struct StuckRank {
-  int rank;
-  std::string operation;  ///< "all_reduce #17 of the world"
-  std::vector<int> targets;
-};
-/// The error text that names these ranks, in which each waits for others.
-std::string deadlock_text(std::span<const StuckRank> ranks);
-
-/// A deadlock that records prove.
-struct RecordedDeadlock {
-  std::string text;
-  int rank_at_fault;
-  std::vector<std::pair<int, std::uint64_t>> waits;  ///< its ranks, and FlightRecord::Wait::turn
-
-  bool operator==(const RecordedDeadlock&) const = default;
-};
-
-/// The deadlock that the rank is in, or that a rank that it waits for is in, of ranks with records
-/// here. Ranks are stuck if it is found again a second later.
-std::optional<RecordedDeadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank);
+/// The deadlock that the rank is in, or that a rank that it waits for is in, as far as the records
+/// of these ranks prove it. Ranks are stuck if it is found again a second later.
+std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank);
 
 /// "all_reduce #17 of the world", "recv #2 from rank 1 of the group of ranks 0, 1".
 std::string operation_text(const FlightRecord& record, const FlightRecord::Entry& entry);

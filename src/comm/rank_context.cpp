@@ -70,6 +70,8 @@ struct RankContext::LongWait {
   Clock::time_point last_progress = Clock::now();
   Clock::time_point checked = last_progress;
   Clock::time_point recorded = last_progress;
+  std::optional<Clock::time_point> searched;
+  std::optional<Deadlock> deadlock;  ///< result of the last search
   /// Time in this wait after which the rank warns next. 0: never.
   std::chrono::milliseconds warning =
       is_recorded() ? context.recorder_->stall_warning() : std::chrono::milliseconds(0);
@@ -284,17 +286,24 @@ void RankContext::check_long_wait(LongWait& wait) {
   }
   if (wait.is_recorded()) record_wait(wait, now);
   check_time(wait);
-  if (wait.is_bound && wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
+  check_deadlock(wait, now);
 }
 
-void RankContext::check_deadlock(const BackendRequest& operation) {
-  const auto deadlock = stalls_ ? stalls_->deadlock() : std::nullopt;
-  if (!deadlock) return;
+std::optional<Deadlock> RankContext::find_deadlock(const BackendRequest& /*operation*/) {
+  return stalls_ ? stalls_->deadlock() : std::nullopt;
+}
+
+void RankContext::check_deadlock(LongWait& wait, Clock::time_point now) {
+  if (!wait.is_bound || wait.deadline.elapsed() < long_wait) return;
+  if (wait.searched && now - *wait.searched < policy_.between_searches) return;
+  wait.searched = now;
+  const auto before = std::exchange(wait.deadlock, find_deadlock(wait.operation));
+  if (!wait.deadlock || wait.deadlock != before) return;
   record({.kind = Failure::Kind::mismatch,
-          .rank = deadlock->rank_at_fault,
-          .text = deadlock->text + operation.note()});
+          .rank = wait.deadlock->rank_at_fault(),
+          .text = wait.deadlock->text() + wait.operation.note()});
   propagate_failure();
-  throw_failure(operation.where());
+  throw_failure(wait.operation.where());
 }
 
 void RankContext::record_wait(LongWait& wait, Clock::time_point now) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
+#include "comm/deadlock.h"
 #include "comm/flight_recorder.h"
 #include "comm/progress_thread.h"
 #include "comm/stall_watch.h"
@@ -32,6 +33,8 @@ struct WaitPolicy {
   bool must_poll = true;
   /// Least time between two checks of other ranks in one wait.
   std::chrono::milliseconds between_checks{};
+  /// Least time between two searches for a deadlock in one wait.
+  std::chrono::milliseconds between_searches{1000};
 };
 
 /// One rank's state in a backend, shared by all its groups. It waits for operations, enforces
@@ -170,11 +173,10 @@ class RankContext {
   virtual bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest);
   /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
   virtual void interrupt() noexcept {}
-  /// Called repeatedly during a wait of more than a second for one operation. Ends the world if two
-  /// searches of the flight records of this host find the same deadlock. A backend with records in
-  /// memory of its own searches there.
-  /// Throws: the failure of the world.
-  virtual void check_deadlock(const BackendRequest& operation);
+  /// The deadlock that this rank is in, by the flight records of this host. Called repeatedly
+  /// during a wait of more than a second for one operation. A backend with waits in memory of its
+  /// own searches there.
+  virtual std::optional<Deadlock> find_deadlock(const BackendRequest& operation);
   /// Called once in the progress thread, before it advances operations.
   virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.
@@ -192,6 +194,7 @@ class RankContext {
   std::optional<std::size_t> first_finished(std::span<const BackendRequest* const> operations);
   void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
+  void check_deadlock(LongWait& wait, std::chrono::steady_clock::time_point now);
   void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);
   std::size_t pending() const;
   ProgressThread::Outcome advance_in_progress_thread();

@@ -15,13 +15,8 @@ std::vector<ObservedRank> StallWatch::ranks() const {
   return found;
 }
 
-std::optional<RecordedDeadlock> StallWatch::deadlock() {
-  constexpr auto between_searches = std::chrono::seconds(1);
-  const auto now = std::chrono::steady_clock::now();
-  if (now - searched_ < between_searches) return std::nullopt;
-  searched_ = now;
-  const auto before = std::exchange(found_, find_deadlock(ranks(), recorder_->rank()));
-  return found_ && found_ == before ? found_ : std::nullopt;
+std::optional<Deadlock> StallWatch::deadlock() const {
+  return find_deadlock(ranks(), recorder_->rank());
 }
 
 std::set<int> StallWatch::stopped() const {

@@ -18,9 +18,8 @@ class StallWatch {
   explicit StallWatch(std::shared_ptr<const FlightRecorder> recorder)
       : recorder_(std::move(recorder)) {}
 
-  /// The deadlock with this rank that this search and the one before have found. Searches once a
-  /// second.
-  std::optional<RecordedDeadlock> deadlock();
+  /// The deadlock that this rank is in, or waits for.
+  std::optional<Deadlock> deadlock() const;
   /// The world ranks whose processes are stopped.
   std::set<int> stopped() const;
   /// Logs what ranks have waited for at least so long, if this rank is the lowest that
@@ -32,8 +31,6 @@ class StallWatch {
   std::vector<ObservedRank> ranks() const;
 
   std::shared_ptr<const FlightRecorder> recorder_;
-  std::chrono::steady_clock::time_point searched_;
-  std::optional<RecordedDeadlock> found_;  ///< by the last search
 };
 
 }  // namespace lockstep::detail

@@ -1,4 +1,4 @@
-#include "comm/host/deadlock.h"
+#include "comm/host/live_waits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -219,11 +219,11 @@ class RecordedDeadlock : public ::testing::Test {
 TEST_F(RecordedDeadlock, IsTheSameForEachOfItsRanks) {
   const auto found = detail::find_deadlock(records_.observed(), 1);
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->text,
+  EXPECT_EQ(found->text(),
             "deadlock: rank 0 waits in all_reduce #1 of the world for rank 1, rank 1 waits in "
             "barrier #1 of group 2 of ranks 0, 1 for rank 0; issue the operations of groups that "
             "share ranks in the same order on all of them");
-  EXPECT_EQ(found->rank_at_fault, 1);
+  EXPECT_EQ(found->rank_at_fault(), 1);
   EXPECT_EQ(found, detail::find_deadlock(records_.observed(), 0));
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/deadlock.h"
+#include "comm/host/live_waits.h"
 #include "comm/host/host.h"
 #include "comm/host/world.h"
 #include "lockstep/error.h"

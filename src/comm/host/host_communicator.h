@@ -13,7 +13,7 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/host/block.h"
-#include "comm/host/deadlock.h"
+#include "comm/host/live_waits.h"
 #include "comm/host/host_collective_request.h"
 #include "comm/host/host_message_request.h"
 #include "comm/host/host_rank_context.h"

@@ -26,7 +26,10 @@ using Clock = std::chrono::steady_clock;
 /// Spinning costs nothing if every rank has a core of its own; else it takes time from other ranks.
 detail::WaitPolicy policy(int ranks, const Options& options) {
   const bool fits = detail::fit_cores(ranks, options.threads_per_rank, options.cores);
-  return {.spins = fits ? 10000 : 10, .yields = fits ? 0 : 50, .must_poll = false};
+  return {.spins = fits ? 10000 : 10,
+          .yields = fits ? 0 : 50,
+          .must_poll = false,
+          .between_searches = {}};
 }
 
 }  // namespace
@@ -125,26 +128,14 @@ std::string HostRankContext::awaited(std::span<const int> ranks) const {
   return detail::awaited(names, [&](int name) { return notes[name]; });
 }
 
-void HostRankContext::check_deadlock(const detail::BackendRequest& operation) {
+std::optional<detail::Deadlock> HostRankContext::find_deadlock(
+    const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
     for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();
     published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
   }
-  auto again = find_deadlock(arena(), rank());
-  const bool same = again && again == deadlock_;
-  deadlock_ = std::move(again);
-  if (!same) return;
-  const auto name = [this](int rank) { return world_rank(rank); };
-  world_->fail({.kind = Failure::Kind::mismatch,
-                .rank = deadlock_->rank_at_fault(),
-                .text = deadlock_->text(name) + operation.note()});
-  throw_failure(operation.where());
-}
-
-void HostRankContext::end_long_wait() noexcept {
-  published_.reset();
-  deadlock_.reset();
+  return host::find_deadlock(arena(), rank(), options_.world_ranks);
 }
 
 bool HostRankContext::is_ending(const Failure& failure) const {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comm/host/arena.h"
-#include "comm/host/deadlock.h"
 #include "comm/host/host.h"
+#include "comm/host/live_waits.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world.h"
 #include "comm/rank_context.h"
@@ -96,8 +96,8 @@ class HostRankContext final : public detail::RankContext,
   std::string awaited(std::span<const int> ranks) const override;
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;
-  void check_deadlock(const detail::BackendRequest& operation) override;
-  void end_long_wait() noexcept override;
+  std::optional<detail::Deadlock> find_deadlock(const detail::BackendRequest& operation) override;
+  void end_long_wait() noexcept override { published_.reset(); }
 
   void release_retired_blocks();
   /// Ends the world if its launcher has ended. Returns whether the launcher runs.
@@ -115,7 +115,6 @@ class HostRankContext final : public detail::RankContext,
   unsigned calls_ = 0;  ///< calls of check_launcher_regularly()
   PeerWatch peers_;
   std::optional<PublishedWait> published_;       ///< the current wait
-  std::optional<Deadlock> deadlock_;             ///< result of the last search
   std::map<std::vector<int>, int> new_worlds_;   ///< how many were named, for each list of ranks
   int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined
 };

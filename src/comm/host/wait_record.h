@@ -47,12 +47,6 @@ void end_wait(BasicWaitRecord<Atomics>& record) {
   record.turn.fetch_add(1, Atomics::order(Access::wait_end));
 }
 
-/// Whether the rank still is in the wait that began with this turn.
-template <class Atomics>
-bool is_in_turn(const BasicWaitRecord<Atomics>& record, std::uint64_t turn) {
-  return record.turn.load(Atomics::order(Access::wait_check)) == turn;
-}
-
 struct WaitTurn {
   std::uint64_t turn;  ///< identifies the wait; every wait of a rank has another turn
   Waited waited;
@@ -74,7 +68,7 @@ std::optional<WaitTurn> read_wait(const BasicWaitRecord<Atomics>& record) {
                       .peer = read(record.peer),
                       .sequence = read(record.sequence),
                       .source = std::bit_cast<Source>(read(record.source))};
-  if (!is_in_turn(record, turn)) return std::nullopt;
+  if (record.turn.load(Atomics::order(Access::wait_check)) != turn) return std::nullopt;
   return WaitTurn{.turn = turn, .waited = waited};
 }
 

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::inline v0_2::detail {
+
+/// The wait of a rank for ranks that have not begun its operation. Only they can end it.
+struct PendingWait {
+  int rank;                  ///< world rank
+  std::uint64_t turn;        ///< identifies the wait; every wait of a rank has another turn
+  std::string operation;     ///< "all_reduce #17 of the world"
+  std::vector<int> targets;  ///< world ranks
+  bool for_any = false;      ///< one of the targets can end it, as for a receive from any source
+
+  bool operator==(const PendingWait&) const = default;
+};
+
+/// The wait that a world rank is in; nullopt if it is in none, or if something else may end it.
+using WaitOf = std::function<std::optional<PendingWait>(int rank)>;
+
+/// Keeps the waits that never end: each is for a rank whose wait never ends, or for any of several
+/// such ranks. waits: by rank.
+void keep_endless(std::map<int, PendingWait>& waits);
+
+/// Ranks that wait for one another, in operations that the others have not begun. Note [How ranks
+/// find a deadlock] is in deadlock.cpp.
+class Deadlock {
+ public:
+  /// Each rank waits for ranks of the list. The first is the lowest of a cycle.
+  explicit Deadlock(std::vector<PendingWait> waits) : waits_(std::move(waits)) {}
+
+  /// The world rank that the first one waits for.
+  int rank_at_fault() const { return waits_.front().targets.front(); }
+  /// The error text that names ranks, operations and groups.
+  std::string text() const;
+
+  bool operator==(const Deadlock&) const = default;
+
+ private:
+  std::vector<PendingWait> waits_;
+};
+
+/// The deadlock that the world rank is in, or that a rank that it waits for is in.
+std::optional<Deadlock> find_deadlock(const WaitOf& wait_of, int rank);
+
+}  // namespace lockstep::detail

@@ -1,0 +1,81 @@
+#include "comm/host/live_waits.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <string>
+
+#include "comm/operation.h"
+#include "core/text.h"
+
+// Note [What a host world publishes about waits]
+// A rank that has waited for a second publishes its operation and group in the world's memory.
+// Every member of a group publishes the number of collectives that it has begun. A sender publishes
+// the number of its last message. A receiver publishes how many messages it has taken and, before
+// its wait, from how many receives each sender may expect that they take its message.
+// A waiting rank may take messages, which changes what it waits for. It ends its wait before, and
+// publishes a new one.
+
+namespace lockstep::inline v0_2::host {
+namespace {
+
+using detail::concat;
+using detail::PendingWait;
+
+std::string group_text(const Waited& waited, const std::vector<int>& ranks) {
+  if (waited.number == 0) return "the world";
+  return concat("group ", waited.number, " (", detail::rank_list(ranks), ")");
+}
+
+/// The published wait of a rank of the arena, with world ranks.
+std::optional<PendingWait> published_wait(const Arena& arena, int rank,
+                                          std::span<const int> world_ranks) {
+  const auto name = [&](int one) { return world_ranks[static_cast<std::size_t>(one)]; };
+  const auto wait = read_wait(arena.rank(rank).wait);
+  if (!wait) return std::nullopt;
+  const auto& waited = wait->waited;
+  PendingWait found{.rank = name(rank), .turn = wait->turn, .operation = {}, .targets = {}};
+  found.for_any = waited.collective == Collective::recv && waited.peer == any_source;
+  const Block block(arena.at(waited.group), waited.members);
+  std::vector<int> group;
+  for (int i = 0; i < waited.members; ++i) {
+    const int next = member_rank(block, i);
+    const bool is_rank = next >= 0 && next < arena.size();
+    group.push_back(is_rank ? name(next) : -1);
+    const bool is_target = waited.peer < 0 || i == waited.peer;
+    const bool is_pending = is_rank && !has_begun(block, waited, i);
+    // A message of any rank ends the wait. While the rank waits, it sends itself none.
+    if (found.for_any && !is_pending) return std::nullopt;
+    const bool is_self = found.for_any && next == rank && waited.members > 1;
+    if (is_target && is_pending && !is_self) found.targets.push_back(name(next));
+  }
+  const Operation operation{
+      .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
+  const auto source = to_text(waited.source);
+  found.operation = concat(operation.label(), " of ", group_text(waited, group),
+                           source.empty() ? "" : concat(" (", source, ")"));
+  return found;
+}
+
+}  // namespace
+
+PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(state.wait) {
+  begin_wait(record_, waited);
+}
+
+PublishedWait::~PublishedWait() { end_wait(record_); }
+
+std::optional<detail::Deadlock> find_deadlock(const Arena& arena, int rank,
+                                              std::vector<int> world_ranks) {
+  if (world_ranks.empty()) {
+    world_ranks.resize(static_cast<std::size_t>(arena.size()));
+    std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  }
+  const auto wait_of = [&](int world_rank) {
+    const auto found = std::ranges::find(world_ranks, world_rank);
+    return published_wait(arena, static_cast<int>(found - world_ranks.begin()), world_ranks);
+  };
+  return detail::find_deadlock(wait_of, world_ranks[static_cast<std::size_t>(rank)]);
+}
+
+}  // namespace lockstep::host
