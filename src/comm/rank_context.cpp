@@ -310,9 +310,7 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
   if (now - wait.recorded < between_records) return;
   wait.recorded = now;
   recorder_->poll_wait();
-  auto missing = wait.operation.missing();
-  for (int& rank : missing) rank = world_rank(rank);
-  recorder_->set_missing(missing);
+  recorder_->set_missing(wait.operation.missing());
   if (wait.warning.count() == 0 || wait.deadline.elapsed() < wait.warning) return;
   stalls_->warn(wait.warning / 2.0);
   wait.warning *= 2;
@@ -325,7 +323,7 @@ void RankContext::check_time(LongWait& wait) {
   const auto source = to_text(operation.operation().source);
   record(
       {.kind = Failure::Kind::timeout,
-       .rank = missing.empty() ? -1 : world_rank(lowest(missing)),
+       .rank = lowest(missing),
        .text = concat(operation.operation().label(), operation.of_group(),
                       source.empty() ? "" : concat(" (", source, ")"), " waited ",
                       wait.limit.count() / 1000.0, " s for ", awaited(missing), operation.note())});

@@ -165,7 +165,7 @@ class RankContext {
   virtual Failure failure() = 0;
   /// The world rank of a rank of this backend's world, for error texts.
   virtual int world_rank(int rank) const { return rank; }
-  /// The text of a timeout error for the ranks that an operation waits for.
+  /// The text of a timeout error for the world ranks that an operation waits for.
   virtual std::string awaited(std::span<const int> ranks) const;
   /// Calls over() and, unless it returns true, sleeps until another rank wakes this one, for at
   /// most `longest`. Returns the result of over(). Other ranks must see that this rank is about to

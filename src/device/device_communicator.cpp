@@ -44,12 +44,12 @@ at::ScalarType scalar_type(DType dtype) {
 DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> context,
                                        std::shared_ptr<Communicator> host,
                                        std::shared_ptr<Communicator> host_memory)
-    : SteppedCommunicator(std::move(context), std::move(host)),
-      host_memory_group_(
-          std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(host_memory))) {}
+    : HostedCommunicator(std::move(context), std::move(host)),
+      host_memory_group_(std::make_shared<HostMemoryCommunicator>(shared_device_context(),
+                                                                  std::move(host_memory))) {}
 
 void DeviceCommunicator::begin_use() {
-  SteppedCommunicator::begin_use();
+  HostedCommunicator::begin_use();
   host_memory_ = handle(std::move(host_memory_group_));
 }
 

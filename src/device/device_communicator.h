@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "device/stepped_request.h"
+#include "device/hosted_communicator.h"
 
 namespace lockstep::inline v0_2::device {
 
@@ -14,7 +14,7 @@ namespace lockstep::inline v0_2::device {
 /// Operations run on the rank's CommStream, after the work that the current stream has when they
 /// are issued. Work::wait() makes the current stream wait for the operation. The host does not wait
 /// for the device.
-class DeviceCommunicator : public SteppedCommunicator {
+class DeviceCommunicator : public HostedCommunicator {
  public:
   c10::Device device() const { return context().stream().device(); }
   /// The same ranks, exchanging memory of the host.
@@ -45,7 +45,7 @@ class DeviceCommunicator : public SteppedCommunicator {
 
   void begin_use() override;
 
-  std::shared_ptr<SteppedCommunicator> host_memory_group_;  ///< until begin_use()
+  std::shared_ptr<HostedCommunicator> host_memory_group_;  ///< until begin_use()
   std::shared_ptr<Communicator> host_memory_;
 };
 
@@ -60,8 +60,8 @@ class DeviceRequest final : public detail::Request {
 
   /// done: the event that the current stream waits for. It is recorded once the whole operation is
   /// on the CommStream.
-  DeviceRequest(std::shared_ptr<SteppedRequest> request, std::shared_ptr<const c10::Event> done,
-                const CommStream& stream, Wait wait)
+  DeviceRequest(std::shared_ptr<detail::ComposedRequest> request,
+                std::shared_ptr<const c10::Event> done, const CommStream& stream, Wait wait)
       : request_(std::move(request)), done_(std::move(done)), stream_(stream), wait_(wait) {}
 
   bool complete() const override { return wait_ == Wait::nothing || request_->complete(); }
@@ -75,7 +75,7 @@ class DeviceRequest final : public detail::Request {
   /// Takes the source of a receive from any source.
   void take_source();
 
-  std::shared_ptr<SteppedRequest> request_;
+  std::shared_ptr<detail::ComposedRequest> request_;
   std::shared_ptr<const c10::Event> done_;
   CommStream stream_;
   Wait wait_;

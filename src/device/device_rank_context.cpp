@@ -3,7 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device/graph_capture.h"
-#include "device/stepped_request.h"
+#include "device/hosted_communicator.h"
 
 namespace lockstep::inline v0_2::device {
 namespace {
@@ -36,31 +36,24 @@ void DeviceRankContext::begin_progress_thread() noexcept {
 }
 
 bool DeviceRankContext::advance() {
-  if (failed()) return false;
+  bool progressed = false;
+  if (failed()) return progressed;
   const RelaxedCapture relaxed;
   attempt([&] {
-    for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
+    progressed = advance_groups();
     const auto now = Clock::now();
     if (now - checked_ < check_pause) return;
     checked_ = now;
     advance_worlds();
-    check_all();
+    check_requests();
   });
   if (failed()) propagate_failure();
-  return false;
-}
-
-void DeviceRankContext::check_all() {
-  for (auto* group : groups()) static_cast<SteppedCommunicator*>(group)->check();
-}
-
-void DeviceRankContext::check(const detail::BackendRequest& /*operation*/) {
-  attempt([&] { check_all(); });
+  return progressed;
 }
 
 void DeviceRankContext::propagate_failure() noexcept {
   const RelaxedCapture relaxed;
-  for (auto* group : groups()) static_cast<SteppedCommunicator*>(group)->abort();
+  for (auto* group : groups()) static_cast<HostedCommunicator*>(group)->abort();
 }
 
 }  // namespace lockstep::device

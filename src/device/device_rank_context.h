@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/composed_rank_context.h"
+#include "comm/composed/composed_rank_context.h"
 #include "core/process.h"
 #include "device/comm_stream.h"
 
@@ -38,16 +38,12 @@ class DeviceRankContext final : public detail::ComposedRankContext {
     return {new T(std::forward<T>(object)), destroy};
   }
 
-  /// Advances all groups of this rank without blocking. Under a CallGuard or the lock. Returns
-  /// false.
+  /// Advances all groups of this rank without blocking. Under a CallGuard or the lock.
   bool advance() override;
-  void check(const detail::BackendRequest&) override;
 
  private:
   void begin_progress_thread() noexcept override;
   void propagate_failure() noexcept override;
-
-  void check_all();
 
   std::string_view backend_;
   CommStream stream_;

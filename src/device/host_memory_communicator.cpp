@@ -12,7 +12,7 @@ std::shared_ptr<Communicator> HostMemoryCommunicator::split(int color, int key) 
   const detail::RankContext::CallGuard guard(context());
   auto part = context().or_fail<std::exception>([&] { return host().split(color, key); });
   if (part == nullptr) return nullptr;
-  return handle(std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(part)));
+  return handle(std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(part)));
 }
 
 }  // namespace lockstep::device

@@ -3,17 +3,17 @@
 #include <cstddef>
 #include <memory>
 
-#include "device/stepped_request.h"
+#include "device/hosted_communicator.h"
 
 namespace lockstep::inline v0_2::device {
 
 /// The group of the ranks of a device group that exchanges memory of the host. It forwards all
 /// operations to the host world.
-class HostMemoryCommunicator final : public SteppedCommunicator {
+class HostMemoryCommunicator final : public HostedCommunicator {
  public:
   HostMemoryCommunicator(std::shared_ptr<DeviceRankContext> context,
                          std::shared_ptr<Communicator> host)
-      : SteppedCommunicator(std::move(context), std::move(host)) {}
+      : HostedCommunicator(std::move(context), std::move(host)) {}
 
   std::string_view backend() const override { return host().backend(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return host().allocate(bytes); }

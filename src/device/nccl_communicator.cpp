@@ -104,8 +104,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
       comm_(this->host(), this->context()) {}
 
 /// Ranks compare the operation in the host world, without its data.
-Work NcclCommunicator::announce(const SteppedRequest& request) {
-  const auto& operation = request.operation();
+Work NcclCommunicator::announce(const Operation& operation) {
   Issue issue{.timeout = operation.timeout,
               .part_of = std::make_shared<const Operation>(operation),
               .in_order = true};  // NCCL has no tags
@@ -120,18 +119,28 @@ Work NcclCommunicator::announce(const SteppedRequest& request) {
   return host().barrier(std::move(issue));
 }
 
+namespace {
+
+/// memory: used by the operation until it is complete.
+detail::Task await_completion(detail::ComposedRequest& request, Work announced,
+                              at::Tensor /*memory*/, std::shared_ptr<const c10::Event> done) {
+  request.set_source(co_await std::move(announced));
+  co_await detail::until([&] { return done->query(); });
+}
+
+}  // namespace
+
 Work NcclCommunicator::begin_on_device(Operation&& operation) {
   expect_reduction(operation, where(name(operation.collective)));
   const at::NoGradGuard no_grad;
   auto done = DeviceRankContext::share(c10::Event(device().type()));
   stream().wait_for_current();
-  auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
+  auto begun = begin_task(std::move(operation), [&](detail::ComposedRequest& request) {
     const c10::StreamGuard guard(stream().stream());
-    request.set_work(announce(request));
+    auto announced = announce(request.operation());
     auto memory = enqueue(request.operation());
     done->record(stream().stream());
-    request.set_steps({[&request] { return request.work_is_complete(); },
-                       [done, memory = std::move(memory)] { return done->query(); }});
+    return await_completion(request, std::move(announced), std::move(memory), done);
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), std::move(done), stream(),
                                               DeviceRequest::Wait::nothing));
@@ -292,7 +301,7 @@ void NcclCommunicator::move_parts(const Operation& operation) {
 
 std::shared_ptr<DeviceCommunicator> NcclCommunicator::make(
     std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
-  return std::make_shared<NcclCommunicator>(shared_context(), std::move(part),
+  return std::make_shared<NcclCommunicator>(shared_device_context(), std::move(part),
                                             std::move(host_memory));
 }
 

@@ -32,7 +32,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   std::shared_ptr<DeviceCommunicator> make(
       std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const override;
 
-  Work announce(const SteppedRequest& request);
+  Work announce(const Operation& operation);
   /// Puts the operation on the stream. Returns memory that it uses, to be kept until it is
   /// complete.
   at::Tensor enqueue(const Operation& operation);

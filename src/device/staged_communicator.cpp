@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
+#include <functional>
 #include <thread>
 
 #include "comm/waiting.h"
@@ -15,6 +16,8 @@ namespace lockstep::inline v0_2::device {
 /// The host's side of one operation. Input and output are the same tensor for an operation in
 /// place.
 struct StagedCommunicator::Transfer {
+  bool has_input() const { return copied.query(); }
+
   at::Tensor input;
   at::Tensor output;
   c10::Event copied;                 ///< the input is on the host
@@ -26,8 +29,7 @@ at::Tensor StagedCommunicator::pinned(std::size_t count, DType dtype) const {
                    at::TensorOptions().dtype(scalar_type(dtype)).pinned_memory(true));
 }
 
-void StagedCommunicator::copy_to_host(const SteppedRequest& request, Transfer& transfer) {
-  const auto& operation = request.operation();
+void StagedCommunicator::copy_to_host(const Operation& operation, Transfer& transfer) {
   const auto elements = buffer_elements(operation, rank(), size());
   const bool in_place = operation.input == operation.output && elements.input == elements.output;
   if (elements.input > 0) transfer.input = pinned(elements.input, operation.dtype);
@@ -41,20 +43,28 @@ void StagedCommunicator::copy_to_host(const SteppedRequest& request, Transfer& t
   }
 }
 
-void StagedCommunicator::exchange(SteppedRequest& request, Transfer& transfer) {
-  Operation on_host = request.operation();
+detail::Task StagedCommunicator::exchange(detail::ComposedRequest& request,
+                                          std::shared_ptr<Transfer> transfer) {
+  detail::Turn turn(exchanges_);
+  co_await detail::until(std::bind_front(&Transfer::has_input, transfer.get()));
+  co_await turn;
+  request.set_source(co_await exchange_on_host(request.operation(), *transfer));
+  copy_to_device(request.operation(), transfer);
+}
+
+Work StagedCommunicator::exchange_on_host(const Operation& operation, const Transfer& transfer) {
+  Operation on_host = operation;
   const auto data = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<std::byte*>(tensor.mutable_data_ptr()) : nullptr;
   };
   on_host.input = data(transfer.input);
   on_host.output = data(transfer.output);
   on_host.owner = {};
-  request.set_work(detail::reissue(host(), on_host));
+  return detail::reissue(host(), on_host);
 }
 
-void StagedCommunicator::copy_to_device(const SteppedRequest& request,
+void StagedCommunicator::copy_to_device(const Operation& operation,
                                         const std::shared_ptr<Transfer>& transfer) {
-  const auto& operation = request.operation();
   const bool is_written =
       transfer->output.defined() &&
       (operation.collective != Collective::broadcast || operation.peer != rank());
@@ -76,24 +86,11 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
                .copied = c10::Event(device().type()),
                .done = DeviceRankContext::share(c10::Event(device().type()))});
   stream().wait_for_current();
-  auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
+  auto begun = begin_task(std::move(operation), [&](detail::ComposedRequest& request) {
     const c10::StreamGuard guard(stream().stream());
-    copy_to_host(request, *transfer);
+    copy_to_host(request.operation(), *transfer);
     transfer->copied.record(stream().stream());
-    // The exchanges begin in the order of the operations, as on every rank.
-    request.set_steps({[this, number = begun_++, transfer] {
-                         return number == exchanged_ && transfer->copied.query();
-                       },
-                       [this, &request, transfer] {
-                         ++exchanged_;
-                         exchange(request, *transfer);
-                         return true;
-                       },
-                       [&request] { return request.work_is_complete(); },
-                       [this, &request, transfer] {
-                         copy_to_device(request, transfer);
-                         return true;
-                       }});
+    return exchange(request, transfer);
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), transfer->done, stream(),
                                               DeviceRequest::Wait::request));
@@ -115,7 +112,7 @@ void StagedCommunicator::check_device() {
 
 std::shared_ptr<DeviceCommunicator> StagedCommunicator::make(
     std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
-  return std::make_shared<StagedCommunicator>(shared_context(), std::move(part),
+  return std::make_shared<StagedCommunicator>(shared_device_context(), std::move(part),
                                               std::move(host_memory));
 }
 

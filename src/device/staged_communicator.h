@@ -33,12 +33,12 @@ class StagedCommunicator final : public DeviceCommunicator {
       std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const override;
 
   at::Tensor pinned(std::size_t count, DType dtype) const;
-  void copy_to_host(const SteppedRequest& request, Transfer& transfer);
-  void exchange(SteppedRequest& request, Transfer& transfer);
-  void copy_to_device(const SteppedRequest& request, const std::shared_ptr<Transfer>& transfer);
+  void copy_to_host(const Operation& operation, Transfer& transfer);
+  detail::Task exchange(detail::ComposedRequest& request, std::shared_ptr<Transfer> transfer);
+  Work exchange_on_host(const Operation& operation, const Transfer& transfer);
+  void copy_to_device(const Operation& operation, const std::shared_ptr<Transfer>& transfer);
 
-  std::uint64_t begun_ = 0;      ///< operations
-  std::uint64_t exchanged_ = 0;  ///< operations whose exchange has begun, in the same order
+  detail::Turns exchanges_;  ///< in the order of the operations, as on every rank
   /// Transfers whose last copy is on the stream and may not be complete.
   std::deque<std::shared_ptr<Transfer>> copying_;
 };

@@ -110,7 +110,7 @@ Group device_group(const Group& group, at::Device device, const DeviceGroupOptio
   } else {
     ranks = std::make_shared<device::StagedCommunicator>(context, flat, memory);
   }
-  auto made = device::SteppedCommunicator::handle(std::move(ranks));
+  auto made = device::HostedCommunicator::handle(std::move(ranks));
   context->start_progress_thread();
   made->number_owners_with(group.communicator());
   return Group(std::move(made));

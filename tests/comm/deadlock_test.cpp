@@ -1,5 +1,3 @@
-#include "comm/host/live_waits.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/host/arena.h"
 #include "comm/host/host.h"
+#include "comm/host/live_waits.h"
 #include "comm/host/world.h"
 #include "tests/comm/failures.h"
 

@@ -207,6 +207,7 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
                             .output = data,
                             .count = 5};
   const auto moves = messages::make_moves(view, operation);
+  moves->advance();
   // All three receives, and two of three sends.
   EXPECT_EQ(transport.begun(Channel::parts), 5U);
   transport.end(Channel::parts, 0, std::array<float, 2>{6, 7});

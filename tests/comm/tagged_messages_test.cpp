@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/live_waits.h"
 #include "comm/host/host.h"
+#include "comm/host/live_waits.h"
 #include "comm/host/world.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"

@@ -86,20 +86,19 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
   inside.records = false;
   for (const int rank : here) inside.world_ranks.push_back(flat->world_rank(rank));
   try {
-    StageCommunicators groups;
-    groups.intra_node_reduce = with_world_ranks(inside.world_ranks, [&] {
+    StageGroups groups;
+    groups.intra_node_reduce.ranks = with_world_ranks(inside.world_ranks, [&] {
       return host::create(
           host::rendezvous(detail::concat(group.job, " of host ", topology.host),
                            topology.local_rank, topology.local_size, inside.timeout, group.check),
           topology.local_rank, inside);
     });
-    groups.intra_node_gather = groups.intra_node_reduce->split(0, topology.local_rank);
-    groups.inter_node = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
-    groups.all_ranks = flat;
-    groups.world_ranks = inside.world_ranks;
+    groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
+    groups.inter_node.ranks = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
+    groups.all_ranks.ranks = flat;
     const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
-    const auto context = std::make_shared<HierarchicalRankContext>(flat, groups.intra_node_reduce,
-                                                                   inside.timeout, fits);
+    const auto context = std::make_shared<HierarchicalRankContext>(
+        flat, groups.intra_node_reduce.ranks, inside.timeout, fits);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   } catch (const std::exception& error) {
     flat->fail_with(detail::failure_of(error));  // members on other hosts wait for this rank
@@ -120,7 +119,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     return flat;
   }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  auto world_ranks = ranks_by_host(*flat)[static_cast<std::size_t>(host)];
+  const auto world_ranks = ranks_by_host(*flat)[static_cast<std::size_t>(host)];
   const int local_size = static_cast<int>(world_ranks.size());
   const int local_rank = HostTopology::local_rank_of(*flat, flat->rank());
 
@@ -143,8 +142,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto context =
         std::make_shared<HierarchicalRankContext>(flat, local, options.between_hosts.timeout, fits);
-    const auto composed =
-        HierarchicalCommunicator::compose(context, flat, local, std::move(world_ranks));
+    const auto composed = HierarchicalCommunicator::compose(context, flat, local);
     context->set_recorder(detail::FlightRecorder::create(*composed));
     if (with_thread) context->start_progress_thread();
     return composed;

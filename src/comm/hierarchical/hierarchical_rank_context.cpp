@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/backend_communicator.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 namespace {
@@ -27,21 +27,15 @@ HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> o
                           {std::move(of_host), over_mpi}) {}
 
 bool HierarchicalRankContext::advance() {
-  if (failed()) return false;
+  bool progressed = false;
+  if (failed()) return progressed;
   attempt([&] {
-    for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
-    // Operations advance only the backends of their pending stages, but either world may fail: poll
-    // both regularly.
-    if (++polls_ % polls_between_checks != 0) return;
-    advance_worlds();
+    progressed = advance_groups();
+    // Operations advance only the backends that they await, but either world may fail: poll both
+    // regularly.
+    if (++polls_ % polls_between_checks == 0) advance_worlds();
   });
-  return false;
-}
-
-void HierarchicalRankContext::check(const detail::BackendRequest& /*operation*/) {
-  attempt([&] {
-    for (auto* group : groups()) static_cast<HierarchicalCommunicator*>(group)->check();
-  });
+  return progressed;
 }
 
 detail::Failure HierarchicalRankContext::failure() {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/composed_rank_context.h"
+#include "comm/composed/composed_rank_context.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
@@ -18,9 +18,6 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
                           std::shared_ptr<Communicator> of_host, std::chrono::milliseconds timeout,
                           bool fits);
   ~HierarchicalRankContext() { stop_thread(); }
-
-  /// Checks the operations of all groups.
-  void check(const detail::BackendRequest&) override;
 
  private:
   bool advance() override;

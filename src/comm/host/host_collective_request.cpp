@@ -6,7 +6,6 @@
 
 #include "comm/host/host_communicator.h"
 #include "comm/operation.h"
-#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "core/text.h"
 #include "kernels/copy.h"
@@ -384,7 +383,7 @@ std::vector<int> CollectiveRequest::missing() const {
   std::vector<int> ranks;
   for (int member = 0; member < group().size(); ++member) {
     if (member == group().rank() || !steps_.is_late(group().progress(), member)) continue;
-    ranks.push_back(group().members()[static_cast<std::size_t>(member)]);
+    ranks.push_back(group().world_rank(member));
   }
   return ranks;
 }

@@ -40,21 +40,19 @@ void SendRequest::offer(Mailbox& mailbox) const {
   mailbox.dtype = static_cast<std::uint8_t>(operation().dtype);
 }
 
-std::vector<int> SendRequest::missing() const {
-  return {group().members()[static_cast<std::size_t>(operation().peer)]};
-}
+std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
 
 void RecvRequest::advance() { group().inbox().advance(); }
 
 std::vector<int> RecvRequest::missing() const {
-  const auto members = group().members();
-  if (operation().peer != any_source) {
-    return {members[static_cast<std::size_t>(operation().peer)]};
-  }
-  const auto& world = group().context().world();
-  return detail::possible_senders(members, group().rank(), [&](int rank) {
+  if (operation().peer != any_source) return {group().world_rank(operation().peer)};
+  const auto& context = group().context();
+  const auto& world = context.world();
+  auto ranks = detail::possible_senders(group().members(), group().rank(), [&](int rank) {
     return world.left(rank) && world.end_text(rank).empty();
   });
+  for (int& rank : ranks) rank = context.world_rank(rank);
+  return ranks;
 }
 
 std::string RecvRequest::note() const { return group().inbox().describe_early(*this); }

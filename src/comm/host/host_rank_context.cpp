@@ -82,9 +82,9 @@ bool HostRankContext::launcher_runs() {
 void HostRankContext::check(const detail::BackendRequest& operation) {
   if (!launcher_runs()) throw_failure(operation.where());
   const auto ended = find_ended(
-      operation, [&](int rank) { return peers_.status_of(rank); }, [&] { poll(); });
+      operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
-  fail_by_end(*ended, concat(operation.operation().label(), operation.note()));
+  fail_by_end(local_rank(*ended), concat(operation.operation().label(), operation.note()));
   throw_failure(operation.where());
 }
 
@@ -113,19 +113,14 @@ void HostRankContext::check_processes(std::span<const int> ranks, std::string_vi
 }
 
 std::string HostRankContext::awaited(std::span<const int> ranks) const {
-  std::vector<int> names;
-  std::map<int, std::string_view> notes;
-  for (const int rank : ranks) {
-    const auto& state = arena().rank(rank);
+  return detail::awaited(ranks, [this](int rank) -> std::string_view {
+    const int local = local_rank(rank);
+    const auto& state = arena().rank(local);
     const bool absent =
         state.status.load(StdAtomics::order(Access::status_read)) == RankStatus::absent &&
         state.pid.load(StdAtomics::order(Access::pid_read)) == 0;
-    names.push_back(world_rank(rank));
-    notes[names.back()] = absent                    ? " (never called init)"
-                          : peers_.is_stopped(rank) ? " (stopped)"
-                                                    : "";
-  }
-  return detail::awaited(names, [&](int name) { return notes[name]; });
+    return absent ? " (never called init)" : peers_.is_stopped(local) ? " (stopped)" : "";
+  });
 }
 
 std::optional<detail::Deadlock> HostRankContext::find_deadlock(

@@ -2,7 +2,6 @@
 
 #include "comm/messages/transfer.h"
 #include "comm/operation.h"
-#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 
@@ -16,6 +15,9 @@
 namespace lockstep::inline v0_2::messages {
 namespace {
 
+using detail::Task;
+using detail::until;
+
 /// Every member owns a slice: a share of the buffer for all_reduce and reduce, its part for
 /// reduce_scatter. In each round, one piece of every slice is exchanged. The owner reduces its
 /// piece when it has received it from all members. It then sends the result to all for all_reduce,
@@ -23,10 +25,6 @@ namespace {
 class DirectReduction final : public Transfer {
  public:
   DirectReduction(GroupTransport transport, const Operation& operation);
-
-  void advance() override;
-  bool begun() const override;
-  bool finished() const override { return Transfer::finished() && to_widen_ == 0; }
 
  private:
   bool has_wire() const { return operation().wire.has_value(); }
@@ -60,31 +58,30 @@ class DirectReduction final : public Transfer {
   bool all_arrived(std::size_t round) const;
   bool can_be_widened(int owner, std::size_t round) const;
 
+  Task exchange_inputs();
+  Task reduce_inputs();
+  Task receive_results(int owner);
+  Task widen(int owner);
   void begin_round(std::size_t round);
-  void begin_results();
   void reduce(std::size_t round);
   /// Reduces this rank's piece of that round over all ranks.
   void reduce_piece(std::size_t round, std::byte* output);
-  void widen();
 
   std::size_t window_;  ///< rounds in progress at the same time
   std::size_t piece_elements_ = 0;
   std::size_t rounds_ = 0;
   std::size_t begun_rounds_ = 0;
-  std::size_t reduced_ = 0;               ///< rounds
+  std::size_t reduced_rounds_ = 0;
   std::unique_ptr<std::byte[]> staging_;  ///< one piece for each member and round of the window
   std::unique_ptr<std::byte[]> reduced_slice_;  ///< of a reduce, unless this rank is root
   std::vector<std::uint8_t> arrived_;           ///< whether that piece has arrived
   std::vector<std::uint8_t>
       sent_;  ///< whether a piece was sent, so that its result may be received
-  std::vector<std::size_t> results_begun_;  ///< rounds, of each member
   // Used only with a wire dtype:
   std::vector<std::uint8_t>
       results_arrived_;  ///< whether a member's result has arrived, for each round
   std::vector<std::uint8_t>
       results_sent_;  ///< whether this rank's result was sent to a member, for each round
-  std::vector<std::size_t> widened_;  ///< rounds, of each member
-  std::size_t to_widen_ = 0;          ///< pieces
 };
 
 DirectReduction::DirectReduction(GroupTransport transport, const Operation& operation)
@@ -111,12 +108,16 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   } else if (!keeps_result()) {
     reduced_slice_ = std::make_unique_for_overwrite<std::byte[]>(slice(rank()).length * element());
   }
-  results_begun_.resize(members);
-  if (!has_wire()) return;
-  results_arrived_.resize(rounds_ * members);
-  results_sent_.resize(rounds_ * members);
-  widened_.resize(members);
-  to_widen_ = rounds_ * members;
+  if (has_wire()) {
+    results_arrived_.resize(rounds_ * members);
+    results_sent_.resize(rounds_ * members);
+  }
+  run(exchange_inputs());
+  for (int owner = 0; owner < size(); ++owner) {
+    if (receives_results() && owner != rank()) run(receive_results(owner));
+    if (has_wire()) run_final(widen(owner));
+  }
+  run(reduce_inputs());
 }
 
 Range DirectReduction::slice(int member) const {
@@ -149,25 +150,36 @@ bool DirectReduction::all_arrived(std::size_t round) const {
   return std::all_of(begin, begin + size(), [](auto arrived) { return arrived != 0; });
 }
 
-bool DirectReduction::begun() const {
-  if (reduced_ < rounds_) return false;
-  if (!receives_results()) return true;
-  for (int member = 0; member < size(); ++member) {
-    if (member != rank() && results_begun_[static_cast<std::size_t>(member)] < rounds_)
-      return false;
+Task DirectReduction::exchange_inputs() {
+  for (; begun_rounds_ < rounds_; ++begun_rounds_) {
+    co_await until([&] { return begun_rounds_ < reduced_rounds_ + window_; });
+    begin_round(begun_rounds_);
   }
-  return true;
 }
 
-void DirectReduction::advance() {
-  for (;;) {
-    while (begun_rounds_ < rounds_ && begun_rounds_ < reduced_ + window_) {
-      begin_round(begun_rounds_++);
-    }
-    if (receives_results()) begin_results();
-    if (has_wire()) widen();
-    if (reduced_ == begun_rounds_ || !all_arrived(reduced_)) return;
-    reduce(reduced_++);
+Task DirectReduction::reduce_inputs() {
+  for (; reduced_rounds_ < rounds_; ++reduced_rounds_) {
+    co_await until([&] { return reduced_rounds_ < begun_rounds_ && all_arrived(reduced_rounds_); });
+    reduce(reduced_rounds_);
+  }
+}
+
+/// A result is received at the address from which the piece was sent.
+Task DirectReduction::receive_results(int owner) {
+  for (std::size_t round = 0; round < rounds_; ++round) {
+    co_await until([&] { return sent_[flag(owner, round)] != 0; });
+    const auto theirs = piece(owner, round);
+    receive(result(theirs), theirs.length * wire_element(), owner, Channel::results,
+            has_wire() ? &results_arrived_[flag(owner, round)] : nullptr);
+  }
+}
+
+Task DirectReduction::widen(int owner) {
+  for (std::size_t round = 0; round < rounds_; ++round) {
+    co_await until([&] { return can_be_widened(owner, round); });
+    const detail::WorkTimer timer(worked_);
+    const auto theirs = piece(owner, round);
+    kernels::widen_halves(*operation().wire, result(theirs), place_of(theirs), theirs.length);
   }
 }
 
@@ -189,19 +201,6 @@ void DirectReduction::begin_round(std::size_t round) {
     }
     send(operation().input + theirs.begin * element(), theirs.length * wire_element(), owner,
          Channel::parts, receives_results() ? &sent_[flag(owner, round)] : nullptr);
-  }
-}
-
-/// A result is received at the address from which the piece was sent.
-void DirectReduction::begin_results() {
-  for (int owner = 0; owner < size(); ++owner) {
-    if (owner == rank()) continue;
-    auto& round = results_begun_[static_cast<std::size_t>(owner)];
-    for (; round < begun_rounds_ && sent_[flag(owner, round)] != 0; ++round) {
-      const auto theirs = piece(owner, round);
-      receive(result(theirs), theirs.length * wire_element(), owner, Channel::results,
-              has_wire() ? &results_arrived_[flag(owner, round)] : nullptr);
-    }
   }
 }
 
@@ -239,22 +238,10 @@ void DirectReduction::reduce_piece(std::size_t round, std::byte* output) {
 
 bool DirectReduction::can_be_widened(int owner, std::size_t round) const {
   if (owner != rank()) return results_arrived_[flag(owner, round)] != 0;
-  if (round == reduced_) return false;
+  if (round >= reduced_rounds_) return false;
   if (piece(owner, round).length == 0) return true;
   const auto begin = results_sent_.begin() + static_cast<std::ptrdiff_t>(round) * size();
   return std::count(begin, begin + size(), 0) == 1;  // this rank's own flag
-}
-
-void DirectReduction::widen() {
-  for (int owner = 0; owner < size(); ++owner) {
-    auto& round = widened_[static_cast<std::size_t>(owner)];
-    for (; round < rounds_ && can_be_widened(owner, round); ++round) {
-      const detail::WorkTimer timer(worked_);
-      const auto theirs = piece(owner, round);
-      kernels::widen_halves(*operation().wire, result(theirs), place_of(theirs), theirs.length);
-      --to_widen_;
-    }
-  }
 }
 
 }  // namespace

@@ -19,14 +19,12 @@
 namespace lockstep::inline v0_2::messages {
 namespace {
 
+using detail::Task;
+using detail::until;
+
 class RingReduction final : public Transfer {
  public:
   RingReduction(GroupTransport transport, const Operation& operation);
-
-  void advance() override;
-  bool begun() const override {
-    return results_begun_ == messages_ && results_expected_ == messages_;
-  }
 
  private:
   int next() const { return (rank() + 1) % size(); }
@@ -40,10 +38,11 @@ class RingReduction final : public Transfer {
     return staging_.get() + message % window_ * piece_elements_ * element();
   }
 
-  void add_sums();
-  void send_sums();
-  void receive_results();
-  void send_results();
+  Task receive_sums();
+  Task add_sums();
+  Task send_sums();
+  Task receive_results();
+  Task send_results();
   void add(std::size_t message);
 
   std::size_t window_;  ///< messages in progress, of sums and of results each
@@ -52,11 +51,8 @@ class RingReduction final : public Transfer {
   std::size_t messages_ = 0;              ///< messages of sums; as many of results
   std::unique_ptr<std::byte[]> staging_;  ///< received sums of the window
   std::vector<std::byte> factor_;         ///< 1/N for each element of a piece, for avg
-  std::size_t sums_expected_ = 0;
   std::size_t sums_added_ = 0;
-  std::size_t sums_begun_ = 0;
-  std::size_t results_expected_ = 0;
-  std::size_t results_begun_ = 0;
+  // Of each message:
   std::vector<std::uint8_t> sum_arrived_;
   std::vector<std::uint8_t> sum_sent_;
   std::vector<std::uint8_t> result_arrived_;
@@ -77,6 +73,11 @@ RingReduction::RingReduction(GroupTransport transport, const Operation& operatio
   for (auto* flags : {&sum_arrived_, &sum_sent_, &result_arrived_, &result_sent_}) {
     flags->resize(messages_);
   }
+  run(receive_sums());
+  run(add_sums());
+  run(send_sums());
+  run(receive_results());
+  run(send_results());
   if (operation.reduce != ReduceOp::avg) return;
   factor_.resize(piece_elements_ * element());
   const float as_float = 1.0f / static_cast<float>(size());
@@ -96,24 +97,18 @@ Range RingReduction::piece(std::size_t message, int back) const {
   return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
 }
 
-void RingReduction::advance() {
-  add_sums();
-  send_sums();
-  receive_results();
-  send_results();
+Task RingReduction::receive_sums() {
+  for (std::size_t i = 0; i < messages_; ++i) {
+    co_await until([&] { return i < sums_added_ + window_; });
+    receive(staged(i), piece(i, 2).length * element(), previous(), Channel::parts,
+            &sum_arrived_[i]);
+  }
 }
 
-void RingReduction::add_sums() {
-  const auto expect = [&] {
-    for (; sums_expected_ < std::min(messages_, sums_added_ + window_); ++sums_expected_) {
-      receive(staged(sums_expected_), piece(sums_expected_, 2).length * element(), previous(),
-              Channel::parts, &sum_arrived_[sums_expected_]);
-    }
-  };
-  expect();
-  while (sums_added_ < sums_expected_ && sum_arrived_[sums_added_] != 0) {
-    add(sums_added_++);
-    expect();
+Task RingReduction::add_sums() {
+  for (; sums_added_ < messages_; ++sums_added_) {
+    co_await until([&] { return sum_arrived_[sums_added_] != 0; });
+    add(sums_added_);
   }
 }
 
@@ -132,36 +127,35 @@ void RingReduction::add(std::size_t message) {
   kernels::reduce(operation().dtype, ReduceOp::product, factors, {&sum, 1}, range.length);
 }
 
-void RingReduction::send_sums() {
-  for (; sums_begun_ < std::min(messages_, sums_added_ + pieces_); ++sums_begun_) {
-    if (sums_begun_ >= window_ && sum_sent_[sums_begun_ - window_] == 0) return;
-    const auto range = piece(sums_begun_, 1);
-    send(address_of(range), range.length * element(), next(), Channel::parts,
-         &sum_sent_[sums_begun_]);
+Task RingReduction::send_sums() {
+  for (std::size_t i = 0; i < messages_; ++i) {
+    co_await until(
+        [&] { return i < sums_added_ + pieces_ && (i < window_ || sum_sent_[i - window_] != 0); });
+    const auto range = piece(i, 1);
+    send(address_of(range), range.length * element(), next(), Channel::parts, &sum_sent_[i]);
   }
 }
 
 /// A result is received at the address from which the sum was sent.
-void RingReduction::receive_results() {
-  for (; results_expected_ < sums_begun_ && sum_sent_[results_expected_] != 0;
-       ++results_expected_) {
-    if (results_expected_ >= window_ && result_arrived_[results_expected_ - window_] == 0) return;
-    const auto range = piece(results_expected_, 1);
+Task RingReduction::receive_results() {
+  for (std::size_t i = 0; i < messages_; ++i) {
+    co_await until(
+        [&] { return sum_sent_[i] != 0 && (i < window_ || result_arrived_[i - window_] != 0); });
+    const auto range = piece(i, 1);
     receive(address_of(range), range.length * element(), previous(), Channel::results,
-            &result_arrived_[results_expected_]);
+            &result_arrived_[i]);
   }
 }
 
-void RingReduction::send_results() {
-  const auto is_final = [&](std::size_t message) {
-    return message < pieces_ ? sums_added_ > messages_ - pieces_ + message
-                             : result_arrived_[message - pieces_] != 0;
-  };
-  for (; results_begun_ < messages_ && is_final(results_begun_); ++results_begun_) {
-    if (results_begun_ >= window_ && result_sent_[results_begun_ - window_] == 0) return;
-    const auto range = piece(results_begun_, 0);
-    send(address_of(range), range.length * element(), next(), Channel::results,
-         &result_sent_[results_begun_]);
+Task RingReduction::send_results() {
+  for (std::size_t i = 0; i < messages_; ++i) {
+    co_await until([&] {
+      const bool is_final =
+          i < pieces_ ? sums_added_ > messages_ - pieces_ + i : result_arrived_[i - pieces_] != 0;
+      return is_final && (i < window_ || result_sent_[i - window_] != 0);
+    });
+    const auto range = piece(i, 0);
+    send(address_of(range), range.length * element(), next(), Channel::results, &result_sent_[i]);
   }
 }
 

@@ -2,12 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <functional>
 
 namespace lockstep::inline v0_2::messages {
 
 Transfer::Transfer(GroupTransport transport, const Operation& operation)
     : transport_(transport), operation_(operation) {
   pending_with_.resize(static_cast<std::size_t>(size()));
+}
+
+void Transfer::advance() {
+  bool ran = true;
+  while (std::exchange(ran, false)) {
+    for (auto* tasks : {&tasks_, &final_}) {
+      for (auto& task : *tasks) ran = task.advance() || ran;
+    }
+  }
 }
 
 std::vector<int> Transfer::partners() const {
@@ -71,38 +82,27 @@ std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operatio
 
 namespace {
 
+using detail::Task;
+using detail::until;
+
 /// Parts are sent in pieces or whole (Pieces::of_parts).
 class Moves final : public Transfer {
  public:
   Moves(GroupTransport transport, const Operation& operation);
 
-  void advance() override;
-  bool begun() const override {
-    return std::ranges::all_of(streams_, [](const Stream& stream) { return stream.begun(); });
-  }
-
  private:
-  /// The pieces of one part on their way to or from a member.
-  struct Stream {
-    int member;
-    std::byte* received = nullptr;    ///< where the part goes; null if it is sent
-    const std::byte* sent = nullptr;  ///< the part; null if it is received
-    std::size_t bytes = 0;
-    std::size_t piece = 0;                ///< bytes of all pieces but the last
-    std::size_t next = 0;                 ///< byte at which the next piece begins
-    std::vector<std::uint8_t> done = {};  ///< of the pieces in transit, in turn
-
-    bool begun() const { return next == bytes; }
-  };
-
   bool sends_to(int member) const;
   bool receives_from(int member) const;
   std::byte* place_of(int source) const;
-  void add(Stream stream, std::size_t window);
-  void advance(Stream& stream);
+  /// Begins the message of a piece: its first byte in the part, its length, and the flag that
+  /// becomes 1 when the message is complete.
+  using Begin = std::function<void(std::size_t at, std::size_t bytes, std::uint8_t* done)>;
+  /// Sends or receives a part in pieces. window: pieces in transit at the same time.
+  Task in_pieces(std::size_t bytes, std::size_t window, Begin begin);
 
+  /// For each part, whether the pieces in transit are complete, in turn.
+  std::deque<std::vector<std::uint8_t>> in_transit_;
   detail::Shape shape_;
-  std::vector<Stream> streams_;
 };
 
 Moves::Moves(GroupTransport transport, const Operation& operation)
@@ -116,24 +116,23 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
   const auto to_send =
       std::clamp<std::size_t>(most_sent / pieces().bytes / others, 2, pieces().window);
   const auto to_receive = 4 * to_send;
-  streams_.reserve(2 * static_cast<std::size_t>(size()));
   // Each rank begins with its neighbours, so that not all ranks send to the same member at the same
   // time.
   for (int step = 1; step < size(); ++step) {
     const int source = (rank() + size() - step) % size();
     const int target = (rank() + step) % size();
     if (receives_from(source)) {
-      add({.member = source,
-           .received = place_of(source),
-           .bytes = shape_.length(source, rank()) * element()},
-          to_receive);
+      run(in_pieces(shape_.length(source, rank()) * element(), to_receive,
+                    [=, this, part = place_of(source)](auto at, auto bytes, auto* done) {
+                      receive(part + at, bytes, source, Channel::parts, done);
+                    }));
     }
     if (sends_to(target)) {
       const std::size_t begin = parted ? shape_.begin(target) : 0;
-      add({.member = target,
-           .sent = input + begin * element(),
-           .bytes = shape_.length(rank(), target) * element()},
-          to_send);
+      run(in_pieces(shape_.length(rank(), target) * element(), to_send,
+                    [=, this, part = input + begin * element()](auto at, auto bytes, auto* done) {
+                      send(part + at, bytes, target, Channel::parts, done);
+                    }));
     }
   }
   if (receives_from(rank())) {
@@ -144,31 +143,14 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
   }
 }
 
-void Moves::add(Stream stream, std::size_t window) {
-  stream.piece = pieces().of_parts ? pieces().bytes : stream.bytes;
-  stream.done.assign(window, 1);
-  streams_.push_back(std::move(stream));
-  advance(streams_.back());
-}
-
-void Moves::advance() {
-  for (auto& stream : streams_) advance(stream);
-}
-
-/// Begins pieces until the window is full.
-void Moves::advance(Stream& stream) {
-  while (!stream.begun()) {
-    auto& done = stream.done[stream.next / stream.piece % stream.done.size()];
-    if (done == 0) return;
-    done = 0;
-    const std::size_t begin = stream.next;
-    const std::size_t bytes = std::min(stream.piece, stream.bytes - begin);
-    stream.next += bytes;
-    if (stream.received != nullptr) {
-      receive(stream.received + begin, bytes, stream.member, Channel::parts, &done);
-    } else {
-      send(stream.sent + begin, bytes, stream.member, Channel::parts, &done);
-    }
+Task Moves::in_pieces(std::size_t bytes, std::size_t window, Begin begin) {
+  auto& done = in_transit_.emplace_back(window, std::uint8_t{1});
+  const std::size_t piece = pieces().of_parts ? pieces().bytes : bytes;
+  for (std::size_t at = 0; at < bytes; at += piece) {
+    auto& before = done[at / piece % window];
+    co_await until([&] { return before != 0; });
+    before = 0;
+    begin(at, std::min(piece, bytes - at), &before);
   }
 }
 
@@ -201,9 +183,6 @@ class Broadcast final : public Transfer {
  public:
   Broadcast(GroupTransport transport, const Operation& operation);
 
-  void advance() override;
-  bool begun() const override { return passed_on_ == pieces_; }
-
  private:
   int others() const { return size() - 1; }
   int member_of(int number) const { return number < operation().peer ? number : number + 1; }
@@ -212,11 +191,10 @@ class Broadcast final : public Transfer {
   Range piece(int number, std::size_t index) const;
   std::size_t pieces(int number) const;
   std::byte* at(Range piece) const { return operation().output + piece.begin * element(); }
+  Task pass_on();
 
   std::size_t piece_elements_;
-  std::size_t pieces_ = 0;             ///< pieces of this rank's slice
-  std::vector<std::uint8_t> arrived_;  ///< whether the piece has arrived
-  std::size_t passed_on_ = 0;
+  std::vector<std::uint8_t> arrived_;  ///< whether the piece of this rank's slice has arrived
 };
 
 /// Short, so that a piece is sent on while the next one is received; long, so that there are few
@@ -239,8 +217,7 @@ Broadcast::Broadcast(GroupTransport transport, const Operation& operation)
     }
     return;
   }
-  pieces_ = pieces(number());
-  arrived_.resize(pieces_);
+  arrived_.resize(pieces(number()));
   each_piece(number(), [&](std::size_t i, Range range) {
     receive(at(range), range.length * element(), operation.peer, Channel::parts, &arrived_[i]);
   });
@@ -250,6 +227,7 @@ Broadcast::Broadcast(GroupTransport transport, const Operation& operation)
       receive(at(range), range.length * element(), member_of(other), Channel::results);
     });
   }
+  run(pass_on());
 }
 
 std::size_t Broadcast::pieces(int number) const {
@@ -263,9 +241,10 @@ Range Broadcast::piece(int number, std::size_t index) const {
   return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
 }
 
-void Broadcast::advance() {
-  for (; passed_on_ < pieces_ && arrived_[passed_on_] != 0; ++passed_on_) {
-    const auto range = piece(number(), passed_on_);
+Task Broadcast::pass_on() {
+  for (std::size_t i = 0; i < arrived_.size(); ++i) {
+    co_await until([&] { return arrived_[i] != 0; });
+    const auto range = piece(number(), i);
     for (int step = 1; step < others(); ++step) {
       const int other = (number() + step) % others();
       send(at(range), range.length * element(), member_of(other), Channel::results);

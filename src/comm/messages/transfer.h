@@ -1,13 +1,16 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "comm/messages/transport.h"
 #include "comm/operation.h"
+#include "comm/task.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::messages {
@@ -21,12 +24,11 @@ class Transfer {
   Transfer& operator=(const Transfer&) = delete;
 
   /// Begins the messages that can begin, and processes those that have arrived.
-  virtual void advance() = 0;
+  void advance();
   /// Whether all messages have begun, so that another transfer may begin its own.
-  virtual bool begun() const = 0;
-
+  bool begun() const { return all_finished(tasks_); }
   /// Whether the transfer is complete. Call it after advance().
-  virtual bool finished() const { return begun() && pending_ == 0; }
+  bool finished() const { return begun() && pending_ == 0 && all_finished(final_); }
   /// Members with whom a message is pending.
   std::vector<int> partners() const;
   /// Time in which this rank has reduced.
@@ -44,6 +46,11 @@ class Transfer {
 
   const Pieces& pieces() const { return transport_.group().pieces; }
 
+  /// Runs a task that begins messages.
+  void run(detail::Task task) { tasks_.push_back(std::move(task)); }
+  /// Runs a task that begins none.
+  void run_final(detail::Task task) { final_.push_back(std::move(task)); }
+
   /// Begins a message. A message of 0 bytes is complete at once. *flag, if given, becomes 1 when
   /// the message is complete.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
@@ -55,9 +62,14 @@ class Transfer {
 
  private:
   void on_complete(int member, std::uint8_t* flag);
+  static bool all_finished(const std::vector<detail::Task>& tasks) {
+    return std::ranges::all_of(tasks, &detail::Task::finished);
+  }
 
   GroupTransport transport_;
   const Operation& operation_;
+  std::vector<detail::Task> tasks_;
+  std::vector<detail::Task> final_;
   std::size_t pending_ = 0;
   std::vector<std::uint32_t> pending_with_;  ///< pending messages with each member
 };

@@ -19,6 +19,12 @@ class ComposedRankContext : public RankContext {
   bool failed() const override { return failure_.recorded(); }
   /// The worlds add this rank to the text.
   void fail(const Failure& failure) noexcept override;
+  /// Checks the operations of all groups.
+  void check(const BackendRequest&) override {
+    attempt([&] { check_requests(); });
+  }
+  /// Called by an operation that has advanced.
+  void set_progressed() { progressed_ = true; }
   /// Runs fn. An exception of type Caught ends all worlds and is rethrown.
   template <class Caught, class Fn>
   auto or_fail(const Fn& fn) {
@@ -46,6 +52,10 @@ class ComposedRankContext : public RankContext {
   }
   const std::vector<std::shared_ptr<Communicator>>& worlds() const { return worlds_; }
   Failure failure() override { return failure_.failure(); }
+  /// Advances the operations of all groups. Returns whether one has advanced.
+  bool advance_groups();
+  /// Throws: as ComposedCommunicator::check_requests().
+  void check_requests();
   /// Throws: the failure of the first world that has failed.
   void advance_worlds() {
     for (auto world = worlds_.rbegin(); world != worlds_.rend(); ++world) (*world)->make_progress();
@@ -56,6 +66,7 @@ class ComposedRankContext : public RankContext {
   void record(const Failure& failure) noexcept override;
 
   std::vector<std::shared_ptr<Communicator>> worlds_;
+  bool progressed_ = false;  ///< since advance_groups()
   std::mutex record_mutex_;
   FailureRecord failure_;
 };

@@ -1,5 +1,6 @@
-#include "comm/composed_rank_context.h"
+#include "comm/composed/composed_rank_context.h"
 
+#include "comm/composed/composed_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -7,6 +8,15 @@ namespace lockstep::inline v0_2::detail {
 void ComposedRankContext::fail(const Failure& failure) noexcept {
   set_failure_raised();
   record(failure);
+}
+
+bool ComposedRankContext::advance_groups() {
+  for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
+  return std::exchange(progressed_, false);
+}
+
+void ComposedRankContext::check_requests() {
+  for (auto* group : groups()) static_cast<ComposedCommunicator*>(group)->check_requests();
 }
 
 void ComposedRankContext::record_exception(const std::exception& error) noexcept {

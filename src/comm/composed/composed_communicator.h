@@ -1,0 +1,86 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/backend_communicator.h"
+#include "comm/composed/composed_rank_context.h"
+#include "comm/task.h"
+
+namespace lockstep::inline v0_2::detail {
+
+class ComposedCommunicator;
+
+/// An operation of a ComposedCommunicator: a task that awaits operations of other groups.
+class ComposedRequest final : public GroupRequest<ComposedCommunicator> {
+ public:
+  ComposedRequest(ComposedCommunicator& group, Operation&& operation)
+      : GroupRequest(group, std::move(operation)) {}
+
+  /// Called once, before the first advance().
+  void set_task(Task task) { task_ = std::move(task); }
+  /// The operation that the task awaits; null if it awaits something else.
+  Work* awaited_work() const { return task_.work(); }
+  /// When the operation was issued.
+  std::chrono::steady_clock::time_point begun() const { return begun_; }
+
+  void advance() override;
+  /// While the task awaits something else than an operation, it may be the turn of an earlier one:
+  /// then the ranks that the first operation of the group waits for.
+  std::vector<int> missing() const override;
+  std::string note() const override;
+  bool cancel() override;
+  /// A task that awaits a later operation may wait for a rank that itself waits in an earlier one.
+  /// Only the wait in the earlier one can name the rank at fault, so it times out first.
+  std::chrono::milliseconds grace() const override {
+    return task_.works() * std::chrono::milliseconds(200);
+  }
+
+ private:
+  Task task_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
+
+/// Base of the communicators of a ComposedRankContext. Its operations are ComposedRequests.
+class ComposedCommunicator : public BackendCommunicator {
+ public:
+  ComposedRankContext& context() const override { return *context_; }
+
+  // Called by the context.
+  void poll() override;
+  std::size_t pending() const override;
+  void release(std::vector<std::shared_ptr<void>>& complete) override;
+  void drop(std::vector<std::shared_ptr<void>>& pending) override;
+  /// Checks all operations.
+  /// Throws: as check(const ComposedRequest&).
+  void check_requests();
+
+  /// World ranks that the first operation that awaits another one waits for.
+  std::vector<int> first_awaited() const;
+
+ protected:
+  ComposedCommunicator(std::shared_ptr<ComposedRankContext> context, int rank, int size)
+      : BackendCommunicator(rank, size), context_(std::move(context)) {}
+
+  /// Begins an operation: numbers it, and calls start(), which returns its task. Operations begin
+  /// in the same order on all members.
+  std::shared_ptr<ComposedRequest> begin_task(Operation&& operation,
+                                              const std::function<Task(ComposedRequest&)>& start);
+  const std::shared_ptr<ComposedRankContext>& shared_context() const { return context_; }
+  bool has_requests() const { return !requests_.empty(); }
+
+ private:
+  /// Throws: CommError if a rank that the operation waits for has left or ended.
+  virtual void check(const ComposedRequest& request);
+
+  std::shared_ptr<ComposedRankContext> context_;
+  std::deque<std::shared_ptr<ComposedRequest>> requests_;  ///< in order, until complete
+};
+
+}  // namespace lockstep::detail

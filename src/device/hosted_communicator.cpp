@@ -1,0 +1,76 @@
+#include "device/hosted_communicator.h"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/waiting.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::device {
+
+using detail::concat;
+
+HostedCommunicator::HostedCommunicator(std::shared_ptr<DeviceRankContext> context,
+                                       std::shared_ptr<Communicator> host)
+    : ComposedCommunicator(std::move(context), host->rank(), host->size()), host_(std::move(host)) {
+  set_hosts(host_->hosts());
+}
+
+std::shared_ptr<Communicator> HostedCommunicator::handle(
+    std::shared_ptr<HostedCommunicator> group) {
+  auto* const raw = group.get();
+  raw->begin_use();
+  return {raw, [group = std::move(group)](Communicator*) mutable {
+            group->finish();
+            group.reset();
+          }};
+}
+
+void HostedCommunicator::finish() noexcept {
+  if (context().in_child()) return;
+  std::vector<std::shared_ptr<void>> ended;  // destroyed after the lock
+  const auto lock = context().lock();
+  while (has_requests() && !context().failed() && !context().ended()) {
+    context().advance();
+    release(ended);
+    if (has_requests()) std::this_thread::sleep_for(detail::poll_pause);
+  }
+  drop(ended);
+  // The progress thread uses groups and the host world under the lock.
+  context().remove(*this);
+  host_.reset();
+}
+
+void HostedCommunicator::poll() {
+  check_device();
+  ComposedCommunicator::poll();
+}
+
+void HostedCommunicator::check(const detail::ComposedRequest& request) {
+  auto* work = request.awaited_work();
+  const auto& operation = request.operation();
+  if (work != nullptr) {
+    work->check();
+  } else {
+    host().check_processes(operation.label());
+  }
+  const auto limit = detail::wait_limit(operation, context().timeout());
+  if (std::chrono::steady_clock::now() - request.begun() < limit) return;
+  const auto ranks = work != nullptr ? work->missing() : std::vector<int>();
+  const auto what = work != nullptr ? detail::awaited(ranks)
+                                    : std::string("the device, which has not completed it");
+  throw TimeoutError(concat(operation.label(), " waited ", limit.count() / 1000.0, " s for ", what),
+                     {.rank = detail::lowest(ranks)});
+}
+
+Work HostedCommunicator::forward(Operation&& operation) {
+  return Work(begin_task(std::move(operation), [this](detail::ComposedRequest& request) {
+    return [](detail::ComposedRequest& forwarded, Work work) -> detail::Task {
+      forwarded.set_source(co_await std::move(work));
+    }(request, detail::reissue(host(), request.operation()));
+  }));
+}
+
+}  // namespace lockstep::device
