@@ -48,8 +48,8 @@ std::string BackendRequest::of_group() const {
   return detail::of_group(group_->group_number(), ranks);
 }
 
-bool BackendRequest::cancel_by(const std::function<bool()>& withdraw) {
-  if (complete()) return false;
+bool BackendRequest::cancel() {
+  if (operation_.collective != Collective::recv || complete()) return false;
   const RankContext::CallGuard guard(context_);
   if (context_.failed()) context_.throw_failure(where());
   if (complete() || !withdraw()) return false;

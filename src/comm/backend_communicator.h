@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,6 +46,7 @@ class BackendRequest : public Request {
 
   bool test() final;
   void wait() final;
+  bool cancel() final;
   void abandon() noexcept final;
   void check() final;
   void record() noexcept final;
@@ -56,11 +56,12 @@ class BackendRequest : public Request {
                  Operation&& operation);
   BackendCommunicator& backend_group() const { return *group_; }
   void set_complete();
-  /// cancel() of a receive. withdraw() is called under a CallGuard if the receive is not complete.
-  /// It withdraws the receive if no message has matched it, and returns whether it did.
-  bool cancel_by(const std::function<bool()>& withdraw);
 
  private:
+  /// Withdraws this receive if no message has matched it. Returns whether it did. Under a
+  /// CallGuard, if the receive is not complete.
+  virtual bool withdraw() { return false; }
+
   std::shared_ptr<BackendCommunicator> group_;
   RankContext& context_;  ///< owned by the group
   Operation operation_;

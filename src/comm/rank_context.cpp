@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "lockstep/error.h"
 
 // Note [How a rank waits]
 // A waiting rank polls all its groups, because other ranks may wait for its share of other
@@ -146,6 +147,13 @@ bool RankContext::poll() {
   return progressed;
 }
 
+bool RankContext::advance() {
+  attempt([&] {
+    for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
+  });
+  return std::exchange(advanced_, false);
+}
+
 std::size_t RankContext::pending() const {
   std::size_t pending = 0;
   if (failed()) return pending;
@@ -194,6 +202,28 @@ bool RankContext::yield(const Over& over) {
     ::sched_yield();
   }
   return false;
+}
+
+template <class Over>
+void RankContext::wait_long(LongWait& wait, const Over& finished) {
+  auto over = until([&] {
+    if (finished()) return true;
+    check_long_wait(wait);
+    return std::ranges::any_of(wait.operations, &BackendRequest::complete) && finished();
+  });
+  for (;;) {
+    const auto now = Clock::now();
+    if (now >= wait.until) return;
+    if (std::exchange(progressed_, false)) wait.last_progress = now;
+    if (policy_.must_poll && now - wait.last_progress <= yield_time) {
+      if (over.is_ready()) return;
+      ::sched_yield();
+    } else if (sleep_unless(over, std::min<std::chrono::nanoseconds>(wait.deadline.nap(),
+                                                                     wait.until - now))) {
+      return;
+    }
+    if (policy_.must_poll && spin(finished)) return;
+  }
 }
 
 void RankContext::wait(const BackendRequest& operation) {
@@ -247,30 +277,8 @@ std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest*
   return first;
 }
 
-void RankContext::wait_long(LongWait& wait, const std::function<bool()>& finished) {
-  const auto over = [&] {
-    if (finished()) return true;
-    check_long_wait(wait);
-    return std::ranges::any_of(wait.operations, &BackendRequest::complete) && finished();
-  };
-  for (;;) {
-    const auto now = Clock::now();
-    if (now >= wait.until) return;
-    if (std::exchange(progressed_, false)) wait.last_progress = now;
-    if (policy_.must_poll && now - wait.last_progress <= yield_time) {
-      if (over()) return;
-      ::sched_yield();
-    } else if (sleep_unless(over, std::min<std::chrono::nanoseconds>(wait.deadline.nap(),
-                                                                     wait.until - now))) {
-      return;
-    }
-    if (policy_.must_poll && spin(finished)) return;
-  }
-}
-
-bool RankContext::sleep_unless(const std::function<bool()>& over,
-                               std::chrono::nanoseconds /*longest*/) {
-  if (over()) return true;
+bool RankContext::sleep_unless(Condition& over, std::chrono::nanoseconds /*longest*/) {
+  if (over.is_ready()) return true;
   std::this_thread::sleep_for(poll_pause);
   return false;
 }
@@ -355,6 +363,14 @@ void RankContext::fail(const Failure& failure) noexcept {
   } catch (const std::bad_alloc&) {
     record(failure.with(failure.text));
   }
+}
+
+void RankContext::record_exception(const std::exception& error) noexcept {
+  auto failure = failure_of(error);
+  const auto* known = dynamic_cast<const Error*>(&error);
+  // All ranks raise the text of the first failure, not that of the error on this rank.
+  if (known != nullptr && !known->cause().empty()) failure.text = known->cause();
+  record(failure);
 }
 
 void RankContext::abandon(BackendCommunicator& group, std::string_view cause) noexcept {

@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,7 +39,7 @@ struct WaitPolicy {
 
 /// One rank's state in a backend, shared by all its groups. It waits for operations, enforces
 /// timeouts, raises failures, admits one thread of the program at a time, and owns the progress
-/// thread. A backend derives from it and implements the private functions. Note [How a rank waits]
+/// thread. A backend derives from it and overrides what differs. Note [How a rank waits]
 /// is in rank_context.cpp.
 class RankContext {
  public:
@@ -110,9 +110,9 @@ class RankContext {
                                       const std::stop_token& stop);
   /// Ends the world if a rank that the operation waits for has left it. May throw the failure of
   /// the world.
-  virtual void check(const BackendRequest& operation) = 0;
+  virtual void check(const BackendRequest& /*operation*/) {}
 
-  virtual bool failed() const = 0;
+  virtual bool failed() const { return failure_.recorded(); }
   /// Releases pending operations and throws the failure of the world. Under a CallGuard.
   [[noreturn]] void throw_failure(std::string_view where);
   /// Ends the world by a failure in this rank's program, unless the world has failed before. The
@@ -125,6 +125,18 @@ class RankContext {
   }
   /// The failure that ended the world, the same on all ranks. Under a CallGuard or lock().
   Failure first_failure() { return failure(); }
+  /// Runs fn. An exception of type Caught ends the world and is rethrown.
+  template <class Caught, class Fn>
+  auto or_fail(const Fn& fn) {
+    try {
+      return fn();
+    } catch (const Caught& error) {
+      record_exception(error);
+      throw;
+    }
+  }
+  /// Called by an operation that has advanced.
+  void set_advanced() { advanced_ = true; }
   /// fail() for an operation whose Work was destroyed by an exception.
   void abandon(BackendCommunicator& group, std::string_view cause) noexcept;
 
@@ -143,6 +155,24 @@ class RankContext {
 
   std::span<BackendCommunicator* const> groups() const { return groups_; }
   bool failure_raised() const noexcept { return raised_failure_.raised(); }
+  /// Runs fn. An exception ends the world.
+  template <class Fn>
+  void attempt(const Fn& fn) noexcept {
+    try {
+      fn();
+    } catch (const std::exception& error) {
+      record_exception(error);
+    }
+  }
+  /// Advances all groups without blocking; true if there was progress. Also called by the progress
+  /// thread.
+  virtual bool advance();
+  /// Records the failure that ends the world, unless there is one. failure.rank is a world rank.
+  /// Any thread. Without an override, in memory of this rank.
+  virtual void record(const Failure& failure) noexcept { failure_.record(failure); }
+  /// The recorded failure of the world.
+  virtual Failure failure() { return failure_.failure(); }
+  FailureRecord& failure_record() { return failure_; }
   /// This rank's program raises the first error of the world itself.
   void set_failure_raised() noexcept { raised_failure_.set_raised(); }
   void expect_own_process() const { usage_.expect_own_process(backend_, rank_); }
@@ -152,25 +182,17 @@ class RankContext {
   }
 
  private:
-  /// Advances all groups without blocking; true if there was progress. Also called by the progress
-  /// thread.
-  virtual bool advance() = 0;
-  /// Records the failure that ends the world, unless there is one. failure.rank is a world rank.
-  /// Any thread.
-  virtual void record(const Failure& failure) noexcept = 0;
   /// Sends a recorded failure to other ranks, for backends whose record() does not. Under a
   /// CallGuard; any number of times.
   virtual void propagate_failure() noexcept {}
-  /// The recorded failure of the world.
-  virtual Failure failure() = 0;
   /// The world rank of a rank of this backend's world, for error texts.
   virtual int world_rank(int rank) const { return rank; }
   /// The text of a timeout error for the world ranks that an operation waits for.
   virtual std::string awaited(std::span<const int> ranks) const;
-  /// Calls over() and, unless it returns true, sleeps until another rank wakes this one, for at
-  /// most `longest`. Returns the result of over(). Other ranks must see that this rank is about to
-  /// sleep before over() is called.
-  virtual bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest);
+  /// Unless the wait is over, sleeps until another rank wakes this one, for at most `longest`.
+  /// Returns whether it is over. Other ranks must see that this rank is about to sleep before
+  /// over.is_ready() is called.
+  virtual bool sleep_unless(Condition& over, std::chrono::nanoseconds longest);
   /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
   virtual void interrupt() noexcept {}
   /// The deadlock that this rank is in, by the flight records of this host. Called repeatedly
@@ -184,13 +206,15 @@ class RankContext {
   /// Throws: InvalidArgument if this thread may not call the backend.
   virtual void expect_usable_thread() const {}
 
+  void record_exception(const std::exception& error) noexcept;
   struct LongWait;
   template <class Over>
   bool spin(const Over& over);
   template <class Over>
   bool yield(const Over& over);
   void wait_long(const BackendRequest& operation);
-  void wait_long(LongWait& wait, const std::function<bool()>& over);
+  template <class Over>
+  void wait_long(LongWait& wait, const Over& over);
   std::optional<std::size_t> first_finished(std::span<const BackendRequest* const> operations);
   void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
@@ -206,12 +230,14 @@ class RankContext {
   bool has_mutex_;
   std::mutex mutex_;
   Usage usage_;
+  FailureRecord failure_;
   RaisedFailure raised_failure_;
   std::vector<BackendCommunicator*> groups_;
   int last_group_ = 0;
   std::vector<std::shared_ptr<void>>
       complete_;             ///< operations that the end of a CallGuard releases
   bool progressed_ = false;  ///< progress since a wait read this last
+  bool advanced_ = false;    ///< an operation has advanced since advance()
   bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
   std::shared_ptr<FlightRecorder> recorder_;
   std::optional<StallWatch> stalls_;  ///< if there is a recorder

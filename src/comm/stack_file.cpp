@@ -106,7 +106,8 @@ void request_stacks(std::string_view job, std::vector<int>& stopped) noexcept {
       if (read_process(file.pid).stopped()) {
         stopped.push_back(record->rank());
       } else if (file.failed.load() == 0) {
-        request_thread_stacks(file.pid, [&] { return !has_ended(file); });
+        const StackRequest request(file.pid);
+        if (!has_ended(file)) request.send();
       }
     }
   } catch (const std::exception&) {

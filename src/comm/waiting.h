@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/operation.h"
 #include "core/process.h"
@@ -37,6 +38,34 @@ bool fit_cores(int ranks, int threads_per_rank, int cores);
 /// Longest wait for the operation: its timeout, else that of the world. Limited to a year, so that
 /// sums do not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);
+
+/// What a rank or a Task waits for.
+class Condition {
+ public:
+  /// Whether the wait is over. Does not block.
+  virtual bool is_ready() = 0;
+
+ protected:
+  ~Condition() = default;
+};
+
+/// The condition of until().
+template <class Ready>
+class Until final : public Condition {
+ public:
+  explicit Until(Ready ready) : ready_(std::move(ready)) {}
+  bool is_ready() override { return ready_(); }
+  void resume() noexcept {}
+
+ private:
+  Ready ready_;
+};
+
+/// The condition that ready() returns true.
+template <class Ready>
+Until<Ready> until(Ready ready) {
+  return Until<Ready>(std::move(ready));
+}
 
 enum class WaitState { pending, complete, failed };
 

@@ -18,7 +18,6 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/process.h"
 #include "core/signal_safe_text.h"
 
 // Note [How threads write their stacks]
@@ -268,17 +267,18 @@ bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
   return written;
 }
 
-void request_thread_stacks(pid_t process, const std::function<bool()>& is_meant) {
-  // The descriptor stays that of this process, whatever becomes of its pid.
-  const Descriptor fd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
-  if (!fd || !is_meant() || !catches(process, stack_signal())) return;
+StackRequest::StackRequest(pid_t process)
+    : process_(process), fd_(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
+
+void StackRequest::send() const {
+  if (!fd_ || !catches(process_, stack_signal())) return;
   siginfo_t info{};
   info.si_signo = stack_signal();
   info.si_code = SI_QUEUE;
   info.si_pid = ::getpid();
   info.si_uid = ::getuid();
   info.si_value.sival_int = request_value;
-  ::syscall(SYS_pidfd_send_signal, fd.get(), stack_signal(), &info, 0);
+  ::syscall(SYS_pidfd_send_signal, fd_.get(), stack_signal(), &info, 0);
 }
 
 }  // namespace lockstep::detail

@@ -4,7 +4,8 @@
 #include <ucontext.h>
 
 #include <chrono>
-#include <functional>
+
+#include "core/process.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -22,9 +23,17 @@ bool prepare_thread_stacks(void (*on_request)(const ucontext_t* context));
 /// does it at this moment, or if a write fails.
 bool write_thread_stacks(int fd, const ucontext_t* context) noexcept;
 
-/// Asks a process for the stacks of its threads, if it has a handler for that: the signal ends
-/// other processes. is_meant() returns whether the pid still is that of the process that the caller
-/// means.
-void request_thread_stacks(pid_t process, const std::function<bool()>& is_meant);
+/// A question to a process for the stacks of its threads. Between construction and send(), the
+/// caller checks that the pid is that of the process that it means.
+class StackRequest {
+ public:
+  explicit StackRequest(pid_t process);
+  /// Asks the process, if it has a handler for that: the signal ends other processes.
+  void send() const;
+
+ private:
+  pid_t process_;
+  Descriptor fd_;  ///< of the process, whatever becomes of its pid
+};
 
 }  // namespace lockstep::detail

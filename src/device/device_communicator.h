@@ -60,7 +60,7 @@ class DeviceRequest final : public detail::Request {
 
   /// done: the event that the current stream waits for. It is recorded once the whole operation is
   /// on the CommStream.
-  DeviceRequest(std::shared_ptr<detail::ComposedRequest> request,
+  DeviceRequest(std::shared_ptr<detail::TaskRequest> request,
                 std::shared_ptr<const c10::Event> done, const CommStream& stream, Wait wait)
       : request_(std::move(request)), done_(std::move(done)), stream_(stream), wait_(wait) {}
 
@@ -75,7 +75,7 @@ class DeviceRequest final : public detail::Request {
   /// Takes the source of a receive from any source.
   void take_source();
 
-  std::shared_ptr<detail::ComposedRequest> request_;
+  std::shared_ptr<detail::TaskRequest> request_;
   std::shared_ptr<const c10::Event> done_;
   CommStream stream_;
   Wait wait_;

@@ -36,19 +36,19 @@ void DeviceRankContext::begin_progress_thread() noexcept {
 }
 
 bool DeviceRankContext::advance() {
-  bool progressed = false;
-  if (failed()) return progressed;
   const RelaxedCapture relaxed;
-  attempt([&] {
-    progressed = advance_groups();
-    const auto now = Clock::now();
-    if (now - checked_ < check_pause) return;
+  const bool was_failed = failed();
+  const bool advanced = RankContext::advance();
+  const auto now = Clock::now();
+  if (!failed() && now - checked_ >= check_pause) {
     checked_ = now;
-    advance_worlds();
-    check_requests();
-  });
-  if (failed()) propagate_failure();
-  return progressed;
+    attempt([&] {
+      advance_worlds();
+      check_requests();
+    });
+  }
+  if (failed() && !was_failed) propagate_failure();
+  return advanced;
 }
 
 void DeviceRankContext::propagate_failure() noexcept {

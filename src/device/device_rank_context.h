@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/composed/composed_rank_context.h"
+#include "comm/tasks/composed_rank_context.h"
 #include "core/process.h"
 #include "device/comm_stream.h"
 

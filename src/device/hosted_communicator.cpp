@@ -14,7 +14,7 @@ using detail::concat;
 
 HostedCommunicator::HostedCommunicator(std::shared_ptr<DeviceRankContext> context,
                                        std::shared_ptr<Communicator> host)
-    : ComposedCommunicator(std::move(context), host->rank(), host->size()), host_(std::move(host)) {
+    : TaskCommunicator(std::move(context), host->rank(), host->size()), host_(std::move(host)) {
   set_hosts(host_->hosts());
 }
 
@@ -45,10 +45,10 @@ void HostedCommunicator::finish() noexcept {
 
 void HostedCommunicator::poll() {
   check_device();
-  ComposedCommunicator::poll();
+  TaskCommunicator::poll();
 }
 
-void HostedCommunicator::check(const detail::ComposedRequest& request) {
+void HostedCommunicator::check(const detail::TaskRequest& request) {
   auto* work = request.awaited_work();
   const auto& operation = request.operation();
   if (work != nullptr) {
@@ -66,8 +66,8 @@ void HostedCommunicator::check(const detail::ComposedRequest& request) {
 }
 
 Work HostedCommunicator::forward(Operation&& operation) {
-  return Work(begin_task(std::move(operation), [this](detail::ComposedRequest& request) {
-    return [](detail::ComposedRequest& forwarded, Work work) -> detail::Task {
+  return Work(begin_task(std::move(operation), [this](detail::TaskRequest& request) {
+    return [](detail::TaskRequest& forwarded, Work work) -> detail::Task {
       forwarded.set_source(co_await std::move(work));
     }(request, detail::reissue(host(), request.operation()));
   }));

@@ -4,20 +4,20 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/composed/composed_communicator.h"
+#include "comm/tasks/task_communicator.h"
 #include "device/device_rank_context.h"
 #include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::device {
 
 /// Base of the communicators of a DeviceRankContext. Its ranks are also a group of the host world.
-class HostedCommunicator : public detail::ComposedCommunicator {
+class HostedCommunicator : public detail::TaskCommunicator {
  public:
   std::string_view backend() const override { return context().backend(); }
   int world_rank(int rank) const override { return host_->world_rank(rank); }
   bool matches_by_tag() const override { return host_->matches_by_tag(); }
   DeviceRankContext& context() const override {
-    return static_cast<DeviceRankContext&>(ComposedCommunicator::context());
+    return static_cast<DeviceRankContext&>(TaskCommunicator::context());
   }
 
   /// The ranks of this group in the host world.
@@ -53,7 +53,7 @@ class HostedCommunicator : public detail::ComposedCommunicator {
   virtual void check_device() {}
   /// Throws: CommError if a rank that the operation waits for has left or ended. TimeoutError if it
   /// waits for longer than its limit.
-  void check(const detail::ComposedRequest& request) override;
+  void check(const detail::TaskRequest& request) override;
   void finish() noexcept;
 
   std::shared_ptr<Communicator> host_;

@@ -122,7 +122,7 @@ Work NcclCommunicator::announce(const Operation& operation) {
 namespace {
 
 /// memory: used by the operation until it is complete.
-detail::Task await_completion(detail::ComposedRequest& request, Work announced,
+detail::Task await_completion(detail::TaskRequest& request, Work announced,
                               at::Tensor /*memory*/, std::shared_ptr<const c10::Event> done) {
   request.set_source(co_await std::move(announced));
   co_await detail::until([&] { return done->query(); });
@@ -135,7 +135,7 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
   const at::NoGradGuard no_grad;
   auto done = DeviceRankContext::share(c10::Event(device().type()));
   stream().wait_for_current();
-  auto begun = begin_task(std::move(operation), [&](detail::ComposedRequest& request) {
+  auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
     const c10::StreamGuard guard(stream().stream());
     auto announced = announce(request.operation());
     auto memory = enqueue(request.operation());

@@ -43,7 +43,7 @@ void StagedCommunicator::copy_to_host(const Operation& operation, Transfer& tran
   }
 }
 
-detail::Task StagedCommunicator::exchange(detail::ComposedRequest& request,
+detail::Task StagedCommunicator::exchange(detail::TaskRequest& request,
                                           std::shared_ptr<Transfer> transfer) {
   detail::Turn turn(exchanges_);
   co_await detail::until(std::bind_front(&Transfer::has_input, transfer.get()));
@@ -86,7 +86,7 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
                .copied = c10::Event(device().type()),
                .done = DeviceRankContext::share(c10::Event(device().type()))});
   stream().wait_for_current();
-  auto begun = begin_task(std::move(operation), [&](detail::ComposedRequest& request) {
+  auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
     const c10::StreamGuard guard(stream().stream());
     copy_to_host(request.operation(), *transfer);
     transfer->copied.record(stream().stream());

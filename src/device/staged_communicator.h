@@ -34,7 +34,7 @@ class StagedCommunicator final : public DeviceCommunicator {
 
   at::Tensor pinned(std::size_t count, DType dtype) const;
   void copy_to_host(const Operation& operation, Transfer& transfer);
-  detail::Task exchange(detail::ComposedRequest& request, std::shared_ptr<Transfer> transfer);
+  detail::Task exchange(detail::TaskRequest& request, std::shared_ptr<Transfer> transfer);
   Work exchange_on_host(const Operation& operation, const Transfer& transfer);
   void copy_to_device(const Operation& operation, const std::shared_ptr<Transfer>& transfer);
 

@@ -45,8 +45,8 @@ class FakeContext final : public detail::RankContext {
   void record(const detail::Failure& failure) noexcept override { failure_.record(failure); }
   void propagate_failure() noexcept override { ++propagate_calls; }
   detail::Failure failure() override { return failure_.failure(); }
-  bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override {
-    if (over()) return true;
+  bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override {
+    if (over.is_ready()) return true;
     ++sleeps;
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, 1ms));
     return false;

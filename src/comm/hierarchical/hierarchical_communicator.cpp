@@ -110,8 +110,8 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
                                                    const HostTopology& topology, StageGroups groups)
-    : ComposedCommunicator(std::move(context), groups.all_ranks.ranks->rank(),
-                           groups.all_ranks.ranks->size()),
+    : TaskCommunicator(std::move(context), groups.all_ranks.ranks->rank(),
+                       groups.all_ranks.ranks->size()),
       topology_(topology),
       groups_(std::move(groups)) {
   set_hosts(over_mpi().hosts());
@@ -181,13 +181,13 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
 
 Work HierarchicalCommunicator::begin(Operation&& operation) {
   return Work(begin_task(std::move(operation),
-                         [this](detail::ComposedRequest& request) { return task(request); }));
+                         [this](detail::TaskRequest& request) { return task(request); }));
 }
 
 /// Three stages of a few bytes take longer than one.
 constexpr std::size_t least_gathered_in_shards = 64 << 10;
 
-Task HierarchicalCommunicator::task(detail::ComposedRequest& request) {
+Task HierarchicalCommunicator::task(detail::TaskRequest& request) {
   const auto& operation = request.operation();
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
   if (floats && topology_.hosts > 1) {
@@ -205,7 +205,7 @@ Task HierarchicalCommunicator::task(detail::ComposedRequest& request) {
   return whole(request, here ? groups_.intra_node_reduce : groups_.all_ranks);
 }
 
-Task HierarchicalCommunicator::whole(detail::ComposedRequest& request, StageGroup& group) {
+Task HierarchicalCommunicator::whole(detail::TaskRequest& request, StageGroup& group) {
   Turn turn(group.turns);
   co_await turn;
   request.set_source(co_await detail::reissue(*group.ranks, request.operation()));

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/composed/composed_communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"
+#include "comm/tasks/task_communicator.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
@@ -32,7 +32,7 @@ struct StageGroups {
 };
 
 /// One rank's communicator of one group whose ranks are on several hosts.
-class HierarchicalCommunicator final : public detail::ComposedCommunicator {
+class HierarchicalCommunicator final : public detail::TaskCommunicator {
  public:
   /// Creates the hierarchical group with the ranks of flat. inside is the group of its ranks on
   /// this host. Collective over flat.
@@ -59,13 +59,13 @@ class HierarchicalCommunicator final : public detail::ComposedCommunicator {
   Communicator& over_mpi() const { return *groups_.all_ranks.ranks; }
 
   HierarchicalRankContext& context() const override {
-    return static_cast<HierarchicalRankContext&>(ComposedCommunicator::context());
+    return static_cast<HierarchicalRankContext&>(TaskCommunicator::context());
   }
 
  private:
   Work begin(Operation&& operation) override;
-  detail::Task task(detail::ComposedRequest& request);
-  detail::Task whole(detail::ComposedRequest& request, StageGroup& group);
+  detail::Task task(detail::TaskRequest& request);
+  detail::Task whole(detail::TaskRequest& request, StageGroup& group);
   detail::Task in_shards(const Operation& operation);
   detail::Task to_root_in_shards(const Operation& operation);
   detail::Task to_parts_in_shards(const Operation& operation);

@@ -27,15 +27,11 @@ HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> o
                           {std::move(of_host), over_mpi}) {}
 
 bool HierarchicalRankContext::advance() {
-  bool progressed = false;
-  if (failed()) return progressed;
-  attempt([&] {
-    progressed = advance_groups();
-    // Operations advance only the backends that they await, but either world may fail: poll both
-    // regularly.
-    if (++polls_ % polls_between_checks == 0) advance_worlds();
-  });
-  return progressed;
+  const bool advanced = RankContext::advance();
+  // Operations advance only the backends that they await, but either world may fail: poll both
+  // regularly.
+  if (++polls_ % polls_between_checks == 0 && !failed()) attempt([&] { advance_worlds(); });
+  return advanced;
 }
 
 detail::Failure HierarchicalRankContext::failure() {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/composed/composed_rank_context.h"
+#include "comm/tasks/composed_rank_context.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 

@@ -57,9 +57,7 @@ std::vector<int> RecvRequest::missing() const {
 
 std::string RecvRequest::note() const { return group().inbox().describe_early(*this); }
 
-bool RecvRequest::cancel() {
-  return cancel_by([this] { return group().inbox().withdraw(*this); });
-}
+bool RecvRequest::withdraw() { return group().inbox().withdraw(*this); }
 
 bool RecvRequest::copy(int source, const detail::MessageTerms& terms, const std::byte* data) {
   const auto expected = detail::terms_of(operation());

@@ -45,13 +45,15 @@ class RecvRequest final : public HostRequest {
   std::vector<int> missing() const override;
   /// Names messages with other tags that this rank has got.
   std::string note() const override;
-  bool cancel() override;
 
   /// Copies a message from this member. Returns false if its terms differ from those of the
   /// receive: the world has failed.
   bool copy(int source, const detail::MessageTerms& terms, const std::byte* data);
   /// Completes the receive after copy().
   void finish(int source);
+
+ private:
+  bool withdraw() override;
 };
 
 }  // namespace lockstep::host

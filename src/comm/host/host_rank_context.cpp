@@ -62,9 +62,9 @@ void HostRankContext::on_crash(const detail::Crash& crash) noexcept {
 
 void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(), ranks, rank()); }
 
-bool HostRankContext::sleep_unless(const std::function<bool()>& over,
-                                   std::chrono::nanoseconds longest) {
-  return host::sleep_unless(arena(), rank(), over, longest);
+bool HostRankContext::sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) {
+  return host::sleep_unless(
+      arena(), rank(), [&] { return over.is_ready(); }, longest);
 }
 
 void HostRankContext::interrupt() noexcept {

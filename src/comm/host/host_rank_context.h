@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -94,7 +93,7 @@ class HostRankContext final : public detail::RankContext,
   void record(const Failure& failure) noexcept override;
   Failure failure() override;
   std::string awaited(std::span<const int> ranks) const override;
-  bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override;
+  bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;
   std::optional<detail::Deadlock> find_deadlock(const detail::BackendRequest& operation) override;
   void end_long_wait() noexcept override { published_.reset(); }

@@ -10,7 +10,7 @@
 
 #include "comm/messages/transport.h"
 #include "comm/operation.h"
-#include "comm/task.h"
+#include "comm/tasks/task.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::messages {

@@ -143,7 +143,7 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
 
 void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
   if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
-  if (failure_.record(failure, of_others)) Library::abandon();
+  if (failure_record().record(failure, of_others)) Library::abandon();
 }
 
 void MpiRankContext::watch(std::vector<control::Member> others, const std::string& host) {
@@ -188,8 +188,8 @@ void MpiRankContext::propagate_failure() noexcept {
   transport_->stop();
 }
 
-Notice MpiRankContext::notice_of_failure() const {
-  const auto failure = failure_.failure();
+Notice MpiRankContext::notice_of_failure() {
+  const auto failure = failure_record().failure();
   Notice notice{};
   notice.kind = Notice::Kind::failed;
   notice.rank_at_fault = failure.rank;
@@ -201,18 +201,18 @@ Notice MpiRankContext::notice_of_failure() const {
 
 void MpiRankContext::agree_on_failure() noexcept {
   if (rank() == 0) return send_to_all(notice_of_failure());
-  if (failure_.of_others()) return;
+  if (failure_record().of_others()) return;
   if (!has_left(0)) {
     send_to(0, 1, notice_of_failure());
     await_answer();
   }
-  if (!failure_.of_others()) send_to_all(notice_of_failure());
+  if (!failure_record().of_others()) send_to_all(notice_of_failure());
 }
 
 void MpiRankContext::await_answer() noexcept {
   const auto until = Clock::now() + answer_timeout;
   try {
-    while (Library::running() && !failure_.of_others() && Clock::now() < until) {
+    while (Library::running() && !failure_record().of_others() && Clock::now() < until) {
       if (!transport_->progress()) std::this_thread::sleep_for(poll_pause);
     }
   } catch (const std::exception& error) {

@@ -58,7 +58,6 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   /// Throws: the failure of the world.
   void check(const detail::BackendRequest& operation) override;
 
-  bool failed() const override { return failure_.recorded(); }
   /// Also sends the failure to all ranks.
   void fail(const Failure& failure) noexcept override;
   /// The same with the failure's text as it is. The caller throws the error itself.
@@ -86,7 +85,7 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   void propagate_failure() noexcept override;
   Failure failure() override {
     propagate_failure();
-    return failure_.failure();
+    return RankContext::failure();
   }
   void expect_usable_thread() const override;
 
@@ -94,7 +93,7 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   void record(const Failure& failure, bool of_others) noexcept;
   void receive_notice();
   void on_notice();
-  Notice notice_of_failure() const;
+  Notice notice_of_failure();
   /// Makes all ranks raise the same failure, by notices.
   void agree_on_failure() noexcept;
   void await_answer() noexcept;
@@ -107,7 +106,6 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   Options options_;
   std::unique_ptr<MpiTransport> transport_;
   bool main_thread_only_;  ///< only the main thread may call MPI
-  detail::FailureRecord failure_;
   bool stopped_ = false;   ///< the failure was sent to the others; MPI is not used any more
   bool has_left_ = false;  ///< this rank has left
   std::vector<bool> left_;

@@ -53,8 +53,6 @@ std::vector<int> RecvRequest::missing() const {
 
 std::string RecvRequest::note() const { return group().receives().describe_early(receive_); }
 
-bool RecvRequest::cancel() {
-  return cancel_by([this] { return group().receives().withdraw(receive_); });
-}
+bool RecvRequest::withdraw() { return group().receives().withdraw(receive_); }
 
 }  // namespace lockstep::mpi

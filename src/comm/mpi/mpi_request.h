@@ -50,9 +50,10 @@ class RecvRequest final : public MpiRequest {
   std::vector<int> missing() const override;
   /// Names messages with other tags that this rank has got.
   std::string note() const override;
-  bool cancel() override;
 
  private:
+  bool withdraw() override;
+
   messages::Receive receive_;
 };
 

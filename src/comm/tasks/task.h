@@ -6,19 +6,10 @@
 #include <set>
 #include <utility>
 
+#include "comm/waiting.h"
 #include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::detail {
-
-/// What a Task awaits.
-class Condition {
- public:
-  /// Whether the task may run on. Does not block.
-  virtual bool is_ready() = 0;
-
- protected:
-  ~Condition() = default;
-};
 
 /// A part of an operation, as a coroutine. It awaits operations of other groups, conditions and
 /// turns, and never blocks: whoever advances the operation advances the task.
@@ -65,24 +56,6 @@ class [[nodiscard]] Task {
 
   std::coroutine_handle<promise_type> handle_;
 };
-
-/// The condition of until().
-template <class Ready>
-class Until final : public Condition {
- public:
-  explicit Until(Ready ready) : ready_(std::move(ready)) {}
-  bool is_ready() override { return ready_(); }
-  void resume() noexcept {}
-
- private:
-  Ready ready_;
-};
-
-/// Suspends the task until ready() returns true. Every advance() calls it.
-template <class Ready>
-Until<Ready> until(Ready ready) {
-  return Until<Ready>(std::move(ready));
-}
 
 /// The order in which tasks do something: that in which they have made a Turn.
 class Turns {

@@ -1,51 +1,49 @@
-#include "comm/composed/composed_communicator.h"
+#include "comm/tasks/task_communicator.h"
 
 #include <algorithm>
 #include <exception>
 
 namespace lockstep::inline v0_2::detail {
 
-void ComposedRequest::advance() {
+void TaskRequest::advance() {
   if (complete()) return;
-  if (task_.advance()) group().context().set_progressed();
+  if (task_.advance()) context().set_advanced();
   worked_ = task_.worked();
   if (!task_.finished()) return;
   task_ = {};  // with memory that it uses; it is not the program's
   set_complete();
 }
 
-std::vector<int> ComposedRequest::missing() const {
+std::vector<int> TaskRequest::missing() const {
   const auto* work = awaited_work();
   return work != nullptr ? work->missing() : group().first_awaited();
 }
 
-std::string ComposedRequest::note() const {
+std::string TaskRequest::note() const {
   const auto* work = awaited_work();
   return work != nullptr ? note_of(*work) : std::string();
 }
 
-bool ComposedRequest::cancel() {
-  if (operation().collective != Collective::recv) return false;
-  return cancel_by([this] {
-    // A receive awaits one operation.
-    auto* work = awaited_work();
-    const auto withdraw = [&] { return work == nullptr || work->cancel(); };
-    if (!group().context().or_fail<std::exception>(withdraw)) return false;
-    task_ = {};
-    return true;
-  });
+bool TaskRequest::withdraw() {
+  // A receive awaits one operation.
+  auto* work = task_.work();
+  if (work != nullptr && !context().or_fail<std::exception>([&] { return work->cancel(); })) {
+    return false;
+  }
+  task_ = {};
+  return true;
 }
 
-void ComposedCommunicator::poll() {
+void TaskCommunicator::poll() {
   for (const auto& request : requests_) request->advance();
 }
 
-std::size_t ComposedCommunicator::pending() const {
+std::size_t TaskCommunicator::pending() const {
   return static_cast<std::size_t>(
       std::ranges::count_if(requests_, [](const auto& request) { return !request->complete(); }));
 }
 
-void ComposedCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
+void TaskCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
   std::erase_if(requests_, [&](auto& request) {
     if (!request->complete()) return false;
     complete.push_back(std::move(request));
@@ -53,35 +51,35 @@ void ComposedCommunicator::release(std::vector<std::shared_ptr<void>>& complete)
   });
 }
 
-void ComposedCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
+void TaskCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
   pending.insert(pending.end(), requests_.begin(), requests_.end());
   requests_.clear();
 }
 
-void ComposedCommunicator::check_requests() {
+void TaskCommunicator::check_requests() {
   for (const auto& request : requests_) {
     if (!request->complete()) check(*request);
   }
 }
 
-void ComposedCommunicator::check(const ComposedRequest& request) {
+void TaskCommunicator::check(const TaskRequest& request) {
   if (auto* work = request.awaited_work()) work->check();
 }
 
-std::vector<int> ComposedCommunicator::first_awaited() const {
+std::vector<int> TaskCommunicator::first_awaited() const {
   for (const auto& request : requests_) {
     if (request->awaited_work() != nullptr) return request->missing();
   }
   return {};
 }
 
-std::shared_ptr<ComposedRequest> ComposedCommunicator::begin_task(
-    Operation&& operation, const std::function<Task(ComposedRequest&)>& start) {
+std::shared_ptr<TaskRequest> TaskCommunicator::begin_task(
+    Operation&& operation, const std::function<Task(TaskRequest&)>& start) {
   const RankContext::CallGuard guard(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   operation.group = group_number();
-  auto request = std::make_shared<ComposedRequest>(*this, std::move(operation));
+  auto request = std::make_shared<TaskRequest>(*this, std::move(operation));
   context_->or_fail<std::exception>([&] { request->set_task(start(*request)); });
   requests_.push_back(request);
   context_->poll();

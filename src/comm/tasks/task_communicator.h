@@ -10,17 +10,17 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/composed/composed_rank_context.h"
-#include "comm/task.h"
+#include "comm/rank_context.h"
+#include "comm/tasks/task.h"
 
 namespace lockstep::inline v0_2::detail {
 
-class ComposedCommunicator;
+class TaskCommunicator;
 
-/// An operation of a ComposedCommunicator: a task that awaits operations of other groups.
-class ComposedRequest final : public GroupRequest<ComposedCommunicator> {
+/// An operation of a TaskCommunicator: a task, which may await operations of other groups.
+class TaskRequest final : public GroupRequest<TaskCommunicator> {
  public:
-  ComposedRequest(ComposedCommunicator& group, Operation&& operation)
+  TaskRequest(TaskCommunicator& group, Operation&& operation)
       : GroupRequest(group, std::move(operation)) {}
 
   /// Called once, before the first advance().
@@ -35,7 +35,6 @@ class ComposedRequest final : public GroupRequest<ComposedCommunicator> {
   /// then the ranks that the first operation of the group waits for.
   std::vector<int> missing() const override;
   std::string note() const override;
-  bool cancel() override;
   /// A task that awaits a later operation may wait for a rank that itself waits in an earlier one.
   /// Only the wait in the earlier one can name the rank at fault, so it times out first.
   std::chrono::milliseconds grace() const override {
@@ -43,14 +42,17 @@ class ComposedRequest final : public GroupRequest<ComposedCommunicator> {
   }
 
  private:
+  bool withdraw() override;
+
   Task task_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };
 
-/// Base of the communicators of a ComposedRankContext. Its operations are ComposedRequests.
-class ComposedCommunicator : public BackendCommunicator {
+/// Base of communicators whose operations are tasks. The smallest one is that of
+/// tests/comm/loopback.cpp.
+class TaskCommunicator : public BackendCommunicator {
  public:
-  ComposedRankContext& context() const override { return *context_; }
+  RankContext& context() const override { return *context_; }
 
   // Called by the context.
   void poll() override;
@@ -58,29 +60,29 @@ class ComposedCommunicator : public BackendCommunicator {
   void release(std::vector<std::shared_ptr<void>>& complete) override;
   void drop(std::vector<std::shared_ptr<void>>& pending) override;
   /// Checks all operations.
-  /// Throws: as check(const ComposedRequest&).
+  /// Throws: as check(const TaskRequest&).
   void check_requests();
 
   /// World ranks that the first operation that awaits another one waits for.
   std::vector<int> first_awaited() const;
 
  protected:
-  ComposedCommunicator(std::shared_ptr<ComposedRankContext> context, int rank, int size)
+  TaskCommunicator(std::shared_ptr<RankContext> context, int rank, int size)
       : BackendCommunicator(rank, size), context_(std::move(context)) {}
 
   /// Begins an operation: numbers it, and calls start(), which returns its task. Operations begin
   /// in the same order on all members.
-  std::shared_ptr<ComposedRequest> begin_task(Operation&& operation,
-                                              const std::function<Task(ComposedRequest&)>& start);
-  const std::shared_ptr<ComposedRankContext>& shared_context() const { return context_; }
+  std::shared_ptr<TaskRequest> begin_task(Operation&& operation,
+                                          const std::function<Task(TaskRequest&)>& start);
+  const std::shared_ptr<RankContext>& shared_context() const { return context_; }
   bool has_requests() const { return !requests_.empty(); }
 
  private:
   /// Throws: CommError if a rank that the operation waits for has left or ended.
-  virtual void check(const ComposedRequest& request);
+  virtual void check(const TaskRequest& request);
 
-  std::shared_ptr<ComposedRankContext> context_;
-  std::deque<std::shared_ptr<ComposedRequest>> requests_;  ///< in order, until complete
+  std::shared_ptr<RankContext> context_;
+  std::deque<std::shared_ptr<TaskRequest>> requests_;  ///< in order, until complete
 };
 
 }  // namespace lockstep::detail
