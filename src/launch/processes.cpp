@@ -163,7 +163,7 @@ void Processes::check_guardian(Output& err) {
 
 void Processes::give_up() {
   for (auto& member : members_) {
-    if (member.gone || member.ending) continue;
+    if (member.gone || member.ended()) continue;
     member.stays = true;
     survivors_.push_back(survivor_text(concat("rank ", member.rank), member.process.pid()));
   }
