@@ -25,9 +25,8 @@
 // 2. settling: the other ranks get time to report the failure and to end by themselves. They get
 //    more time if the rank at fault is ending or writes a core dump.
 // 3. stopping: the ranks were sent SIGTERM. If a signal asks the launcher to end, interrupt()
-// begins
-//    this phase with that signal instead. After a failure, report_cause() writes the cause after
-//    report_delay; if the job ends earlier, launch::run() writes it.
+//    begins this phase with that signal instead. After a failure, report_cause() writes the cause
+//    after report_delay; if the job ends earlier, launch::run() writes it.
 // 4. killing: the ranks were sent SIGKILL, after the grace time or at a second signal.
 // 5. given_up: SIGKILL did not end all ranks in time. The outcome names those that still run.
 //
