@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -25,6 +26,26 @@ bool have_children() {
 }
 
 }  // namespace
+
+using detail::concat;
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? concat("SIG", name) : concat("signal ", signal);
+}
+
+std::string Ending::text() const {
+  return by_signal ? signal_name(code) : concat("exit code ", code);
+}
+
+std::optional<Ending> ending_of(pid_t child) {
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return std::nullopt;
+  }
+  return Ending{.by_signal = info.si_code != CLD_EXITED, .code = info.si_status};
+}
 
 std::set<pid_t> children(pid_t parent) {
   std::set<pid_t> found;
@@ -76,8 +97,6 @@ std::set<pid_t> end_children(const std::set<pid_t>& spared,
   return surviving;
 }
 
-using detail::concat;
-
 const char* state_text(char state) {
   switch (state) {
     case 'R':
@@ -104,11 +123,13 @@ std::string program_of(pid_t pid) {
   return std::filesystem::read_symlink(concat("/proc/", pid, "/exe"), none).filename().string();
 }
 
-std::string kernel_wait_of(pid_t pid) {
-  std::ifstream in(concat("/proc/", pid, "/wchan"));
-  std::string name;
-  in >> name;
-  return name == "0" ? "" : name;
+std::string survivor_text(const std::string& what, pid_t pid) {
+  const auto process = detail::read_process(pid);
+  std::string wait;  // the kernel function in which it waits
+  std::ifstream(concat("/proc/", pid, "/wchan")) >> wait;
+  return concat(what, " (pid ", pid,
+                process.exists() ? concat(", ", state_text(process.state)) : "",
+                wait.empty() || wait == "0" ? "" : concat(": ", wait), ")");
 }
 
 }  // namespace lockstep::launch

@@ -3,10 +3,29 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <set>
 #include <string>
 
 namespace lockstep::inline v0_2::launch {
+
+/// How a process ended.
+struct Ending {
+  bool by_signal = false;
+  int code = 0;  ///< exit code, or signal number
+
+  bool failed() const { return by_signal || code != 0; }
+  /// The exit code as in a shell: 128 + signal for a signal.
+  int exit_code() const { return by_signal ? 128 + code : code; }
+  /// "exit code 3", "SIGSEGV".
+  std::string text() const;
+};
+
+/// "SIGKILL", or "signal 99" for one without a name.
+std::string signal_name(int signal);
+
+/// How a child has ended; nullopt if it runs. Does not reap it.
+std::optional<Ending> ending_of(pid_t child);
 
 /// Time after SIGKILL until the launcher gives up waiting for a process.
 inline constexpr std::chrono::milliseconds kill_time{2000};
@@ -28,7 +47,7 @@ const char* state_text(char state);
 /// The file name of the program that the process executes; empty if it cannot be read.
 std::string program_of(pid_t pid);
 
-/// The kernel function in which the process waits; empty if it cannot be read.
-std::string kernel_wait_of(pid_t pid);
+/// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".
+std::string survivor_text(const std::string& what, pid_t pid);
 
 }  // namespace lockstep::launch

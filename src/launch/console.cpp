@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <termios.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -11,8 +12,27 @@
 #include <csignal>
 #include <cstdlib>
 
-namespace lockstep::inline v0_2::launch {
+#include "core/terminal.h"
+#include "core/text.h"
 
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+void copy_size(int model, int master) noexcept {
+  winsize size{};
+  if (ioctl(model, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
+}
+
+/// A pseudo-terminal: bytes that a rank writes to slave are read unchanged from master. Programs
+/// check whether their output is a terminal to select progress bars and buffering. With it, rank 0
+/// gets the same answer as the launcher.
+struct Terminal {
+  Descriptor master;
+  Descriptor slave;
+};
+
+/// Creates a pseudo-terminal with the window size of model, the descriptor of a terminal. Empty
+/// descriptors if that fails; the caller then uses a pipe.
 Terminal make_terminal(int model) {
   Descriptor master(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   std::array<char, 64> name{};
@@ -26,14 +46,11 @@ Terminal make_terminal(int model) {
   // Raw mode: the real terminal translates line ends.
   cfmakeraw(&settings);
   tcsetattr(slave.get(), TCSANOW, &settings);
-  copy_window_size(model, master.get());
+  copy_size(model, master.get());
   return {std::move(master), std::move(slave)};
 }
 
-void copy_window_size(int model, int master) noexcept {
-  winsize size{};
-  if (ioctl(model, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
-}
+}  // namespace
 
 Console::~Console() { drain(short_patience); }
 
@@ -65,12 +82,16 @@ std::optional<int> Console::pause(std::chrono::milliseconds duration) noexcept {
   return end_signal;
 }
 
+std::array<pollfd, 3> Console::awaited() const {
+  const auto reader_of = [](const Output& output) {
+    return pollfd{.fd = output.has_queued() ? output.fd() : -1, .events = POLLOUT, .revents = 0};
+  };
+  return {pollfd{.fd = signals.fd(), .events = POLLIN, .revents = 0}, reader_of(outputs.out),
+          reader_of(outputs.err)};
+}
+
 std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
-  std::array<pollfd, 3> ready{{{.fd = signals.fd(), .events = POLLIN, .revents = 0},
-                               {.fd = -1, .events = POLLOUT, .revents = 0},
-                               {.fd = -1, .events = POLLOUT, .revents = 0}}};
-  if (outputs.out.has_queued()) ready[1].fd = outputs.out.fd();
-  if (outputs.err.has_queued()) ready[2].fd = outputs.err.fd();
+  auto ready = awaited();
   long long timeout = -1;
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
@@ -86,6 +107,68 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
     if (is_forwarded(signal)) to_forward.insert(signal);
   }
   return std::nullopt;
+}
+
+std::vector<WriteEnds> Streams::create(const Options& options) {
+  std::vector<WriteEnds> ends;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    ends.push_back({.out = add(rank, outputs_.out, options, "out"),
+                    .err = add(rank, outputs_.err, options, "err")});
+  }
+  return ends;
+}
+
+Descriptor Streams::add(int rank, Output& output, const Options& options, std::string_view log) {
+  auto file = open_log(options.log_directory, rank, log);
+  const bool on_terminal = isatty(output.fd()) == 1;
+  if (rank == 0 && on_terminal) {
+    auto terminal = make_terminal(output.fd());
+    if (terminal.master) {
+      terminals_.emplace_back(output.fd(), terminal.master.get());
+      streams_.emplace_back(std::move(terminal.master), Show::bytes, "", output, std::move(file));
+      return std::move(terminal.slave);
+    }
+  }
+  const auto show = rank == 0       ? (on_terminal ? Show::bytes : Show::lines)
+                    : options.quiet ? Show::nothing
+                                    : Show::prefixed;
+  const auto label = detail::concat('[', rank, ']');
+  const auto prefix = detail::in_tone(label, detail::Tone::label, output.colour()) + ' ';
+  auto pipe = make_pipe();
+  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,
+                        std::move(file));
+  return std::move(pipe.write);
+}
+
+void Streams::await(std::vector<pollfd>& awaited) const {
+  for (const auto& stream : streams_) {
+    const int fd = stream.output().full() ? -1 : stream.fd();
+    awaited.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  }
+}
+
+void Streams::read_ready(std::span<const pollfd> awaited) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (awaited[i].revents != 0) streams_[i].read_ready();
+  }
+}
+
+void Streams::read_errors() {
+  for (std::size_t i = 1; i < streams_.size(); i += 2) {
+    for (int reads = 0; reads < 64 && streams_[i].open() && streams_[i].read_ready(); ++reads) {
+    }
+  }
+}
+
+void Streams::close(Losses& losses) {
+  for (auto& stream : streams_) {
+    stream.close();
+    if (stream.log().error() != 0) losses.add(stream.log().path(), stream.log().error());
+  }
+}
+
+void Streams::copy_window_size() const noexcept {
+  for (const auto& [model, copy] : terminals_) copy_size(model, copy);
 }
 
 }  // namespace lockstep::launch

@@ -4,15 +4,19 @@
 #include <sstream>
 #include <tuple>
 
-#include "core/process.h"
 #include "core/terminal.h"
 #include "core/text.h"
 #include "core/topology.h"
-#include "launch/children.h"
 #include "launch/output.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
+
+using detail::concat;
+using detail::ErrorRecord;
+using detail::Failure;
+using detail::in_tone;
+using detail::Tone;
 
 /// Whether the rank's error repeats another rank's error, as all_or_none() does.
 bool repeats(std::span<const RankFacts> ranks, std::size_t rank) {
@@ -43,6 +47,10 @@ Role role_of(std::span<const RankFacts> ranks, std::size_t rank) {
   return facts.late ? Role::failed_late : Role::failed;
 }
 
+bool has_own_text(const std::optional<ErrorRecord>& error) {
+  return error && !error->of_world() && !error->text.empty();
+}
+
 }  // namespace
 
 std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded) {
@@ -64,15 +72,76 @@ std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional
   return found;
 }
 
-namespace {
+std::string end_text(const Member& member) {
+  return concat("rank ", member.rank, " (pid ", member.process.pid(), ") ended with ",
+                member.ending->text());
+}
 
-using detail::concat;
-using detail::in_tone;
-using detail::Tone;
+std::optional<Failure> recorded_failure(const host::World& world,
+                                        const std::vector<Member>& members) {
+  const auto failure = world.failure();
+  if (!failure || failure->rank < 0) return std::nullopt;
+  const auto rank = static_cast<std::size_t>(failure->rank);
+  if (rank >= members.size()) return std::nullopt;
+  const bool by_launcher = members[rank].ending && failure->text == end_text(members[rank]);
+  return by_launcher ? std::nullopt : failure;
+}
+
+FirstCause first_cause(const std::vector<Member>& members, const Inheritance& inheritance,
+                       const Streams& streams, const FirstFailure& first) {
+  constexpr auto same_moment = std::chrono::milliseconds(100);
+  constexpr std::size_t reported_lines = 20;
+  const auto& world = *inheritance.world;
+  std::vector<RankFacts> facts;
+  for (const auto& member : members) {
+    const auto& tail = streams.err(member.rank).tail();
+    auto error = inheritance.errors.of(member.rank);
+    const bool shown = error && tail.contains(error->text);
+    if (error && error->raised && !shown) error.reset();
+    const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
+    facts.push_back({.failed = failed || member.lingered,
+                     .crashed = failed && member.ending->by_signal,
+                     .late = member.end_time > first.time + same_moment,
+                     .raised_failure = world.raised_failure(member.rank),
+                     .wrote_error = !tail.empty(),
+                     .shows_error = shown && has_own_text(error),
+                     .error = error});
+  }
+  const auto failure = recorded_failure(world, members);
+  const auto recorded = failure ? std::optional(failure->rank) : std::nullopt;
+  const int cause = rank_at_fault(facts, recorded).value_or(first.rank);
+  const auto& member = members[static_cast<std::size_t>(cause)];
+  const auto& stream = streams.err(cause);
+  FirstCause found{member, static_cast<int>(members.size()), member.process.pid()};
+  found.ended_by_launcher = member.ended_by_launcher || member.stays;
+  found.joined = member.joined || world.joined(cause);
+  found.last_lines = stream.tail().lines(reported_lines);
+  found.lines_shown_last = stream.shown_last(found.last_lines.size());
+  const auto& error = facts[static_cast<std::size_t>(cause)].error;
+  const bool own_error = has_own_text(error);
+  if (recorded == cause) {
+    found.kind = failure->kind;
+    // The report names the signal already.
+    const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
+    if (!is_told) found.reason = failure->text;
+  } else if (own_error) {
+    found.kind = Failure::Kind::error;
+    found.reason = error->text;
+  }
+  // The text of an uncaught error is hidden among other words, so the recorded reason is printed.
+  const bool is_hidden = recorded == cause && (!member.ending || member.ending->by_signal);
+  std::string printed;
+  for (const auto& line : found.last_lines) printed += line + '\n';
+  found.lines_hold_reason = !is_hidden && own_error && found.reason.ends_with(error->text) &&
+                            printed.find(error->text) != std::string::npos;
+  return found;
+}
+
+namespace {
 
 /// The fault of a rank that had not ended when the launcher ended the job.
 std::string fault_of_running_rank(const FirstCause& cause) {
-  using Kind = detail::Failure::Kind;
+  using Kind = Failure::Kind;
   if (cause.lingered) {
     return concat("went on for ", cause.lingered->count(), " s ",
                   cause.joined ? "after it left the world" : "after all other ranks ended",
@@ -160,14 +229,6 @@ std::string restart_line(const FirstCause& cause, int restart, int most,
                 cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
                 "; all ranks start again",
                 delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
-}
-
-std::string survivor_text(const std::string& what, pid_t pid) {
-  const auto process = detail::read_process(pid);
-  const auto wait = kernel_wait_of(pid);
-  return concat(what, " (pid ", pid,
-                process.exists() ? concat(", ", state_text(process.state)) : "",
-                wait.empty() ? "" : concat(": ", wait), ")");
 }
 
 }  // namespace lockstep::launch

@@ -10,6 +10,8 @@
 
 #include "comm/host/world.h"
 #include "core/error_record.h"
+#include "launch/console.h"
+#include "launch/processes.h"
 #include "launch/rank_process.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -37,19 +39,9 @@ struct RankFacts {
 std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded);
 
 /// The facts about the rank that caused the failure of a job.
-struct FirstCause {
-  int rank = 0;
+struct FirstCause : RankState {
   int ranks = 1;
   pid_t pid = 0;
-  std::optional<Ending> ending = {};  ///< nullopt if it had not ended
-  std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
-  bool ended_by_launcher = false;     ///< it was at fault and had not ended by itself
-  bool forwarded = false;             ///< the launcher forwarded the signal that ended it
-  bool stopped = false;               ///< it was stopped by SIGSTOP when the launcher ended the job
-  bool joined = false;                ///< whether it had joined the world by init()
-  /// The --linger limit, if the rank ran longer than this after it had left the world or all other
-  /// ranks had ended.
-  std::optional<std::chrono::duration<double>> lingered = {};
   std::optional<detail::Failure::Kind> kind = {};  ///< kind of its recorded failure
   std::string reason = {};                         ///< text of its recorded failure
   std::vector<std::string> last_lines = {};        ///< of its stderr
@@ -67,14 +59,27 @@ struct Outcome {
       {};  ///< processes that SIGKILL did not end, as survivor_text()
 };
 
+/// The failure of a rank that the launcher noticed first.
+struct FirstFailure {
+  int rank;
+  std::chrono::steady_clock::time_point time;
+};
+
+/// The world's failure record, if a rank wrote it.
+std::optional<detail::Failure> recorded_failure(const host::World& world,
+                                                const std::vector<Member>& members);
+/// The text with which the launcher records the end of a rank as a failure of the world.
+std::string end_text(const Member& member);
+
+/// Determines the first cause of an attempt in which a rank failed.
+FirstCause first_cause(const std::vector<Member>& members, const Inheritance& inheritance,
+                       const Streams& streams, const FirstFailure& first);
+
 /// The last paragraph of a failed job. It leaves out lines that are the last output shown.
 std::string report(const FirstCause& cause, bool colour = false);
 
 /// The line before a restart: "restart 1 of 3: …".
 std::string restart_line(const FirstCause& cause, int restart, int most,
                          std::chrono::milliseconds delay, bool colour = false);
-
-/// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".
-std::string survivor_text(const std::string& what, pid_t pid);
 
 }  // namespace lockstep::launch

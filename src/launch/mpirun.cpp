@@ -24,7 +24,6 @@
 #include "core/process.h"
 #include "core/text.h"
 #include "launch/children.h"
-#include "launch/ending.h"
 #include "launch/output.h"
 #include "launch/signal_watch.h"
 #include "launch/system.h"

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/memory.h"
+#include "core/text.h"
 
 namespace lockstep::inline v0_2::launch {
 
@@ -16,9 +17,19 @@ class OomWatch {
   OomWatch() : before_(groups_.oom_kills()), last_(before_) {}
 
   /// Call it about once a second. Kills of more than 10 s to 20 s ago are not recent.
-  void update(Clock::time_point now);
+  void update(Clock::time_point now) {
+    constexpr auto interval = std::chrono::seconds(10);
+    if (now - updated_ < interval) return;
+    updated_ = now;
+    before_ = last_;
+    last_ = groups_.oom_kills();
+  }
   /// The text about a recent kill; empty if there was none.
-  std::string text() const;
+  std::string text() const {
+    if (groups_.oom_kills() <= before_) return "";
+    return detail::concat("the kernel ended a process of ", groups_.oom_scope(),
+                          " because memory was short");
+  }
 
  private:
   MemoryGroups groups_;

@@ -130,6 +130,12 @@ enum class Show {
   prefixed  ///< line by line, with the prefix "[rank] " and through plain_line()
 };
 
+/// The write ends of a rank's stdout and stderr.
+struct WriteEnds {
+  Descriptor out;
+  Descriptor err;
+};
+
 /// Copies one rank's stdout or stderr to the launcher's output, to a log file and to the last lines
 /// for a report.
 class Stream {

@@ -16,7 +16,6 @@
 
 #include "core/text.h"
 #include "launch/children.h"
-#include "launch/ending.h"
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {

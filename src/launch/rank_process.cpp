@@ -18,8 +18,6 @@
 
 #include "core/process.h"
 #include "core/text.h"
-#include "launch/children.h"
-#include "launch/output.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -77,31 +75,46 @@ void write_file(const char* path, const char* text, std::size_t length) noexcept
   close(file);
 }
 
-/// Runs in the child between fork() and execve(): system calls only. Returns only on an error, with
-/// errno set.
-void become_rank(const char* program, char* const* arguments, char* const* environment,
-                 const std::vector<int>& cpus, const StandardStreams& streams,
-                 const Inheritance& inheritance, const std::string& score, pid_t launcher) {
+/// These two functions run in the child between fork() and execve(): system calls only.
+void join_group(int registry, pid_t launcher, const std::string& score) noexcept {
   setpgid(0, 0);
   write_file("/proc/self/oom_score_adj", score.data(), score.size());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(127);  // the launcher ended before prctl()
   // If the guardian has just ended, the launcher registers this process with the next one.
   const pid_t self = getpid();
-  [[maybe_unused]] const auto written = write(inheritance.registry, &self, sizeof(self));
-  if (dup2(streams.in, 0) < 0 || dup2(streams.out, 1) < 0 || dup2(streams.err, 2) < 0) return;
-  if (!inherit_as(inheritance.arena, arena_descriptor)) return;
-  if (!inherit_as(inheritance.errors, error_descriptor)) return;
-  bind_to(cpus);
-  inheritance.files.restore();
-  inheritance.signals.restore();
-  execve(program, arguments, environment);
+  [[maybe_unused]] const auto written = write(registry, &self, sizeof(self));
+}
+
+/// False on an error, with errno set.
+bool inherit(const Inheritance& inheritance, int in, const WriteEnds& streams) noexcept {
+  return dup2(in, 0) >= 0 && dup2(streams.out.get(), 1) >= 0 && dup2(streams.err.get(), 2) >= 0 &&
+         inherit_as(inheritance.arena.get(), arena_descriptor) &&
+         inherit_as(inheritance.errors_file.get(), error_descriptor);
+}
+
+unsigned long files_needed(int ranks) {
+  constexpr unsigned long own = 64;
+  constexpr unsigned long of_each_rank = 7;
+  return error_descriptor + own + of_each_rank * static_cast<unsigned long>(ranks);
 }
 
 }  // namespace
 
-RankProcess::RankProcess(const Plan& plan, int rank, const StandardStreams& streams,
-                         const Inheritance& inheritance)
+Inheritance::Inheritance(int ranks, const SignalWatch& watch)
+    : world(host::World::create(ranks)),
+      files(files_needed(ranks)),
+      // Before other descriptors are opened, so that none gets this number.
+      arena(fcntl(world->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
+      errors_file(fcntl(errors.fd(), F_DUPFD_CLOEXEC, error_descriptor)),
+      null(open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      signals(watch) {
+  if (!arena || !errors_file) throw_system("hand on the world's memory");
+  if (!null) throw_system("open /dev/null");
+}
+
+RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
+                         const Inheritance& inheritance, int registry)
     : program_(plan.program.string()) {
   const auto& own = plan.ranks[static_cast<std::size_t>(rank)];
   auto arguments = arguments_of(plan);
@@ -109,12 +122,21 @@ RankProcess::RankProcess(const Plan& plan, int rank, const StandardStreams& stre
   char* const* argv = arguments.get();
   char* const* envp = environment.get();
   const auto score = oom_score();
+  // Ranks may not read from a terminal, because they are not in its foreground process group.
+  const bool reads = rank == 0 && isatty(STDIN_FILENO) == 0;
+  const int in = reads ? STDIN_FILENO : inheritance.null.get();
   auto exec_error = make_pipe();
   const pid_t launcher = getpid();
   pid_ = fork();
   if (pid_ < 0) throw_system(concat("start rank ", rank));
   if (pid_ == 0) {
-    become_rank(program_.c_str(), argv, envp, own.cpus, streams, inheritance, score, launcher);
+    join_group(registry, launcher, score);
+    if (inherit(inheritance, in, streams)) {
+      bind_to(own.cpus);
+      inheritance.files.restore();
+      inheritance.signals.restore();
+      execve(program_.c_str(), argv, envp);
+    }
     const int error = errno;
     const auto written = write(exec_error.write.get(), &error, sizeof(error));
     _exit(written == sizeof(error) ? 127 : 126);
@@ -136,8 +158,6 @@ bool RankProcess::started() {
   return true;
 }
 
-std::optional<Ending> RankProcess::ending() const { return ending_of(pid_); }
-
 bool RankProcess::stopped() const {
   return detail::read_process(pid_).state == 'T';  // by a signal, not by a debugger
 }
@@ -154,10 +174,6 @@ bool RankProcess::handles(int signal) const {
 }
 
 bool RankProcess::signal_group(int signal) const noexcept { return killpg(pid_, signal) == 0; }
-
-bool RankProcess::await_end(std::chrono::steady_clock::time_point until) const noexcept {
-  return launch::await_end(pid_, until);
-}
 
 void RankProcess::reap() noexcept {
   while (waitpid(-pid_, nullptr, WNOHANG) > 0) {

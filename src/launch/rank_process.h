@@ -2,41 +2,41 @@
 
 #include <sys/types.h>
 
-#include <chrono>
-#include <optional>
+#include <memory>
 #include <string>
 
-#include "launch/ending.h"
+#include "comm/host/world.h"
+#include "core/error_record.h"
+#include "launch/output.h"
 #include "launch/plan.h"
 #include "launch/signal_watch.h"
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 
-/// The resources of the launcher that every rank inherits.
+/// What every rank of an attempt inherits.
 struct Inheritance {
-  int arena;     ///< descriptor of the world's memory
-  int errors;    ///< descriptor of the ErrorRecords
-  int registry;  ///< descriptor of the guardian's registry, or -1
-  const SignalWatch& signals;
-  const FileLimit& files;
-};
+  /// Throws: CommError if the system refuses memory or descriptors.
+  Inheritance(int ranks, const SignalWatch& watch);
 
-/// The descriptors of a rank's standard streams.
-struct StandardStreams {
-  int in;
-  int out;
-  int err;
+  std::shared_ptr<host::World> world;
+  FileLimit files;
+  Descriptor arena;  ///< the world's memory
+  detail::ErrorRecords errors;
+  Descriptor errors_file;  ///< the memory of errors
+  Descriptor null;         ///< /dev/null, the stdin of a rank that does not read the launcher's
+  const SignalWatch& signals;
 };
 
 /// One rank's process, the leader of its own process group. Its pid cannot be reused before it is
 /// reaped.
 class RankProcess {
  public:
-  /// Starts the process, which executes the program asynchronously.
+  /// Starts the process, which executes the program asynchronously. First it writes its process
+  /// group, one pid_t, to the descriptor `registry`.
   /// Throws: CommError if the process cannot be started.
-  RankProcess(const Plan& plan, int rank, const StandardStreams& streams,
-              const Inheritance& inheritance);
+  RankProcess(const Plan& plan, int rank, const WriteEnds& streams, const Inheritance& inheritance,
+              int registry);
 
   /// Whether execve() has returned: the program runs, or its process has ended. On a hanging file
   /// system, execve() may take long.
@@ -47,8 +47,6 @@ class RankProcess {
 
   pid_t pid() const { return pid_; }
 
-  /// How the process has ended; nullopt if it runs. Does not reap it.
-  std::optional<Ending> ending() const;
   /// Whether a signal such as SIGSTOP has stopped the process.
   bool stopped() const;
   /// Whether the process has a handler for the signal, ignores it, or blocks it as for sigwait(),
@@ -56,8 +54,6 @@ class RankProcess {
   bool handles(int signal) const;
   /// Sends a signal to the rank's process group. False if the group has no process.
   bool signal_group(int signal) const noexcept;
-  /// Waits until the process has ended or the time has come. False if it still runs.
-  bool await_end(std::chrono::steady_clock::time_point until) const noexcept;
   /// Reaps the ended process, and ended orphans of its process group.
   void reap() noexcept;
 
