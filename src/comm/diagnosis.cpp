@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/operation.h"
+#include "core/enum_names.h"
 #include "core/process.h"
 #include "core/text.h"
 
@@ -404,19 +405,8 @@ ObservedRank observe(std::shared_ptr<const FlightRecord> record) {
 }
 
 std::string_view name(Diagnosis::Kind kind) {
-  switch (kind) {
-    case Kind::none:
-      return "none";
-    case Kind::missing:
-      return "missing";
-    case Kind::deadlock:
-      return "deadlock";
-    case Kind::unseen:
-      return "unseen";
-    case Kind::transit:
-      return "transit";
-  }
-  return "unknown";
+  constexpr EnumNames<Kind::transit> kinds("none", "missing", "deadlock", "unseen", "transit");
+  return kinds.of(kind);
 }
 
 std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
