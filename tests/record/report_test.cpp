@@ -293,6 +293,8 @@ TEST_F(Report, RefusesWhatHoldsNoRun) {
   };
   EXPECT_THAT(complaint("/nonexistent/run"), HasSubstr("report: /nonexistent/run: no such folder"));
   EXPECT_THAT(complaint(folder.path()), HasSubstr("got no metrics.jsonl, expected the folder"));
+  write("rank-0.out", "");
+  EXPECT_THAT(complaint(folder.path()), HasSubstr("what ranks printed, the --log-dir of lockstep"));
   EXPECT_FALSE(std::filesystem::exists(folder / "report.html"));
   write("metrics.jsonl", "");
   EXPECT_THROW(write_report(folder.path(), "/nonexistent/page"), Error);
