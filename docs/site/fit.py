@@ -82,6 +82,7 @@ def tables_cut(browser, site, width):
     names = f"const PAGES = {json.dumps(pages)}, WIDTH = {width};"
     Handler.start = f"<!DOCTYPE html><body><script>{names}{SCRIPT}</script></body>".encode()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=site))
+    server.handle_error = lambda *_: None  # the browser leaves without reading all
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # The port keeps the browser open until the answer is there. Its own sandbox refuses root.
