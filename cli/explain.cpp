@@ -71,7 +71,8 @@ Records read_records(const std::vector<std::string>& paths) {
                                  (*std::next(repeated))->path().string(), ", expected one"));
   }
   if (records.empty()) {
-    throw InvalidArgument("explain: got no flight record, expected rank-0.flight, …");
+    throw InvalidArgument(
+        "explain: got no flight record, expected rank-0.flight, … of a failed job");
   }
   return records;
 }

@@ -38,8 +38,6 @@ std::string Losses::text() const {
   return text;
 }
 
-using detail::concat;
-
 namespace {
 
 void make_folder(const std::filesystem::path& folder) {

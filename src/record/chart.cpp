@@ -14,13 +14,6 @@
 namespace lockstep::inline v0_2::record {
 namespace {
 
-// Units: those of the drawing, which the page scales.
-constexpr double width = 640;
-constexpr double height = 280;
-constexpr double left = 72;
-constexpr double right = 28;
-constexpr double top = 12;
-constexpr double bottom = 44;
 constexpr std::size_t most_points = 800;
 constexpr std::size_t marked_points = 60;  // more of them would hide the line
 constexpr std::size_t fewest_smoothed = 30;
@@ -35,6 +28,7 @@ struct Frame {
   double last = std::numeric_limits<double>::lowest();
   double lowest = first;
   double highest = last;
+  bool is_log = false;
 
   void include(const Curve& curve) {
     for (const auto& [step, value] : curve) {
@@ -58,29 +52,34 @@ struct Frame {
     apart(first, last);
     apart(lowest, highest);
   }
-  // The division comes first: the product of a large difference would be infinite.
-  double x(double step) const {
-    return left + (step - first) / (last - first) * (width - left - right);
+  double scaled(double value) const {
+    return is_log && drawable(value) ? std::log10(value) : value;
   }
+  Curve scaled(Curve curve) const {
+    for (auto& [step, value] : curve) value = scaled(value);
+    return curve;
+  }
+  // Percent of the drawing's width and height. The division comes first: the product of a large
+  // difference would be infinite.
+  double x(double step) const { return (step - first) / (last - first) * 100; }
   double y(double value) const {
-    return top + (highest - value) / (highest - lowest) * (height - top - bottom);
+    return (scaled(highest) - scaled(value)) / (scaled(highest) - scaled(lowest)) * 100;
   }
 };
 
 void draw_axes(std::ostream& out, const Frame& frame) {
-  for (const double value : ticks(frame.lowest, frame.highest)) {
+  for (const double value : (frame.is_log ? log_ticks : ticks)(frame.lowest, frame.highest)) {
     const double y = frame.y(value);
-    out << "<line class=\"grid\" x1=\"" << left << "\" x2=\"" << width - right << "\" y1=\"" << y
-        << "\" y2=\"" << y << "\"/><text class=\"tick\" text-anchor=\"end\" x=\"" << left - 8
-        << "\" y=\"" << y + 4 << "\">" << number_text(value) << "</text>\n";
+    out << "<line class=\"grid\" x2=\"100%\" y1=\"" << y << "%\" y2=\"" << y
+        << "%\"/><text class=\"tick\" text-anchor=\"end\" x=\"-8\" y=\"" << y << "%\" dy=\"4\">"
+        << number_text(value) << "</text>\n";
   }
   for (const double step : ticks(frame.first, frame.last)) {
     if (step != std::floor(step)) continue;
-    out << "<text class=\"tick\" text-anchor=\"middle\" x=\"" << frame.x(step) << "\" y=\""
-        << height - bottom + 18 << "\">" << number_text(step) << "</text>\n";
+    out << "<text class=\"tick\" text-anchor=\"middle\" x=\"" << frame.x(step)
+        << "%\" y=\"100%\" dy=\"18\">" << number_text(step) << "</text>\n";
   }
-  out << "<text class=\"tick\" text-anchor=\"end\" x=\"" << width - right << "\" y=\"" << height - 3
-      << "\">step</text>\n";
+  out << "<text class=\"tick\" text-anchor=\"end\" x=\"100%\" y=\"100%\" dy=\"38\">step</text>\n";
 }
 
 void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, const Line& line,
@@ -99,7 +98,7 @@ void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, const
       continue;
     }
     detail::TextStream point;
-    point << std::fixed << std::setprecision(1) << (points.empty() ? "" : " ")
+    point << std::fixed << std::setprecision(2) << (points.empty() ? "" : " ")
           << frame.x(static_cast<double>(step)) << ',' << frame.y(value);
     points += point.str();
   }
@@ -110,76 +109,25 @@ void draw_points(std::ostream& out, const Frame& frame, const Line& line) {
   for (const auto& [step, value] : line.curve) {
     if (!drawable(value)) continue;
     out << "<circle class=\"point\" style=\"fill: " << line.colour << "\" r=\"3\" cx=\""
-        << frame.x(static_cast<double>(step)) << "\" cy=\"" << frame.y(value) << "\"><title>"
+        << frame.x(static_cast<double>(step)) << "%\" cy=\"" << frame.y(value) << "%\"><title>"
         << escaped(line.name) << " at step " << step << ": " << number_text(value)
         << "</title></circle>\n";
   }
 }
 
-void draw_line(std::ostream& out, const Frame& frame, const Line& line) {
-  const auto smoothing = smoothing_of(line.curve);
+/// Returns over how many points it smoothed.
+std::size_t draw_line(std::ostream& out, const Frame& frame, const Line& line) {
+  const auto smoothing = smoothing_of(frame.scaled(line.curve));
+  // Its units are percent of both sides, for coordinates of a curve have no other.
+  out << "<svg viewBox=\"0 0 100 100\" preserveAspectRatio=\"none\">\n";
   draw_curve(out, frame, thinned(line.curve, most_points), line, smoothing > 0);
   if (smoothing > 0) {
     draw_curve(out, frame, thinned(smoothed(line.curve, smoothing), most_points), line, false);
   }
+  out << "</svg>\n";
   if (line.curve.size() <= marked_points) draw_points(out, frame, line);
+  return smoothing;
 }
-
-}  // namespace
-
-std::vector<double> ticks(double lowest, double highest) {
-  const double rough = (highest - lowest) / 5;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  double distance = 10 * power;
-  for (const double factor : {5.0, 2.0, 1.0}) {
-    if (factor * power >= rough) distance = factor * power;
-  }
-  std::vector<double> found;
-  const double first = std::ceil(lowest / distance);
-  const double last = std::floor(highest / distance);
-  for (double i = first; i <= last && found.size() < 20; ++i)
-    found.push_back(i * distance + 0.0);  // no -0
-  return found;
-}
-
-Curve thinned(const Curve& curve, std::size_t most) {
-  if (curve.size() <= most) return curve;
-  const std::size_t length = (curve.size() * 4 + most - 1) / most;
-  const auto below = [](const auto& a, const auto& b) { return a.second < b.second; };
-  Curve kept;
-  for (auto begin = curve.begin(); begin != curve.end();) {
-    auto end = begin;
-    for (std::size_t i = 0; i < length && end != curve.end(); ++i) ++end;
-    for (auto one = begin; one != end; ++one) {
-      // The place of what is no number must stay, or the line would be drawn across it.
-      if (!drawable(one->second)) kept.insert(*one);
-    }
-    kept.insert(*begin);
-    kept.insert(*std::min_element(begin, end, below));
-    kept.insert(*std::max_element(begin, end, below));
-    kept.insert(*std::prev(end));
-    begin = end;
-  }
-  return kept;
-}
-
-std::size_t smoothing_of(const Curve& curve) {
-  const std::size_t points = curve.size();
-  if (points < fewest_smoothed) return 0;
-  Frame frame;
-  frame.include(curve);
-  double variation = 0;
-  double before = std::nan("");
-  for (const auto& [step, value] : curve) {
-    if (!drawable(value)) continue;
-    if (drawable(before)) variation += std::abs(value - before) / 2;
-    before = value;
-  }
-  const bool is_steady = variation / least_variation <= (frame.highest / 2 - frame.lowest / 2);
-  return is_steady ? 0 : std::clamp<std::size_t>(points / 25, 3, 200);
-}
-
-namespace {
 
 /// A weighted sum of values and the sum of their weights.
 struct WeightedSum {
@@ -205,6 +153,75 @@ std::vector<WeightedSum> running_sums(Iterator begin, Iterator end, double share
 
 }  // namespace
 
+std::vector<double> ticks(double lowest, double highest) {
+  const double rough = (highest - lowest) / 5;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double distance = 10 * power;
+  for (const double factor : {5.0, 2.0, 1.0}) {
+    if (factor * power >= rough) distance = factor * power;
+  }
+  std::vector<double> found;
+  const double first = std::ceil(lowest / distance);
+  const double last = std::floor(highest / distance);
+  for (double i = first; i <= last && found.size() < 20; ++i)
+    found.push_back(i * distance + 0.0);  // no -0
+  return found;
+}
+
+std::vector<double> log_ticks(double lowest, double highest) {
+  const double least = std::log10(lowest);
+  const double most = std::log10(highest);
+  std::vector<double> found;
+  if (most - least >= 3) {
+    for (const double power : ticks(least, most)) found.push_back(std::pow(10, power));
+    return found;
+  }
+  for (double power = std::floor(least); power <= most; ++power) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * std::pow(10, power);
+      if (tick >= lowest && tick <= highest) found.push_back(tick);
+    }
+  }
+  return found;
+}
+
+Curve thinned(const Curve& curve, std::size_t most) {
+  if (curve.size() <= most) return curve;
+  const std::size_t length = (curve.size() * 4 + most - 1) / most;
+  const auto value = &Curve::value_type::second;
+  Curve kept;
+  for (auto begin = curve.begin(); begin != curve.end();) {
+    auto end = begin;
+    for (std::size_t i = 0; i < length && end != curve.end(); ++i) ++end;
+    for (auto one = begin; one != end; ++one) {
+      // The place of what is no number must stay, or the line would be drawn across it.
+      if (!drawable(one->second)) kept.insert(*one);
+    }
+    kept.insert(*begin);
+    kept.insert(*std::ranges::min_element(begin, end, {}, value));
+    kept.insert(*std::ranges::max_element(begin, end, {}, value));
+    kept.insert(*std::prev(end));
+    begin = end;
+  }
+  return kept;
+}
+
+std::size_t smoothing_of(const Curve& curve) {
+  const std::size_t points = curve.size();
+  if (points < fewest_smoothed) return 0;
+  Frame frame;
+  frame.include(curve);
+  double variation = 0;
+  double before = std::nan("");
+  for (const auto& [step, value] : curve) {
+    if (!drawable(value)) continue;
+    if (drawable(before)) variation += std::abs(value - before) / 2;
+    before = value;
+  }
+  const bool is_steady = variation / least_variation <= (frame.highest / 2 - frame.lowest / 2);
+  return is_steady ? 0 : std::clamp<std::size_t>(points / 25, 3, 200);
+}
+
 Curve smoothed(const Curve& curve, std::size_t points) {
   const double share = 2 / static_cast<double>(std::max<std::size_t>(points, 2));
   const auto before = running_sums(curve.begin(), curve.end(), share);
@@ -222,19 +239,17 @@ Curve smoothed(const Curve& curve, std::size_t points) {
   return result;
 }
 
-std::string line_chart(const std::string& title, const std::vector<Line>& lines) {
+std::string line_chart(const std::string& title, const std::vector<Line>& lines, Axis axis) {
   Frame frame;
-  std::size_t smoothing = 0;
-  for (const auto& line : lines) {
-    frame.include(line.curve);
-    smoothing = std::max(smoothing, smoothing_of(line.curve));
-  }
+  for (const auto& line : lines) frame.include(line.curve);
+  frame.is_log = axis == Axis::logarithmic && frame.lowest > 0 && frame.lowest < frame.highest / 10;
   frame.widen();
+  std::size_t smoothing = 0;
   detail::TextStream drawing;
   draw_axes(drawing, frame);
   std::vector<Values> legend;
   for (const auto& line : lines) {
-    draw_line(drawing, frame, line);
+    smoothing = std::max(smoothing, draw_line(drawing, frame, line));
     const auto last = line.curve.empty() ? std::string() : number_text(line.curve.rbegin()->second);
     legend.push_back({{"name", line.name},
                       {"last", last},
@@ -243,8 +258,7 @@ std::string line_chart(const std::string& title, const std::vector<Line>& lines)
   }
   Values chart{{"title", title},
                {"smoothing", smoothing > 0 ? std::to_string(smoothing) : ""},
-               {"width", number_text(width)},
-               {"height", number_text(height)},
+               {"log", frame.is_log ? "yes" : ""},
                {"drawing", drawing.str()}};
   chart.lists["lines"] = std::move(legend);
   return filled(chart_template, chart);

@@ -22,45 +22,43 @@ const char* const page_template = R"html(<!DOCTYPE html>
     --quantity-3: #d9a066; --quantity-4: #5cc8dd; --quantity-5: #e88bf0; --quantity-6: #c8bfb6;
     --lightness: 70%; } }
 body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.5rem 4rem; background: var(--page);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin: 0; }
 h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
-p { margin: .4rem 0; } .quiet { color: var(--quiet); overflow-wrap: anywhere; }
+p { margin: .4rem 0; } .quiet { color: var(--quiet); }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 1rem;
   margin: 1.5rem 0 0; }
 .facts div { border-top: 2px solid var(--rule); padding-top: .4rem; min-width: 0; }
-.facts dt { color: var(--quiet); font-size: .85rem; overflow-wrap: anywhere; }
+.facts dt { color: var(--quiet); font-size: .85rem; }
 .facts dd { margin: 0; font-size: 1.35rem; }
 .facts small { display: block; color: var(--quiet); font-size: .8rem; }
 ul.advice { list-style: none; margin: 0; padding: 0; }
 ul.advice li { background: var(--note); border-left: 3px solid var(--communication);
-  padding: .5rem .8rem; margin: .5rem 0; overflow-wrap: anywhere; }
+  padding: .5rem .8rem; margin: .5rem 0; }
 ul.advice b { display: block; }
-.charts { display: grid; margin-top: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr));
-  gap: 1.5rem 2rem; }
-figure { margin: 0; min-width: 0; }
-figcaption { font-weight: 600; margin-bottom: .25rem; overflow-wrap: anywhere; }
+figure { margin: 1rem 0 1.5rem; }
+figcaption { font-weight: 600; margin-bottom: .25rem; }
 figcaption small { color: var(--quiet); font-weight: 400; }
-svg { display: block; width: 100%; height: auto; } svg.bar { height: 18px; min-width: 12rem; }
+svg { display: block; width: 100%; overflow: visible; } svg.bar { height: 18px; min-width: 8rem; }
+svg.chart { height: 240px; width: calc(100% - 100px); margin: 12px 28px 44px 72px; }
 .grid { stroke: var(--rule); } .tick { fill: var(--quiet); font-size: 12px; }
-.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round; vector-effect: non-scaling-stroke; }
 .raw { stroke-width: 1; stroke-opacity: .35; } .second { stroke-dasharray: 6 4; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; }
-.legend span { overflow-wrap: anywhere; }
 .legend i { display: inline-block; width: .7rem; height: .7rem; margin-right: .35rem;
   border-radius: 2px; }
 .legend i.second { width: .25rem; box-shadow: .45rem 0 0 0 currentColor; margin-right: .8rem; }
 table { border-collapse: collapse; width: 100%; } .scroll { overflow-x: auto; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--rule);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
-th { color: var(--quiet); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
-table.plain th, table.plain td { text-align: left; white-space: normal; overflow-wrap: anywhere;
-  vertical-align: top; }
-table.plain td:first-child { min-width: 7.5rem; width: 30%; }
-td.wide { width: 40%; }
+th { color: var(--quiet); font-weight: 500; white-space: normal; vertical-align: bottom; }
+th:not(.name) { overflow-wrap: normal; } th:first-child, td:first-child { text-align: left; }
+td:first-child, .name { min-width: 7.5rem; white-space: normal; }
+table.plain th, table.plain td { text-align: left; white-space: normal; vertical-align: top; }
+table.plain td:first-child { width: 30%; }
+td.wide { width: 20%; }
 @media (max-width: 40rem) {
-  body { padding: 1.2rem 1rem 3rem; } .tick { font-size: 18px; } .curve { stroke-width: 3; }
-  .raw { stroke-width: 1.5; } svg.bar { min-width: 5rem; } th, td { padding: .25rem .4rem; } }
+  body { padding: 1.2rem 1rem 3rem; } svg.bar { min-width: 5rem; } th, td { padding: .25rem .4rem; } }
 </style></head>
 <body>
 <h1>{{title}}</h1>
@@ -87,7 +85,7 @@ td.wide { width: 40%; }
 {{/?advice}}
 {{?differences}}
 <h2>Differences</h2>
-<div class="scroll"><table><tr><th>quantity</th><th>{{first_run}}</th><th>{{second_run}}</th><th>difference</th><th>relative</th></tr>
+<div class="scroll"><table><tr><th>quantity</th><th class="name">{{first_run}}</th><th class="name">{{second_run}}</th><th>difference</th><th>relative</th></tr>
 {{#differences}}
 <tr><td>{{name}}</td><td>{{first}}</td><td>{{second}}</td><td>{{difference}}</td><td>{{relative}}</td></tr>
 {{/#differences}}
@@ -98,11 +96,9 @@ td.wide { width: 40%; }
 {{?no_values}}
 <p>The run has recorded no values yet.</p>
 {{/?no_values}}
-<div class="charts">
 {{#charts}}
 {{&chart}}
 {{/#charts}}
-</div>
 {{/?has_curves}}
 {{?has_times}}
 <h2>Where the time of a step went</h2>
@@ -132,8 +128,7 @@ td.wide { width: 40%; }
 </table></div>
 {{/?runs}}
 {{?step_chart}}
-<div class="charts">{{&step_chart}}
-</div>
+{{&step_chart}}
 {{/?step_chart}}
 {{/?has_times}}
 {{?constants}}
@@ -151,7 +146,7 @@ td.wide { width: 40%; }
 {{/?environment}}
 {{?environments}}
 <h2>Differences of the environment</h2>
-<table class="plain"><tr><th></th><th>{{first_run}}</th><th>{{second_run}}</th></tr>
+<table class="plain"><tr><th></th><th class="name">{{first_run}}</th><th class="name">{{second_run}}</th></tr>
 {{#environments}}
 <tr><td>{{&name}}</td><td>{{first}}</td><td>{{second}}</td></tr>
 {{/#environments}}
@@ -173,8 +168,8 @@ td.wide { width: 40%; }
 )html";
 
 const char* const chart_template =
-    R"html(<figure><figcaption>{{title}}{{?smoothing}} <small>faint: as recorded; strong: mean of about {{smoothing}} values</small>{{/?smoothing}}</figcaption>
-<svg viewBox="0 0 {{width}} {{height}}" role="img" aria-label="{{title}}">
+    R"html(<figure><figcaption>{{title}}{{?log}} <small>logarithmic axis{{?smoothing}};{{/?smoothing}}</small>{{/?log}}{{?smoothing}} <small>faint: as recorded; strong: mean of about {{smoothing}} values</small>{{/?smoothing}}</figcaption>
+<svg class="chart" role="img" aria-label="{{title}}">
 {{&drawing}}</svg>
 <p class="legend">{{#lines}}<span><i{{?second}} class="second"{{/?second}} style="background: {{colour}}; color: {{colour}}"></i>{{name}} {{last}}</span> {{/#lines}}</p></figure>)html";
 

@@ -40,16 +40,15 @@ std::string headline(const Run& run, const std::string& name, const Takes& takes
   return found == run.curves.end() ? "" : found->first;
 }
 
-bool is_loss(std::string_view name) { return name.ends_with("loss"); }
 bool is_accuracy(std::string_view name) { return name.find("acc") != name.npos; }
 bool is_rate(std::string_view name) { return name.ends_with("_per_second"); }
 
 void last_and_best(List& facts, const Run& run, const std::string& name, bool most) {
   const Curve* curve = run.curve(name);
   if (curve == nullptr || curve->empty()) return;
-  const auto below = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const auto best =
-      most ? std::ranges::max_element(*curve, below) : std::ranges::min_element(*curve, below);
+  const auto value = &Curve::value_type::second;
+  const auto best = most ? std::ranges::max_element(*curve, {}, value)
+                         : std::ranges::min_element(*curve, {}, value);
   fact(facts, name, number_text(curve->rbegin()->second),
        concat("best ", number_text(best->second), " at step ", best->first));
 }
@@ -73,10 +72,8 @@ void ranks_facts(List& facts, const Run& run) {
   fact(facts, "computing", percent_text(all.computing), "of the ranks' time");
   if (all.ranks.size() < 2) return;
   const auto& slowest = all.ranks[all.slowest];
-  double mean = 0;
-  for (const auto& rank : all.ranks) {
-    mean += rank.computing() / static_cast<double>(all.ranks.size());
-  }
+  const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
+  const double mean = all.mean(&RankInterval::computing) * steps;
   fact(
       facts, "slowest rank", concat(all.slowest),
       concat(place_text(run, all.slowest, "", ", "), "computes ",
@@ -87,15 +84,10 @@ void ranks_facts(List& facts, const Run& run) {
 
 /// What `measure_efficiency()` recorded, if anything.
 void measured_efficiency(List& facts, const Run& run) {
-  const auto last = [&run](const char* name) -> std::optional<double> {
-    const Curve* curve = run.curve(name);
-    if (curve == nullptr || curve->empty()) return std::nullopt;
-    return curve->rbegin()->second;
-  };
-  const auto median = last("efficiency");
+  const auto median = last_of(run.curve("efficiency"));
   if (!median) return;
-  const auto least = last("efficiency_least");
-  const auto most = last("efficiency_most");
+  const auto least = last_of(run.curve("efficiency_least"));
+  const auto most = last_of(run.curve("efficiency_most"));
   fact(
       facts, "efficiency", percent_text(*median),
       concat("one rank's step alone over all ranks' step",
@@ -138,12 +130,12 @@ List charts_of(const Run& run) {
     others.push_back({.name = "samples/s", .curve = curve, .colour = palette.colour("samples/s")});
   }
   List charts;
-  const auto add = [&](const std::string& title, const std::vector<Line>& lines) {
-    if (!lines.empty()) charts.push_back({{"chart", line_chart(title, lines)}});
+  const auto add = [&](const std::string& title, const std::vector<Line>& lines, Axis axis) {
+    if (!lines.empty()) charts.push_back({{"chart", line_chart(title, lines, axis)}});
   };
-  add("Loss", losses);
-  add("Accuracy", accuracies);
-  for (const auto& other : others) add(other.name, {other});
+  add("Loss", losses, Axis::logarithmic);
+  add("Accuracy", accuracies, Axis::linear);
+  for (const auto& other : others) add(other.name, {other}, Axis::linear);
   return charts;
 }
 
@@ -162,19 +154,13 @@ std::string chart_of_steps(const Run& run) {
   if (run.intervals.size() < 2) return "";
   std::vector<Line> lines;
   for (const auto& [name, curve] : interval_curves(run.intervals)) {
-    const auto quantity = name.substr(0, name.find("_seconds"));
-    const char* colour = quantity == "step"            ? step_colour
-                         : quantity == "compute"       ? compute_colour
-                         : quantity == "loading"       ? loading_colour
-                         : quantity == "communication" ? communication_colour
-                         : quantity == "waiting"       ? waiting_colour
-                                                       : nullptr;
-    if (colour == nullptr) continue;
+    if (!name.ends_with("_seconds")) continue;
+    const auto quantity = name.substr(0, name.find('_'));
     Curve milliseconds;
     for (const auto& [step, seconds] : curve) milliseconds[step] = 1000 * seconds;
     lines.push_back({.name = quantity == "step" ? "step of the slowest rank" : quantity,
                      .curve = std::move(milliseconds),
-                     .colour = colour});
+                     .colour = concat("var(--", quantity, ")")});
   }
   if (lines.empty()) return "";
   return line_chart("Milliseconds a step, interval by interval, ranks' mean", lines);
@@ -186,8 +172,7 @@ void add_times(Values& page, const Run& run) {
   if (run.intervals.empty()) return;
   const auto all = totals(run.intervals);
   const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
-  const bool loads =
-      std::ranges::any_of(all.ranks, [](const RankInterval& rank) { return rank.loading > 0; });
+  const bool loads = all.mean(&RankInterval::loading) > 0;
   double longest = 0;
   for (const auto& rank : all.ranks) longest = std::max(longest, rank.seconds);
   List ranks;
