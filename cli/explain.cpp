@@ -12,9 +12,9 @@
 
 #include "cli/commands.h"
 #include "cli/stack_text.h"
-#include "comm/diagnosis.h"
-#include "comm/flight_record.h"
-#include "comm/stack_file.h"
+#include "comm/flight/diagnosis.h"
+#include "comm/flight/flight_record.h"
+#include "comm/flight/stack_file.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"

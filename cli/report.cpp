@@ -1,4 +1,4 @@
-#include "record/report.h"
+#include "record/page/report.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -14,7 +14,7 @@
 #include "record/comparison.h"
 #include "record/csv.h"
 #include "record/folder.h"
-#include "record/live_report.h"
+#include "record/page/live_report.h"
 
 namespace lockstep::cli {
 namespace {

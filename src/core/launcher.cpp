@@ -7,7 +7,7 @@
 
 #include "core/enum_names.h"
 #include "core/environment.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

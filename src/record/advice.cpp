@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "core/environment.h"
-#include "core/median.h"
+#include "core/numeric/median.h"
 #include "core/plural.h"
 #include "core/text.h"
-#include "record/page.h"
+#include "record/page/page.h"
 #include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {

@@ -9,10 +9,10 @@
 
 #include "core/text.h"
 #include "record/advice.h"
-#include "record/chart.h"
 #include "record/folder.h"
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/chart.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 #include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {

@@ -1,4 +1,4 @@
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/host/arrivals.h"
 #include "comm/host/host.h"
-#include "core/process.h"
+#include "comm/host/world/arrivals.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -13,7 +13,7 @@
 #include "record/comparison.h"
 #include "record/folder.h"
 #include "record/interval.h"
-#include "record/report.h"
+#include "record/page/report.h"
 #include "record/scalar.h"
 #include "tests/temporary_folder.h"
 

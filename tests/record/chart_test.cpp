@@ -1,4 +1,4 @@
-#include "record/chart.h"
+#include "record/page/chart.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "record/interval.h"
-#include "record/report.h"
+#include "record/page/report.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 

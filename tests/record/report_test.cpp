@@ -1,4 +1,4 @@
-#include "record/report.h"
+#include "record/page/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "lockstep/error.h"
-#include "record/chart.h"
 #include "record/folder.h"
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/chart.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"

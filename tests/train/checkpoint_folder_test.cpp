@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "lockstep/checkpoint.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"

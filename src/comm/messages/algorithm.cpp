@@ -1,6 +1,6 @@
 #include "comm/messages/algorithm.h"
 
-#include "comm/cost.h"
+#include "comm/cost/cost.h"
 #include "core/enum_names.h"
 
 namespace lockstep::inline v0_2::messages {
