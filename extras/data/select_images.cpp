@@ -10,9 +10,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
-torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
-                              c10::ArrayRef<std::size_t> indices, std::string_view dataset) {
-  const auto size = static_cast<std::size_t>(images.size(0));
+torch::data::Example<> select_rows(const at::Tensor& data, const at::Tensor& targets,
+                                   c10::ArrayRef<std::size_t> indices, std::string_view dataset) {
+  const auto size = static_cast<std::size_t>(data.size(0));
   at::Tensor wanted = at::empty({static_cast<std::int64_t>(indices.size())}, at::kLong);
   std::int64_t* const out = wanted.mutable_data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < indices.size(); ++i) {
@@ -21,7 +21,13 @@ torch::data::Example<> select(const at::Tensor& images, const at::Tensor& target
                       {.operation = std::string(dataset)});
     out[i] = static_cast<std::int64_t>(indices[i]);
   }
-  return {images.index_select(0, wanted).to(at::kFloat).div_(255), targets.index_select(0, wanted)};
+  return {data.index_select(0, wanted), targets.index_select(0, wanted)};
+}
+
+torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
+                              c10::ArrayRef<std::size_t> indices, std::string_view dataset) {
+  auto [chosen, classes] = select_rows(images, targets, indices, dataset);
+  return {chosen.to(at::kFloat).div_(255), classes};
 }
 
 }  // namespace lockstep::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
@@ -15,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace lockstep::inline v0_2 {
@@ -83,6 +85,94 @@ class Cifar10 : public torch::data::datasets::BatchDataset<Cifar10, torch::data:
  private:
   at::Tensor images_;
   at::Tensor targets_;
+};
+
+/// A column of a CSV file: its name in the header line, or its index from 0.
+using CsvColumn = std::variant<std::string, std::int64_t>;
+
+struct CsvOptions {
+  std::vector<CsvColumn> features = {};  ///< empty: all columns but those of targets and label
+  std::vector<CsvColumn> targets = {};   ///< numbers
+  std::optional<CsvColumn> label = {};   ///< classes: whole numbers from 0; excludes targets
+  bool header = true;                    ///< whether the first line has the names of the columns
+  char separator = ',';
+  std::optional<double> empty = {};  ///< value for empty features and targets; not set: a DataError
+  at::ScalarType dtype = at::kFloat;  ///< of features and targets: kFloat or kDouble
+};
+
+/// The numbers of a CSV file, read into memory. A dataset for LibTorch's data loader that returns
+/// whole batches, so no Stack transform is needed. Columns that are not chosen may have any text.
+///
+/// Fields may be in quotes, which hide separators but not the end of the line. Spaces around fields
+/// and lines without text are skipped. Lines may end in CRLF. Numbers have a decimal point; nan and
+/// inf are numbers.
+/// Shapes: batch.data [B, features], batch.target [B, targets] of the dtype. With a label,
+/// batch.target [B] of int64.
+class CsvFile : public torch::data::datasets::BatchDataset<CsvFile, torch::data::Example<>> {
+ public:
+  /// Throws: DataError naming the file, the line from 1, the column from 0, the expected value and
+  /// the value found, for a missing column, a line with more or fewer fields than the first, a
+  /// field that is no number of the dtype, and a file without rows. InvalidArgument for options
+  /// that contradict each other.
+  explicit CsvFile(const std::filesystem::path& path, const CsvOptions& options = {});
+
+  /// Throws: DataError for an index that is not below size().
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
+  std::optional<std::size_t> size() const override;
+
+  /// All rows.
+  /// Shapes: [size, features], and [size, targets], or [size] of labels.
+  const at::Tensor& features() const { return features_; }
+  const at::Tensor& targets() const { return targets_; }
+
+ private:
+  at::Tensor features_;
+  at::Tensor targets_;
+};
+
+struct SeriesWindowOptions {
+  std::int64_t length = 1;   ///< rows of a window
+  std::int64_t horizon = 1;  ///< rows from the last row of a window to its target
+  std::int64_t stride = 1;   ///< rows from the start of a window to that of the next
+  /// 0: the target is one row. n: it is n successive rows, of which horizon gives the first.
+  std::int64_t target_length = 0;
+};
+
+/// Windows over series of successive rows, such as time series. Window i of a series has the rows
+/// i·stride to i·stride + length − 1. Its target is the row i·stride + length − 1 + horizon. No
+/// window and no target crosses the end of a series. A series that is too short has no window.
+/// Windows are numbered series after series.
+/// Shapes: batch.data [B, length, …], where … is the shape of a row of data. batch.target [B, …],
+/// or [B, target_length, …], where … is the shape of a row of targets.
+class SeriesWindows
+    : public torch::data::datasets::BatchDataset<SeriesWindows, torch::data::Example<>> {
+ public:
+  /// Each series has its rows in data, and as many rows of targets in target. Both may be one
+  /// tensor. For one series: SeriesWindows windows({rows, targets}, {.length = 64}).
+  /// Shapes: data [rows, …], target [rows, …]; rows may differ between series.
+  /// Throws: InvalidArgument for no series, for other shapes, dtypes that differ between series,
+  /// a length or stride below 1, and a negative horizon or target_length.
+  explicit SeriesWindows(std::vector<torch::data::Example<>> series,
+                         SeriesWindowOptions options = {});
+  explicit SeriesWindows(torch::data::Example<> series, SeriesWindowOptions options = {})
+      : SeriesWindows(std::vector{std::move(series)}, options) {}
+
+  /// Windows over the first floor(fraction·rows) rows of each series, and windows over the others,
+  /// such as for training and validation. The two have no row in common.
+  /// Throws: InvalidArgument for a fraction that is not in 0 … 1.
+  std::pair<SeriesWindows, SeriesWindows> split(double fraction) const;
+
+  /// Throws: DataError for an index that is not below size().
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override;
+  std::optional<std::size_t> size() const override;
+
+ private:
+  std::vector<torch::data::Example<>> series_;  ///< views of rows_ and targets_
+  SeriesWindowOptions options_;
+  at::Tensor rows_;           ///< of all series
+  at::Tensor targets_;        ///< of all series
+  at::Tensor starts_;         ///< the first row of each window in rows_
+  at::Tensor target_starts_;  ///< the first row of each target in targets_
 };
 
 /// Synthetic images in the format of Cifar10, for programs without its files. Each image shows one
