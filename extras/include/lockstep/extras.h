@@ -5,6 +5,7 @@
 
 #include "lockstep/activation_checkpoint.h"
 #include "lockstep/autocast.h"
+#include "lockstep/batches.h"
 #include "lockstep/datasets.h"
 #include "lockstep/early_stopping.h"
 #include "lockstep/fused_optimizers.h"
