@@ -53,6 +53,8 @@ const char* name(Source::Content content) {
       return "the number of a new group";
     case Source::Content::backward:
       return "the backward";
+    case Source::Content::refusal:
+      return "refused arguments";
   }
   return "unknown content";
 }
