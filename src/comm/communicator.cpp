@@ -16,8 +16,29 @@ namespace {
 using detail::concat;
 using detail::plural;
 
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
-std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+/// An operation whose ranks have buffers, or parts, of the same number of elements.
+Operation whole(Collective collective, DType dtype, const void* input, void* output,
+                std::size_t count, int peer = -1) {
+  return {.collective = collective,
+          .dtype = dtype,
+          .input = static_cast<const std::byte*>(input),
+          .output = static_cast<std::byte*>(output),
+          .count = count,
+          .peer = peer};
+}
+
+/// An operation whose ranks have parts of different lengths.
+Operation parted(Collective collective, DType dtype, const void* input, void* output,
+                 std::span<const std::size_t> counts, int peer = -1) {
+  auto operation = whole(collective, dtype, input, output, 0, peer);
+  operation.counts.assign(counts.begin(), counts.end());
+  return operation;
+}
+
+Operation&& reducing(Operation&& operation, ReduceOp op) {
+  operation.reduce = op;
+  return std::move(operation);
+}
 
 /// Elements that this rank's buffers must have.
 struct BufferSizes {
@@ -224,144 +245,75 @@ std::byte* Communicator::at_place(std::uint64_t) const {
 
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
                               Issue options) {
-  return issue({.collective = Collective::all_reduce,
-                .reduce = reduction.op,
-                .dtype = dtype,
-                .input = bytes(data),
-                .output = bytes(data),
-                .count = count},
+  return issue(reducing(whole(Collective::all_reduce, dtype, data, data, count), reduction.op),
                std::move(options), reduction.factor);
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
                               Issue options) {
-  return issue({.collective = Collective::all_reduce,
-                .reduce = op,
-                .dtype = DType::f32,
-                .wire = wire,
-                .input = bytes(data),
-                .output = bytes(data),
-                .count = count},
-               std::move(options));
+  auto operation = reducing(whole(Collective::all_reduce, DType::f32, data, data, count), op);
+  operation.wire = wire;
+  return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
                           Issue options) {
-  return issue({.collective = Collective::reduce,
-                .reduce = reduction.op,
-                .dtype = dtype,
-                .input = bytes(data),
-                .output = bytes(data),
-                .count = count,
-                .peer = root},
+  return issue(reducing(whole(Collective::reduce, dtype, data, data, count, root), reduction.op),
                std::move(options), reduction.factor);
 }
 
 Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
-  return issue({.collective = Collective::broadcast,
-                .dtype = dtype,
-                .input = bytes(data),
-                .output = bytes(data),
-                .count = count,
-                .peer = root},
-               std::move(options));
+  return issue(whole(Collective::broadcast, dtype, data, data, count, root), std::move(options));
 }
 
 Work Communicator::all_gather(const void* input, void* output, std::size_t count, DType dtype,
                               Issue options) {
-  return issue({.collective = Collective::all_gather,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .count = count},
-               std::move(options));
+  return issue(whole(Collective::all_gather, dtype, input, output, count), std::move(options));
 }
 
 Work Communicator::all_gather(const void* input, void* output, std::span<const std::size_t> counts,
                               DType dtype, Issue options) {
-  return issue({.collective = Collective::all_gather,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .counts = {counts.begin(), counts.end()}},
-               std::move(options));
+  return issue(parted(Collective::all_gather, dtype, input, output, counts), std::move(options));
 }
 
 Work Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
                                   Reduction reduction, Issue options) {
-  return issue({.collective = Collective::reduce_scatter,
-                .reduce = reduction.op,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .count = count},
-               std::move(options), reduction.factor);
+  return issue(
+      reducing(whole(Collective::reduce_scatter, dtype, input, output, count), reduction.op),
+      std::move(options), reduction.factor);
 }
 
 Work Communicator::reduce_scatter(const void* input, void* output,
                                   std::span<const std::size_t> counts, DType dtype,
                                   Reduction reduction, Issue options) {
-  return issue({.collective = Collective::reduce_scatter,
-                .reduce = reduction.op,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .counts = {counts.begin(), counts.end()}},
-               std::move(options), reduction.factor);
+  return issue(
+      reducing(parted(Collective::reduce_scatter, dtype, input, output, counts), reduction.op),
+      std::move(options), reduction.factor);
 }
 
 Work Communicator::gather(const void* input, void* output, std::size_t count, DType dtype, int root,
                           Issue options) {
-  return issue({.collective = Collective::gather,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .count = count,
-                .peer = root},
-               std::move(options));
+  return issue(whole(Collective::gather, dtype, input, output, count, root), std::move(options));
 }
 
 Work Communicator::gather(const void* input, void* output, std::span<const std::size_t> counts,
                           DType dtype, int root, Issue options) {
-  return issue({.collective = Collective::gather,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .counts = {counts.begin(), counts.end()},
-                .peer = root},
-               std::move(options));
-}
-
-Work Communicator::scatter(const void* input, void* output, std::span<const std::size_t> counts,
-                           DType dtype, int root, Issue options) {
-  return issue({.collective = Collective::scatter,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .counts = {counts.begin(), counts.end()},
-                .peer = root},
-               std::move(options));
+  return issue(parted(Collective::gather, dtype, input, output, counts, root), std::move(options));
 }
 
 Work Communicator::scatter(const void* input, void* output, std::size_t count, DType dtype,
                            int root, Issue options) {
-  return issue({.collective = Collective::scatter,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .count = count,
-                .peer = root},
-               std::move(options));
+  return issue(whole(Collective::scatter, dtype, input, output, count, root), std::move(options));
+}
+
+Work Communicator::scatter(const void* input, void* output, std::span<const std::size_t> counts,
+                           DType dtype, int root, Issue options) {
+  return issue(parted(Collective::scatter, dtype, input, output, counts, root), std::move(options));
 }
 
 Work Communicator::all_to_all(const void* input, void* output, std::size_t count, DType dtype,
                               Issue options) {
-  return issue({.collective = Collective::all_to_all,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .count = count},
-               std::move(options));
+  return issue(whole(Collective::all_to_all, dtype, input, output, count), std::move(options));
 }
 
 Work Communicator::all_to_all(const void* input, void* output,
@@ -373,90 +325,38 @@ Work Communicator::all_to_all(const void* input, void* output,
   }
   std::vector<std::size_t> counts(input_counts.begin(), input_counts.end());
   counts.insert(counts.end(), output_counts.begin(), output_counts.end());
-  return issue({.collective = Collective::all_to_all,
-                .dtype = dtype,
-                .input = bytes(input),
-                .output = bytes(output),
-                .counts = std::move(counts)},
-               std::move(options));
+  return issue(parted(Collective::all_to_all, dtype, input, output, counts), std::move(options));
 }
 
 Work Communicator::send(const void* input, std::size_t count, DType dtype, int dst,
                         std::uint32_t tag, Issue options) {
-  return issue({.collective = Collective::send,
-                .dtype = dtype,
-                .input = bytes(input),
-                .count = count,
-                .peer = dst,
-                .tag = tag},
-               std::move(options));
+  auto operation = whole(Collective::send, dtype, input, nullptr, count, dst);
+  operation.tag = tag;
+  return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag,
                         Issue options) {
-  return issue({.collective = Collective::recv,
-                .dtype = dtype,
-                .output = bytes(output),
-                .count = count,
-                .peer = src,
-                .tag = tag},
-               std::move(options));
+  auto operation = whole(Collective::recv, dtype, nullptr, output, count, src);
+  operation.tag = tag;
+  return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::barrier(Issue options) {
   return issue({.collective = Collective::barrier}, std::move(options));
 }
 
-}  // namespace lockstep
-
-namespace lockstep::inline v0_2::detail {
-
-Work reissue(Communicator& group, const Operation& operation) {
-  const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, in_order,
-               timeout, sequence, shape, source, owner, part_of, group_number] = operation;
-  const bool varying = !counts.empty();
-  Issue issue{.timeout = timeout,
-              .shape = shape,
-              .source = source,
-              .owner = owner,
-              .part_of = part_of,
-              .in_order = in_order};
-  switch (collective) {
-    case Collective::all_reduce:
-      if (wire) return group.all_reduce(output, count, reduce, *wire, std::move(issue));
-      return group.all_reduce(output, count, dtype, reduce, std::move(issue));
-    case Collective::reduce:
-      return group.reduce(const_cast<std::byte*>(input), count, dtype, reduce, peer,
-                          std::move(issue));
-    case Collective::broadcast:
-      return group.broadcast(output, count, dtype, peer, std::move(issue));
-    case Collective::all_gather:
-      if (varying) return group.all_gather(input, output, counts, dtype, std::move(issue));
-      return group.all_gather(input, output, count, dtype, std::move(issue));
-    case Collective::reduce_scatter:
-      if (varying)
-        return group.reduce_scatter(input, output, counts, dtype, reduce, std::move(issue));
-      return group.reduce_scatter(input, output, count, dtype, reduce, std::move(issue));
-    case Collective::gather:
-      if (varying) return group.gather(input, output, counts, dtype, peer, std::move(issue));
-      return group.gather(input, output, count, dtype, peer, std::move(issue));
-    case Collective::scatter:
-      if (varying) return group.scatter(input, output, counts, dtype, peer, std::move(issue));
-      return group.scatter(input, output, count, dtype, peer, std::move(issue));
-    case Collective::all_to_all:
-      if (varying) {
-        return group.all_to_all(input, output, operation.input_counts(), operation.output_counts(),
-                                dtype, std::move(issue));
-      }
-      return group.all_to_all(input, output, count, dtype, std::move(issue));
-    case Collective::send:
-      return group.send(input, count, dtype, peer, tag, std::move(issue));
-    case Collective::recv:
-      return group.recv(output, count, dtype, peer, tag, std::move(issue));
-    case Collective::barrier:
-      return group.barrier(std::move(issue));
-  }
-  return {};
+Work Communicator::reissue(const Operation& operation) {
+  Issue options{.timeout = operation.timeout,
+                .shape = operation.shape,
+                .source = operation.source,
+                .owner = operation.owner,
+                .part_of = operation.part_of,
+                .in_order = operation.in_order};
+  auto again = operation;
+  again.sequence = 0;
+  again.group = 0;
+  return issue(std::move(again), std::move(options));
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep

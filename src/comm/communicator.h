@@ -114,6 +114,8 @@ class Communicator {
   Work recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag = 0,
             Issue issue = {});
   Work barrier(Issue issue = {});
+  /// Issues an operation of another group of the same ranks, with the same buffers.
+  Work reissue(const Operation& operation);
 
   /// Whether messages are matched by tag, and recv() takes any_source.
   virtual bool matches_by_tag() const { return false; }
@@ -233,10 +235,3 @@ class SourceScope {
 };
 
 }  // namespace lockstep
-
-namespace lockstep::inline v0_2::detail {
-
-/// Issues the operation in another group of the same ranks, with the same buffers.
-Work reissue(Communicator& group, const Operation& operation);
-
-}  // namespace lockstep::detail

@@ -69,7 +69,7 @@ Work HostedCommunicator::forward(Operation&& operation) {
   return Work(begin_task(std::move(operation), [this](detail::TaskRequest& request) {
     return [](detail::TaskRequest& forwarded, Work work) -> detail::Task {
       forwarded.set_source(co_await std::move(work));
-    }(request, detail::reissue(host(), request.operation()));
+    }(request, host().reissue(request.operation()));
   }));
 }
 

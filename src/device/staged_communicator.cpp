@@ -60,7 +60,7 @@ Work StagedCommunicator::exchange_on_host(const Operation& operation, const Tran
   on_host.input = data(transfer.input);
   on_host.output = data(transfer.output);
   on_host.owner = {};
-  return detail::reissue(host(), on_host);
+  return host().reissue(on_host);
 }
 
 void StagedCommunicator::copy_to_device(const Operation& operation,

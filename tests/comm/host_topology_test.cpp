@@ -33,7 +33,7 @@ class Placed final : public Communicator {
   void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
 
  private:
-  Work begin(Operation&& operation) override { return detail::reissue(ranks_, operation); }
+  Work begin(Operation&& operation) override { return ranks_.reissue(operation); }
 
   Communicator& ranks_;
 };

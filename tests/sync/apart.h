@@ -26,7 +26,7 @@ class Apart final : public Communicator {
  private:
   Work begin(Operation&& operation) override {
     number(operation);
-    return detail::reissue(ranks_, operation);
+    return ranks_.reissue(operation);
   }
 
   Communicator& ranks_;

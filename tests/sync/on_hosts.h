@@ -44,7 +44,7 @@ class OnHosts final : public Communicator {
  private:
   Work begin(Operation&& operation) override {
     number(operation);
-    return lockstep::detail::reissue(ranks_, operation);
+    return ranks_.reissue(operation);
   }
 
   Communicator& ranks_;

@@ -208,7 +208,7 @@ Task HierarchicalCommunicator::task(detail::TaskRequest& request) {
 Task HierarchicalCommunicator::whole(detail::TaskRequest& request, StageGroup& group) {
   Turn turn(group.turns);
   co_await turn;
-  request.set_source(co_await detail::reissue(*group.ranks, request.operation()));
+  request.set_source(co_await group.ranks->reissue(request.operation()));
 }
 
 Task HierarchicalCommunicator::in_shards(const Operation& operation) {

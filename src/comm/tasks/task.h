@@ -94,27 +94,7 @@ class Task::promise_type {
   void return_void() noexcept {}
   void unhandled_exception() { throw; }
 
-  /// Awaits a condition that lives in the coroutine.
-  template <class Awaited>
-  class Awaiter {
-   public:
-    explicit Awaiter(Awaited& awaited) : awaited_(awaited) {}
-    bool await_ready() { return awaited_.is_ready(); }
-    void await_suspend(std::coroutine_handle<promise_type> handle) noexcept {
-      handle.promise().awaited_ = &awaited_;
-    }
-    auto await_resume() { return awaited_.resume(); }
-
-   private:
-    Awaited& awaited_;
-  };
-  template <class Ready>
-  Awaiter<Until<Ready>> await_transform(Until<Ready>&& until) {
-    return Awaiter<Until<Ready>>(until);
-  }
-  Awaiter<Turn> await_transform(Turn& turn) { return Awaiter<Turn>(turn); }
-
-  /// Awaits an operation.
+  /// The condition that an operation is complete.
   class AwaitedWork final : public Condition {
    public:
     AwaitedWork(promise_type& promise, Work&& work) : promise_(promise), work_(std::move(work)) {
@@ -126,10 +106,7 @@ class Task::promise_type {
     ~AwaitedWork() { promise_.work_ = nullptr; }
 
     bool is_ready() override { return work_.ready(); }
-    bool await_ready() { return is_ready(); }
-    void await_suspend(std::coroutine_handle<promise_type>) noexcept { promise_.awaited_ = this; }
-    int await_resume() {
-      promise_.work_ = nullptr;
+    int resume() {
       promise_.worked_ += work_.worked();
       work_.wait();
       return work_.source();
@@ -139,7 +116,22 @@ class Task::promise_type {
     promise_type& promise_;
     Work work_;
   };
-  AwaitedWork await_transform(Work&& work) { return {*this, std::move(work)}; }
+
+  template <class Awaited>
+  struct Awaiter {
+    Awaited awaited;
+    bool await_ready() { return awaited.is_ready(); }
+    void await_suspend(std::coroutine_handle<promise_type> handle) noexcept {
+      handle.promise().awaited_ = &awaited;
+    }
+    auto await_resume() { return awaited.resume(); }
+  };
+  template <class Ready>
+  Awaiter<Until<Ready>> await_transform(Until<Ready>&& until) {
+    return {std::move(until)};
+  }
+  Awaiter<Turn&> await_transform(Turn& turn) { return {turn}; }
+  Awaiter<AwaitedWork> await_transform(Work&& work) { return {{*this, std::move(work)}}; }
 
  private:
   friend class Task;
