@@ -45,7 +45,7 @@ train:
 next:
 	@printf '%s\n' '' 'Next:' \
 	  "  make train RANKS=4 ARGS='--epochs 3 --strategy topk:0.01'" \
-	  "  $(BUILD)/bin/lockstep run -n 2 $(BUILD)/bin/mnist_cnn --log-dir log && $(BUILD)/bin/lockstep report log" \
+	  "  $(BUILD)/bin/lockstep run -n 2 $(BUILD)/bin/mnist_cnn --run-log log && $(BUILD)/bin/lockstep report log" \
 	  "  $(BUILD)/bin/mnist_cnn --help"
 
 test:

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "core/median.h"
+#include "core/numeric/median.h"
 
 namespace lockstep::bench {
 

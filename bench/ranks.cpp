@@ -15,8 +15,8 @@
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "launch/launch.h"
 #include "lockstep/error.h"
 

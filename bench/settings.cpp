@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

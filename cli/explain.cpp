@@ -12,9 +12,9 @@
 
 #include "cli/commands.h"
 #include "cli/stack_text.h"
-#include "comm/diagnosis.h"
-#include "comm/flight_record.h"
-#include "comm/stack_file.h"
+#include "comm/flight/diagnosis.h"
+#include "comm/flight/flight_record.h"
+#include "comm/flight/stack_file.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -71,7 +71,8 @@ Records read_records(const std::vector<std::string>& paths) {
                                  (*std::next(repeated))->path().string(), ", expected one"));
   }
   if (records.empty()) {
-    throw InvalidArgument("explain: got no flight record, expected rank-0.flight, …");
+    throw InvalidArgument(
+        "explain: got no flight record, expected rank-0.flight, … of a failed job");
   }
   return records;
 }

@@ -12,9 +12,9 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "core/terminal.h"
+#include "core/system/terminal.h"
 #include "core/text.h"
-#include "launch/signal_watch.h"
+#include "launch/job/signal_watch.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 

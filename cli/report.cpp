@@ -1,4 +1,4 @@
-#include "record/report.h"
+#include "record/page/report.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -14,7 +14,7 @@
 #include "record/comparison.h"
 #include "record/csv.h"
 #include "record/folder.h"
-#include "record/live_report.h"
+#include "record/page/live_report.h"
 
 namespace lockstep::cli {
 namespace {
@@ -70,7 +70,8 @@ void add_report(CLI::App& app, int& exit_code) {
       app.add_subcommand("report", "Show a run as a page, compare two runs, or export the metrics");
   command
       ->add_option("DIR", arguments->folders,
-                   "The folder of a run's --log-dir. Two folders: compares the runs")
+                   "The folder of a program's run log (RunLog, the examples' --run-log), which is "
+                   "not that of lockstep run --log-dir. Two folders: compares the runs")
       ->required()
       ->expected(1, 2);
   auto* output = command->add_option(

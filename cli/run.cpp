@@ -180,8 +180,8 @@ void add_run(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--log-dir", options.log_directory,
-          "Folder for the output of each rank: rank-0.out, rank-0.err, …; in attempt-0, … with "
-          "--max-restarts (default: none)")
+          "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "
+          "--max-restarts. It is not the program's run log for lockstep report (default: none)")
       ->type_name("DIR");
   command->add_flag("-v,--verbose", arguments->verbose,
                     "Print the configuration and each rank's environment before the start");

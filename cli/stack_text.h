@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/stack_file.h"
+#include "comm/flight/stack_file.h"
 
 namespace lockstep::cli {
 

@@ -14,7 +14,7 @@
 #include "cli/commands.h"
 #include "core/environment.h"
 #include "core/plural.h"
-#include "core/terminal.h"
+#include "core/system/terminal.h"
 #include "core/text.h"
 #include "launch/describe.h"
 #include "lockstep/error.h"

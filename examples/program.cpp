@@ -232,9 +232,10 @@ CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path) {
 
 void add_log_options(CLI::App& app, LogFlags& flags) {
   const bool always = !flags.folder.empty();
-  auto* folder = app.add_option("--log-dir", flags.folder,
+  // lockstep run has a --log-dir, too: a folder of what the ranks print.
+  auto* folder = app.add_option("--run-log,--log-dir", flags.folder,
                                 "Folder for the run's log, which lockstep report and TensorBoard "
-                                "show; '' for none")
+                                "show; '' for none. --log-dir is its former name")
                      ->capture_default_str();
   auto* trace =
       app.add_flag("--trace", flags.trace,

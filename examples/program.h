@@ -122,7 +122,7 @@ class CheckpointDir {
 
 CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path);
 
-/// Values of --log-dir and --trace.
+/// Values of --run-log and --trace.
 struct LogFlags {
   std::string folder;
   bool trace = false;
@@ -132,7 +132,7 @@ void add_log_options(CLI::App& app, LogFlags& flags);
 
 lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy);
 
-/// Values of one moment, to --metrics and to --log-dir.
+/// Values of one moment, to --metrics and to --run-log.
 void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, std::int64_t step,
             MetricsFile::Values values);
 

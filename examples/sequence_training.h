@@ -103,7 +103,7 @@ inline auto evaluation_batches(const Windows& windows, const lockstep::Group& wo
                                   {.batch_size = 64, .workers = 0});
 }
 
-/// Writes values to --metrics and to --log-dir.
+/// Writes values to --metrics and to --run-log.
 using Record = std::function<void(MetricsFile::Values)>;
 
 struct Evaluation {

@@ -34,7 +34,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "misbehaviour.h"
 
 namespace lockstep::bench::victim {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "bench/clock.h"
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "largest.h"
 #include "models.h"
 

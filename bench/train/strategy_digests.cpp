@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 
 namespace lockstep::bench::strategy_digests {
 namespace {

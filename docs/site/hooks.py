@@ -1,4 +1,7 @@
-"""Hooks of MkDocs: completes the menu from the pages that are there, and gives headings the anchors of code hosts."""
+"""Hooks of MkDocs.
+
+They complete the menu from the pages that are there, give headings the anchors of code hosts, and let long names break.
+"""
 
 import pathlib
 import re
@@ -46,3 +49,15 @@ def menu(items):
         elif isinstance(item, dict):
             for value in item.values():
                 yield from menu(value if isinstance(value, list) else [value])
+
+
+def on_page_content(html, **_):
+    """A word of 30 characters and more, of the code in a table, may go on in the next line."""
+
+    def breakable(word):
+        return re.sub(r"(?<=[_(=./])(?=\w)|(?<=::)", "<wbr>", word[0])
+
+    def cell(match):
+        return re.sub(r"(?<=<code>)[^<]+", lambda code: re.sub(r"\S{30,}", breakable, code[0]), match[0])
+
+    return re.sub(r"<td.*?</td>", cell, html, flags=re.DOTALL)

@@ -17,7 +17,7 @@
 #include <span>
 #include <string>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "extras/nn/forward_state.h"

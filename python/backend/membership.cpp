@@ -17,13 +17,13 @@
 
 #include "backend/errors.h"
 #include "backend/launched_world.h"
+#include "comm/cost/placement.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/rendezvous.h"
-#include "comm/placement.h"
+#include "comm/host/world/rendezvous.h"
 #include "core/environment.h"
-#include "core/topology.h"
+#include "core/system/topology.h"
 #include "lockstep/error.h"
 
 namespace lockstep_torch {

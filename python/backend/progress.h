@@ -14,7 +14,7 @@
 #include "backend/membership.h"
 #include "backend/progress_work.h"
 #include "comm/communicator.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep_torch {
 

@@ -4,13 +4,13 @@
 #include <cstring>
 
 #include "comm/announcement.h"
-#include "comm/placement.h"
+#include "comm/cost/placement.h"
 #include "comm/private_memory.h"
 #include "comm/request.h"
 #include "comm/split.h"
-#include "core/denormals_guard.h"
-#include "core/digest.h"
 #include "core/log.h"
+#include "core/numeric/digest.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "core/version_tag.h"
 #include "lockstep/denormals.h"

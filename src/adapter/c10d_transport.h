@@ -11,7 +11,7 @@
 #include "adapter/c10d_rank_context.h"
 #include "comm/messages/transport.h"
 #include "comm/operation.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::adapter {
 

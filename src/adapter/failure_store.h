@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "core/failure.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::adapter {
 

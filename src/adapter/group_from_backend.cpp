@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "adapter/adapted_communicator.h"
-#include "comm/placement.h"
+#include "comm/cost/placement.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "group/compute_threads.h"

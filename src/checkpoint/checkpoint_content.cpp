@@ -10,8 +10,8 @@
 #include <charconv>
 #include <mutex>
 
-#include "core/denormals_guard.h"
 #include "core/log.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

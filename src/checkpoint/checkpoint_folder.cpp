@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_content.h"
-#include "core/folder_lock.h"
+#include "core/system/folder_lock.h"
 #include "core/text.h"
 #include "formats/atomic_file.h"
 #include "formats/safetensors_reader.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "comm/announcement.h"
-#include "comm/flight_recorder.h"
+#include "comm/flight/flight_recorder.h"
 #include "comm/rank_context.h"
 #include "core/error_record.h"
 #include "core/text.h"

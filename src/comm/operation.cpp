@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/enum_names.h"
 #include "core/text.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_rounded.h"
@@ -13,63 +14,26 @@ namespace {
 
 using detail::concat;
 
-const char* name(Source::Owner owner) {
-  switch (owner) {
-    case Source::Owner::none:
-      return "";
-    case Source::Owner::distributed_data_parallel:
-      return "DistributedDataParallel";
-    case Source::Owner::distributed_optimizer:
-      return "DistributedOptimizer";
-    case Source::Owner::differentiable:
-      return "differentiable collective";
-  }
-  return "unknown owner";
-}
+constexpr detail::EnumNames<Source::Owner::differentiable> owners("", "DistributedDataParallel",
+                                                                  "DistributedOptimizer",
+                                                                  "differentiable collective");
 
-const char* name(Source::Content content) {
-  switch (content) {
-    case Source::Content::unspecified:
-      return "";
-    case Source::Content::gradients:
-      return "the gradients";
-    case Source::Content::parameters:
-      return "the parameters";
-    case Source::Content::buffers:
-      return "the buffers";
-    case Source::Content::step_agreement:
-      return "the step agreement";
-    case Source::Content::bucket_order:
-      return "the bucket order";
-    case Source::Content::participation:
-      return "the participation flags";
-    case Source::Content::weights:
-      return "the weights";
-    case Source::Content::wrappers:
-      return "the wrappers of a backward";
-    case Source::Content::model:
-      return "the construction";
-    case Source::Content::group_number:
-      return "the number of a new group";
-    case Source::Content::backward:
-      return "the backward";
-    case Source::Content::refusal:
-      return "refused arguments";
-  }
-  return "unknown content";
-}
+constexpr detail::EnumNames<Source::Content::refusal> contents(
+    "", "the gradients", "the parameters", "the buffers", "the step agreement",
+    "the participation flags", "the bucket order", "the weights", "the wrappers of a backward",
+    "the construction", "the number of a new group", "the backward", "refused arguments");
 
 }  // namespace
 
 std::string to_text(const Source& source) {
   std::string text;
-  const auto add = [&](const std::string& part) {
-    if (!part.empty()) text += (text.empty() ? "" : " of ") + part;
+  const auto add = [&](std::string_view part) {
+    if (!part.empty()) text += concat(text.empty() ? "" : " of ", part);
   };
   if (source.bucket >= 0) add(concat("bucket ", source.bucket));
-  add(name(source.content));
+  add(contents.of(source.content));
   const auto number = source.number > 0 ? concat(" #", source.number) : std::string();
-  if (source.owner != Source::Owner::none) add(name(source.owner) + number);
+  if (source.owner != Source::Owner::none) add(concat(owners.of(source.owner), number));
   return text;
 }
 
@@ -131,31 +95,10 @@ void reduce(const Operation& operation, std::span<const std::byte* const> inputs
 namespace lockstep::inline v0_2 {
 
 std::string_view name(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::broadcast:
-      return "broadcast";
-    case Collective::all_gather:
-      return "all_gather";
-    case Collective::reduce_scatter:
-      return "reduce_scatter";
-    case Collective::gather:
-      return "gather";
-    case Collective::scatter:
-      return "scatter";
-    case Collective::all_to_all:
-      return "all_to_all";
-    case Collective::send:
-      return "send";
-    case Collective::recv:
-      return "recv";
-    case Collective::barrier:
-      return "barrier";
-    case Collective::reduce:
-      return "reduce";
-  }
-  return "unknown";
+  constexpr detail::EnumNames<Collective::reduce> collectives(
+      "all_reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all",
+      "send", "recv", "barrier", "reduce");
+  return collectives.of(collective);
 }
 
 std::size_t Operation::part_begin(int rank) const {

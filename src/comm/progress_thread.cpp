@@ -13,7 +13,7 @@
 #include <system_error>
 #include <vector>
 
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

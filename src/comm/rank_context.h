@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/deadlock.h"
-#include "comm/flight_recorder.h"
+#include "comm/flight/deadlock.h"
+#include "comm/flight/flight_recorder.h"
+#include "comm/flight/stall_watch.h"
 #include "comm/progress_thread.h"
-#include "comm/stall_watch.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
 #include "core/failure.h"

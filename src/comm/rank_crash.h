@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "core/crash_handler.h"
 #include "core/signal_safe_text.h"
+#include "core/system/crash_handler.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "comm/operation.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {

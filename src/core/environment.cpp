@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -30,24 +31,12 @@ std::optional<int> integer_variable(const char* name, int least) {
 
 namespace lockstep::inline v0_2 {
 
-std::string_view name(ProgressMode progress) {
-  switch (progress) {
-    case ProgressMode::automatic:
-      return "auto";
-    case ProgressMode::thread:
-      return "thread";
-    case ProgressMode::wait:
-      return "wait";
-  }
-  return "unknown";
-}
+constexpr detail::EnumNames<ProgressMode::wait> progress_modes("auto", "thread", "wait");
+
+std::string_view name(ProgressMode progress) { return progress_modes.of(progress); }
 
 ProgressMode parse_progress_mode(std::string_view text) {
-  for (const auto one : {ProgressMode::automatic, ProgressMode::thread, ProgressMode::wait}) {
-    if (text == name(one)) return one;
-  }
-  throw InvalidArgument(
-      detail::concat("progress: got '", text, "', expected auto, thread or wait"));
+  return progress_modes.parse("progress:", text);
 }
 
 namespace {
@@ -99,31 +88,15 @@ std::string log_level() {
 
 }  // namespace
 
-std::string_view name(Backend backend) {
-  switch (backend) {
-    case Backend::automatic:
-      return "auto";
-    case Backend::host:
-      return "host";
-    case Backend::mpi:
-      return "mpi";
-    case Backend::hierarchical:
-      return "hierarchical";
-  }
-  return "unknown";
-}
+constexpr detail::EnumNames<Backend::hierarchical> backends("auto", "host", "mpi", "hierarchical");
+
+std::string_view name(Backend backend) { return backends.of(backend); }
 
 bool needs_mpi(Backend backend) {
   return backend == Backend::mpi || backend == Backend::hierarchical;
 }
 
-Backend parse_backend(std::string_view text) {
-  for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
-    if (text == name(one)) return one;
-  }
-  throw InvalidArgument(
-      concat("backend: got '", text, "', expected auto, host, mpi or hierarchical"));
-}
+Backend parse_backend(std::string_view text) { return backends.parse("backend:", text); }
 
 Environment Environment::read() {
   Environment environment;

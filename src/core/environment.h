@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "core/denormals_guard.h"
 #include "core/launcher.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/process.h"
+#include "core/system/process.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {

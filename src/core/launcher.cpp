@@ -5,8 +5,9 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "core/enum_names.h"
 #include "core/environment.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -139,20 +140,10 @@ Launcher read_from(const Names& names) {
 
 }  // namespace
 
-const char* Launcher::name() const {
-  switch (kind) {
-    case Kind::openmpi:
-      return "OpenMPI's mpirun";
-    case Kind::hydra:
-      return "MPICH's mpiexec";
-    case Kind::torchrun:
-      return "torchrun";
-    case Kind::by_hand:
-      return "a hand-made RANK and WORLD_SIZE";
-    case Kind::srun:
-      return "srun";
-  }
-  return "unknown";
+std::string_view Launcher::name() const {
+  constexpr detail::EnumNames<Kind::srun> names("OpenMPI's mpirun", "MPICH's mpiexec", "torchrun",
+                                                "a hand-made RANK and WORLD_SIZE", "srun");
+  return names.of(kind);
 }
 
 long Launcher::process() const {

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace lockstep::inline v0_2 {
 
@@ -30,7 +31,7 @@ struct Launcher {
   /// is not a launcher.
   bool has_ended() const;
   /// "OpenMPI's mpirun", for error texts.
-  const char* name() const;
+  std::string_view name() const;
   /// Whether the processes that it starts are MPI processes.
   bool starts_mpi() const { return kind != Kind::torchrun && kind != Kind::by_hand; }
   /// Whether all ranks are on this host.

@@ -2,28 +2,29 @@
 
 #include <array>
 
+#include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
 
-struct EnumNames {
+struct DTypeNames {
   DType dtype;
   std::string_view full;
   std::string_view brief;
 };
 
-constexpr std::array<EnumNames, 10> names{{{DType::f32, "float32", "f32"},
-                                           {DType::f64, "float64", "f64"},
-                                           {DType::f16, "float16", "f16"},
-                                           {DType::bf16, "bfloat16", "bf16"},
-                                           {DType::i8, "int8", "i8"},
-                                           {DType::u8, "uint8", "u8"},
-                                           {DType::i32, "int32", "i32"},
-                                           {DType::i64, "int64", "i64"},
-                                           {DType::i16, "int16", "i16"},
-                                           {DType::boolean, "bool", "b8"}}};
+constexpr std::array<DTypeNames, 10> names{{{DType::f32, "float32", "f32"},
+                                            {DType::f64, "float64", "f64"},
+                                            {DType::f16, "float16", "f16"},
+                                            {DType::bf16, "bfloat16", "bf16"},
+                                            {DType::i8, "int8", "i8"},
+                                            {DType::u8, "uint8", "u8"},
+                                            {DType::i32, "int32", "i32"},
+                                            {DType::i64, "int64", "i64"},
+                                            {DType::i16, "int16", "i16"},
+                                            {DType::boolean, "bool", "b8"}}};
 
 }  // namespace
 
@@ -44,27 +45,9 @@ DType parse_dtype(std::string_view text) {
 }
 
 std::string_view name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return "sum";
-    case ReduceOp::avg:
-      return "avg";
-    case ReduceOp::min:
-      return "min";
-    case ReduceOp::max:
-      return "max";
-    case ReduceOp::product:
-      return "product";
-    case ReduceOp::band:
-      return "band";
-    case ReduceOp::bor:
-      return "bor";
-    case ReduceOp::bxor:
-      return "bxor";
-    case ReduceOp::premultiplied_sum:
-      return "premultiplied_sum";
-  }
-  return "unknown";
+  constexpr detail::EnumNames<ReduceOp::premultiplied_sum> ops(
+      "sum", "avg", "min", "max", "product", "band", "bor", "bxor", "premultiplied_sum");
+  return ops.of(op);
 }
 
 ReduceOp parse_reduce_op(std::string_view text) {

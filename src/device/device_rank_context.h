@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "comm/tasks/composed_rank_context.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "device/comm_stream.h"
 
 namespace lockstep::inline v0_2::device {

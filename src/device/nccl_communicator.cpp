@@ -122,8 +122,8 @@ Work NcclCommunicator::announce(const Operation& operation) {
 namespace {
 
 /// memory: used by the operation until it is complete.
-detail::Task await_completion(detail::TaskRequest& request, Work announced,
-                              at::Tensor /*memory*/, std::shared_ptr<const c10::Event> done) {
+detail::Task await_completion(detail::TaskRequest& request, Work announced, at::Tensor /*memory*/,
+                              std::shared_ptr<const c10::Event> done) {
   request.set_source(co_await std::move(announced));
   co_await detail::until([&] { return done->query(); });
 }

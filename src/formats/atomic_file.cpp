@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "formats/atomic_file.h"
 #include "formats/safetensors_header.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

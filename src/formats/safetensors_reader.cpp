@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "formats/safetensors_header.h"
 #include "lockstep/error.h"

@@ -13,7 +13,7 @@
 #include "core/environment.h"
 #include "core/error_record.h"
 #include "core/launcher.h"
-#include "core/terminal.h"
+#include "core/system/terminal.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 

@@ -11,11 +11,11 @@
 
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
-#include "core/memory.h"
 #include "core/operation_error.h"
+#include "core/system/memory.h"
 #include "core/text.h"
 #include "join/record_errors.h"
 #include "lockstep/denormals.h"

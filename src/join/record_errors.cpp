@@ -15,13 +15,13 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "core/crash_handler.h"
 #include "core/environment.h"
 #include "core/error_record.h"
-#include "core/files.h"
 #include "core/log.h"
-#include "core/process.h"
 #include "core/signal_safe_text.h"
+#include "core/system/crash_handler.h"
+#include "core/system/files.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -3,7 +3,7 @@
 #include <exception>
 #include <memory>
 
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "kernels/element.h"
 #include "lockstep/denormals.h"
 

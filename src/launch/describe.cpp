@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
-#include "core/denormals_guard.h"
 #include "core/plural.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "launch/plan.h"
 #include "lockstep/denormals.h"

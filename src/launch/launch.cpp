@@ -4,10 +4,10 @@
 #include <csignal>
 
 #include "core/text.h"
-#include "launch/console.h"
-#include "launch/failure_report.h"
-#include "launch/logs.h"
-#include "launch/supervisor.h"
+#include "launch/job/console.h"
+#include "launch/job/failure_report.h"
+#include "launch/job/logs.h"
+#include "launch/job/supervisor.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

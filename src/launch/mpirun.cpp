@@ -19,13 +19,13 @@
 #include <set>
 #include <utility>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "core/environment.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
-#include "launch/children.h"
-#include "launch/output.h"
-#include "launch/signal_watch.h"
+#include "launch/job/children.h"
+#include "launch/job/output.h"
+#include "launch/job/signal_watch.h"
 #include "launch/system.h"
 #include "lockstep/error.h"
 

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "comm/control/address.h"
-#include "comm/host/world.h"
-#include "core/denormals_guard.h"
-#include "core/folder_lock.h"
+#include "comm/host/world/world.h"
+#include "core/system/denormals_guard.h"
+#include "core/system/folder_lock.h"
 #include "core/text.h"
 #include "launch/rank_gpus.h"
 #include "launch/system.h"

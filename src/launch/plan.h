@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/topology.h"
+#include "core/system/topology.h"
 #include "launch/gpus.h"
 
 namespace lockstep::inline v0_2::launch {

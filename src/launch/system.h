@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::launch {
 

@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/median.h"
+#include "core/numeric/median.h"
 #include "core/plural.h"
-#include "core/processor_load.h"
+#include "core/system/processor_load.h"
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <utility>
 
-#include "core/terminal.h"
+#include "core/system/terminal.h"
 #include "core/text.h"
 #include "lockstep/run_log.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

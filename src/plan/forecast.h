@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/cost.h"
+#include "comm/cost/cost.h"
 #include "plan/model.h"
 
 namespace lockstep::inline v0_2::plan {

@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "core/environment.h"
-#include "core/median.h"
+#include "core/numeric/median.h"
 #include "core/plural.h"
 #include "core/text.h"
-#include "record/page.h"
+#include "record/page/page.h"
 #include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {
@@ -92,8 +92,7 @@ bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all
   const double longest = computing(all.ranks[slowest]);
   const double usual = median(others(all, slowest, computing));
   if (usual <= 0 || longest - usual < least_seconds || longest < slower_rank * usual) return false;
-  const bool knows_loading =
-      std::ranges::any_of(all.ranks, [](const RankInterval& rank) { return rank.loading > 0; });
+  const bool knows_loading = all.mean(&RankInterval::loading) > 0;
   found.push_back(
       {concat(name_of(run, slowest), " computes ", milliseconds(longest),
               " a step; the other ranks compute ", milliseconds(usual), " and wait for it."),
@@ -132,7 +131,7 @@ void add_strategy(std::vector<Advice>& found, const Run& run, const Totals& all)
 
 void add_losses(std::vector<Advice>& found, const Run& run) {
   for (const auto& [name, curve] : run.curves) {
-    if (!name.ends_with("loss")) continue;
+    if (!is_loss(name)) continue;
     const auto lost =
         std::ranges::find_if(curve, [](const auto& point) { return !std::isfinite(point.second); });
     if (lost == curve.end()) continue;
@@ -143,8 +142,7 @@ void add_losses(std::vector<Advice>& found, const Run& run) {
   const Curve* train = run.curve("train_loss");
   const Curve* test = run.curve("test_loss");
   if (train == nullptr || test == nullptr || test->size() < 3 || train->empty()) return;
-  const auto least = std::ranges::min_element(
-      *test, [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto least = std::ranges::min_element(*test, {}, &Curve::value_type::second);
   const double last = test->rbegin()->second;
   const auto then = train->lower_bound(least->first);
   if (least->second <= 0 || !(last > worse_test_loss * least->second)) return;

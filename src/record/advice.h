@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "record/page.h"
+#include "record/page/page.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {

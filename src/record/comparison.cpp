@@ -9,10 +9,10 @@
 
 #include "core/text.h"
 #include "record/advice.h"
-#include "record/chart.h"
 #include "record/folder.h"
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/chart.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 #include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {
@@ -120,14 +120,10 @@ void add_times(Differences& differences, const Run& first, const Run& second) {
 List differences_of(const Run& first, const Run& second) {
   Differences differences;
   add_times(differences, first, second);
-  const auto last = [](const Curve* curve) {
-    return curve == nullptr || curve->empty() ? std::nullopt
-                                              : std::optional(curve->rbegin()->second);
-  };
   const Index a(first.curves);
   const Index b(second.curves);
   for (const auto& name : united(first.curves, second.curves)) {
-    differences.add(name + ", last", last(a.find(name)), last(b.find(name)));
+    differences.add(name + ", last", last_of(a.find(name)), last_of(b.find(name)));
   }
   return differences.rows;
 }
@@ -152,7 +148,8 @@ List charts_of(const Run& first, const Run& second, const RunNames& names) {
     if (!has_line) return;
     const std::string colour = fixed.empty() ? palette.colour(name) : fixed;
     for (auto& line : lines) line.colour = colour;
-    charts.push_back({{"chart", line_chart(name, lines)}});
+    const auto axis = is_loss(name) ? Axis::logarithmic : Axis::linear;
+    charts.push_back({{"chart", line_chart(name, lines, axis)}});
   };
   const Index metrics_of_first(first.curves);
   const Index metrics_of_second(second.curves);

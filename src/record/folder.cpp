@@ -16,13 +16,13 @@
 #include <tuple>
 #include <utility>
 
-#include "core/denormals_guard.h"
 #include "core/environment.h"
-#include "core/files.h"
 #include "core/json_depth.h"
-#include "core/process.h"
+#include "core/system/denormals_guard.h"
+#include "core/system/files.h"
+#include "core/system/process.h"
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"

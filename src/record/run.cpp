@@ -208,8 +208,12 @@ Run read_run(const std::filesystem::path& folder) {
   }
   const auto metrics = folder / metrics_name;
   if (!std::filesystem::is_regular_file(metrics)) {
-    throw InvalidArgument(concat("report: ", folder.string(), ": got no ", metrics_name,
-                                 ", expected the folder of a run's --log-dir"));
+    const bool of_launcher = std::filesystem::exists(folder / "rank-0.out") ||
+                             std::filesystem::exists(folder / "attempt-0");
+    throw InvalidArgument(concat(
+        "report: ", folder.string(), ": got no ", metrics_name,
+        of_launcher ? " but what ranks printed, the --log-dir of lockstep run" : "",
+        ", expected the folder of a program's run log: of RunLog, or --run-log of the examples"));
   }
   Run run;
   read_metrics(metrics, run);

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,11 +17,20 @@ namespace lockstep::inline v0_2::record {
 /// The values of one name by step; of a step that was taken again after a restart the later one.
 using Curve = std::map<std::int64_t, double>;
 
+/// Whether the metric of this name is a loss.
+inline bool is_loss(std::string_view name) { return name.ends_with("loss"); }
+
 /// When a step was recorded.
 struct Moment {
   double elapsed = 0;               ///< seconds that the log covers by then
   std::optional<double> wall_time;  ///< seconds since 1970
 };
+
+/// Nothing where there is no curve, or an empty one.
+inline std::optional<double> last_of(const Curve* curve) {
+  if (curve == nullptr || curve->empty()) return std::nullopt;
+  return curve->rbegin()->second;
+}
 
 /// The content of a run's folder.
 struct Run {

@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 #include "core/text.h"
 #include "launch/describe.h"
 #include "lockstep/error.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/topology.h"
+#include "core/system/topology.h"
 #include "launch/plan.h"
 
 namespace lockstep::inline v0_2::tune {

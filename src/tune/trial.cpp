@@ -15,11 +15,11 @@
 #include <optional>
 #include <utility>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "core/plural.h"
 #include "core/text.h"
+#include "launch/job/output.h"
 #include "launch/launch.h"
-#include "launch/output.h"
 #include "launch/system.h"
 #include "tune/tuning.h"
 

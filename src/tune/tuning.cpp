@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "core/least_squares.h"
+#include "core/numeric/least_squares.h"
 #include "core/plural.h"
 #include "core/text.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/host/world.h"
-#include "core/median.h"
+#include "comm/host/world/world.h"
+#include "core/numeric/median.h"
 #include "tune/candidates.h"
 
 namespace lockstep::inline v0_2::tune {

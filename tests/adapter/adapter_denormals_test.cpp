@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/communicator.h"
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
 #include "lockstep/group_from_backend.h"
 #include "lockstep/init.h"

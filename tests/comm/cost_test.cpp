@@ -1,4 +1,4 @@
-#include "comm/cost.h"
+#include "comm/cost/cost.h"
 
 #include <gtest/gtest.h>
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/arena.h"
 #include "comm/host/host.h"
 #include "comm/host/live_waits.h"
-#include "comm/host/world.h"
+#include "comm/host/world/arena.h"
+#include "comm/host/world/world.h"
 #include "tests/comm/failures.h"
 
 // Ranks that wait for one another in different operations. The timeout is longer than a test may

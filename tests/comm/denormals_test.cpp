@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/host/host.h"
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/ranks.h"

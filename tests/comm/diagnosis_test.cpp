@@ -1,4 +1,4 @@
-#include "comm/diagnosis.h"
+#include "comm/flight/diagnosis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/flight_record.h"
-#include "comm/flight_recorder.h"
+#include "comm/flight/flight_record.h"
+#include "comm/flight/flight_recorder.h"
 #include "comm/operation.h"
 
 // Diagnoses of records that the tests write. tests/random_hangs diagnoses worlds.

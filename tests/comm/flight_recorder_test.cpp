@@ -1,4 +1,4 @@
-#include "comm/flight_recorder.h"
+#include "comm/flight/flight_recorder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/diagnosis.h"
-#include "comm/flight_record.h"
+#include "comm/flight/diagnosis.h"
+#include "comm/flight/flight_record.h"
 #include "comm/host/host.h"
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/ranks.h"

@@ -13,7 +13,7 @@
 
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -1,4 +1,4 @@
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -17,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/host/arrivals.h"
 #include "comm/host/host.h"
-#include "core/process.h"
+#include "comm/host/world/arrivals.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -230,8 +231,12 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
     name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
     const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     const auto length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
-    ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(length)),
-              0);
+    // Rank 0 may have bound its address and not listen to it yet.
+    while (::connect(fd, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(length)) !=
+           0) {
+      ASSERT_EQ(errno, ECONNREFUSED);
+      std::this_thread::yield();
+    }
     const host::Hello hello{.magic = host::Hello::expected_magic, .rank = 1, .size = 2};
     ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
     char byte = 0;

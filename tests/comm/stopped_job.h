@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::testing {
 

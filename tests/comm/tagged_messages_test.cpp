@@ -12,7 +12,7 @@
 #include "comm/communicator.h"
 #include "comm/host/host.h"
 #include "comm/host/live_waits.h"
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"

@@ -1,4 +1,4 @@
-#include "core/thread_stacks.h"
+#include "core/system/thread_stacks.h"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/stack_file.h"
-#include "core/process.h"
+#include "comm/flight/stack_file.h"
+#include "core/system/process.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 
 namespace lockstep {

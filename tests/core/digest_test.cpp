@@ -1,4 +1,4 @@
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 
 #include <gtest/gtest.h>
 

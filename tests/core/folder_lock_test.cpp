@@ -1,4 +1,4 @@
-#include "core/folder_lock.h"
+#include "core/system/folder_lock.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "lockstep/error.h"
 #include "tests/temporary_folder.h"
 

@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "core/denormals_guard.h"
 #include "core/environment.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 
 namespace lockstep::testing {

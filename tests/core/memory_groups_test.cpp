@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/memory.h"
+#include "core/system/memory.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

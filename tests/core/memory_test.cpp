@@ -1,4 +1,4 @@
-#include "core/memory.h"
+#include "core/system/memory.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>

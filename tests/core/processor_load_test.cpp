@@ -1,4 +1,4 @@
-#include "core/processor_load.h"
+#include "core/system/processor_load.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -8,7 +8,7 @@
 #include <sstream>
 #include <vector>
 
-#include "core/topology.h"
+#include "core/system/topology.h"
 
 namespace lockstep::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/terminal.h"
+#include "core/system/terminal.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

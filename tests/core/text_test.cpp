@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "core/folder_lock.h"
 #include "core/plural.h"
+#include "core/system/folder_lock.h"
 #include "tests/other_numbers.h"
 
 namespace lockstep::detail {

@@ -1,4 +1,4 @@
-#include "core/topology.h"
+#include "core/system/topology.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/datasets.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

@@ -46,7 +46,7 @@ TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
   const std::string program =
       "resnet9_cifar10 --batch-size 16 --images 48 --augment --metrics metrics.jsonl ";
   ASSERT_EQ(two_ranks(program + "--epochs 3 --checkpoint-dir whole").code, 0);
-  const std::string parts = program + "--checkpoint-dir parts --log-dir log ";
+  const std::string parts = program + "--checkpoint-dir parts --run-log log ";
   ASSERT_EQ(two_ranks(parts + "--epochs 1").code, 0);
   const Result rest = two_ranks(parts + "--epochs 3");
   ASSERT_EQ(rest.code, 0) << rest.err;

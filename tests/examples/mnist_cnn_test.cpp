@@ -84,7 +84,7 @@ class MnistCnn : public testing::ProgramRun {
 };
 
 TEST_F(MnistCnn, TrainsOnTwoRanks) {
-  const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl --log-dir log --trace");
+  const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl --run-log log --trace");
   ASSERT_EQ(result.code, 0) << result.err;
   for (const char* part : {"epoch 1/3  loss ", "epoch 3/3  loss ", " %  test ", " images/s",
                            "efficiency ", "checkpoint ", "mnist_cnn.safetensors"})
@@ -218,7 +218,7 @@ TEST_F(MnistCnn, HelpIsNoError) {
   for (const char* flag :
        {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint", "--checkpoint-dir",
         "-v,--verbose", "--resume", "--metrics", "--strategy", "--dist-option", "--spars",
-        "--augment", "--quiet", "--log-dir", "--trace", "--device", "--config FILE"})
+        "--augment", "--quiet", "--run-log,--log-dir", "--trace", "--device", "--config FILE"})
     EXPECT_THAT(result.out, HasSubstr(flag));
 }
 
@@ -228,7 +228,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
   const std::array<std::pair<const char*, const char*>, 5> cases{{
       {"", "data/t10k-images-idx3-ubyte: offset 4: expected items of at most 1000 bytes"},
       {" --data sound --metrics no/such/m", "--metrics no/such/m: cannot write: No such file"},
-      {" --data sound --log-dir no_checkpoint/log",
+      {" --data sound --run-log no_checkpoint/log",
        "no_checkpoint/log: cannot make the folder: Not"},
       {" --data sound --checkpoint no/such/c", "no/such/c: cannot create the file: No such file"},
       {" --data sound --resume no_checkpoint", "no_checkpoint: offset 0: expected a header"},

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -15,11 +14,6 @@
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
-
-inline std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 /// How often a part occurs in a text.
 inline int count(const std::string& text, const std::string& part) {

@@ -325,8 +325,8 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
     EXPECT_EQ(count(help.out, "Usage: "), alone_only ? 2 : 1) << help.out;
     EXPECT_THAT(help.out, HasSubstr("--config FILE")) << program;
     if (!alone_only && program != "custom_strategy" && program != "regression") {
-      for (const char* flag :
-           {"--strategy", "docs/algorithms.md", "--metrics", "--log-dir", "--trace", "--quiet"})
+      for (const char* flag : {"--strategy", "docs/algorithms.md", "--metrics",
+                               "--run-log,--log-dir", "--trace", "--quiet"})
         EXPECT_THAT(help.out, HasSubstr(flag)) << program;
     }
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/topology.h"
+#include "core/system/topology.h"
 #include "tests/examples/program_run.h"
 
 // `lockstep tune` on an example, which knows nothing of it.

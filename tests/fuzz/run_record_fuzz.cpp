@@ -7,7 +7,7 @@
 
 #include "lockstep/error.h"
 #include "record/folder.h"
-#include "record/report.h"
+#include "record/page/report.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/fuzz/fuzz.h"

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "formats/safetensors_header.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"

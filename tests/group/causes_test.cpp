@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/mpi/mpi.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "tests/group/launchers.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"

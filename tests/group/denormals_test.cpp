@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/group/denormal_threads.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "kernels/reference.h"
 #include "lockstep/denormals.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "launch/failure_report.h"
+#include "launch/job/failure_report.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

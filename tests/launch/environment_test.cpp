@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
 

@@ -20,7 +20,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 
 namespace lockstep::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "launch/output.h"
+#include "launch/job/output.h"
 #include "tests/launch/launched.h"
 
 namespace lockstep::inline v0_2::launch {

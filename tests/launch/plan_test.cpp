@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "launch/launch.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

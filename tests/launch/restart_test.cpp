@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/text.h"
-#include "launch/supervisor.h"
+#include "launch/job/supervisor.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
 

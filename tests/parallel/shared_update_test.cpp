@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "tests/parallel/models.h"
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/model_files.h"

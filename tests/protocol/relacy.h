@@ -21,13 +21,13 @@
 #include <string>
 #include <vector>
 
-#include "comm/flight_entry.h"
-#include "comm/host/block.h"
+#include "comm/flight/flight_entry.h"
 #include "comm/host/collective_steps.h"
 #include "comm/host/message_steps.h"
-#include "comm/host/rank_end.h"
-#include "comm/host/wait_record.h"
-#include "comm/host/wake_flag.h"
+#include "comm/host/world/block.h"
+#include "comm/host/world/rank_end.h"
+#include "comm/host/world/wait_record.h"
+#include "comm/host/world/wake_flag.h"
 #include "comm/waiting.h"
 
 // clang-format off: after all others

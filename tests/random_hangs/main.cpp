@@ -27,11 +27,11 @@
 #include <thread>
 #include <vector>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
-#include "comm/host/world.h"
-#include "core/median.h"
+#include "comm/host/world/world.h"
+#include "core/numeric/median.h"
 #include "core/text.h"
 #include "tests/mpirun.h"
 #include "tests/random_hangs/hang.h"

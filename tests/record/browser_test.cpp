@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "record/comparison.h"
+#include "record/folder.h"
 #include "record/interval.h"
-#include "record/report.h"
+#include "record/page/report.h"
 #include "record/scalar.h"
 #include "tests/temporary_folder.h"
 
@@ -19,6 +21,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::Pixel;
@@ -36,8 +39,8 @@ class Browser : public ::testing::Test {
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder / name, std::ios::binary) << text;
   }
-  Sight look(const std::string& name) const {
-    return testing::look_at(folder / name, folder.path(), 1600, 1200);
+  Sight look(const std::string& name, std::size_t width = 1200) const {
+    return testing::look_at(folder / name, folder.path(), 1600, width);
   }
 
   const TemporaryFolder folder;
@@ -103,6 +106,33 @@ TEST_F(Browser, ShowsTheReport) {
   const auto compute = std::ranges::count(sight.pixels, compute_pixel);
   EXPECT_GT(waiting, 1000);
   EXPECT_NEAR(static_cast<double>(compute) / static_cast<double>(waiting), 3, 0.5);
+}
+
+TEST_F(Browser, FitsThePageInAWindowOf1100Pixels) {
+  const std::string host = "node-0017.cluster.a-long-name-of-a-university.example.org";
+  write_environment(folder.path(), {.ranks = 2, .hosts = {host, "b." + host}});
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2, \"x\": 1}\n{\"step\": 2, \"x\": 2}\n");
+  const RankInterval rank{.seconds = 2,
+                          .waiting = 1,
+                          .loading = 0.1234,
+                          .bytes = 123'456'789,
+                          .dense_bytes = 1LL << 40};
+  write("intervals.jsonl", interval_line({.step = 1, .steps = 1, .ranks = {rank, rank}}));
+  std::filesystem::create_directory(folder / host);
+  write(host + "/metrics.jsonl", "{\"step\": 1, \"" + host + "_loss\": 123.4}\n");
+  write_report(folder.path(), folder / "report.html");
+  write_comparison(folder / host, folder.path(), folder / "two.html");
+  for (const char* name : {"report.html", "two.html"}) {
+    write(name, testing::content(folder / name) + R"html(<script>
+const count = (which, holds) => [...document.querySelectorAll(which)].filter(holds).length;
+const page = document.querySelector('h1').clientWidth;
+const is_narrow = chart => chart.getBoundingClientRect().width < page - 100;
+console.log(count('.scroll', box => box.scrollWidth > box.clientWidth) + ' of ' +
+            count('.scroll', () => true) + ' tables cut, ' +
+            count('figure > svg', is_narrow) + ' charts narrow');</script>)html");
+    EXPECT_THAT(look(name, 1100).console,
+                ElementsAre(HasSubstr("0 of 1 tables cut, 0 charts narrow")));
+  }
 }
 
 TEST_F(Browser, TellsWhatGoesWrong) {

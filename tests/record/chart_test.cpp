@@ -1,4 +1,4 @@
-#include "record/chart.h"
+#include "record/page/chart.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,13 +8,19 @@
 #include <string>
 #include <utility>
 
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
+using ::testing::HasSubstr;
+using ::testing::Le;
+using ::testing::Not;
+using ::testing::SizeIs;
 
 TEST(Ticks, AreRoundAndFew) {
   EXPECT_THAT(ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));
@@ -29,6 +35,12 @@ TEST(Ticks, AreRoundAndFew) {
       EXPECT_LE(tick, high + 1e-9 * (high - low));
     }
   }
+}
+
+TEST(Ticks, OfALogAxisArePowersOfTen) {
+  EXPECT_THAT(log_ticks(0.0015, 3), ElementsAre(0.01, 0.1, 1));
+  EXPECT_THAT(log_ticks(0.3, 4), ElementsAre(0.5, 1, 2));
+  EXPECT_THAT(log_ticks(1e-300, 1e300), SizeIs(AllOf(Ge(3U), Le(7U))));
 }
 
 TEST(Smoothed, IsAMeanOfTheValuesAround) {
@@ -85,6 +97,24 @@ TEST(LineChart, HasFiniteCoordinatesForLargeValues) {
     EXPECT_EQ(chart.find("inf"), std::string::npos) << chart;
     EXPECT_EQ(chart.find("nan"), std::string::npos) << chart;
   }
+}
+
+TEST(LineChart, HasALogAxisForPositiveValuesOfMoreThanADecade) {
+  const auto chart = [](const Curve& curve, Axis axis) {
+    return line_chart("loss", {{.name = "loss", .curve = curve, .colour = "red"}}, axis);
+  };
+  const Curve wide{{1, 10}, {2, 1}, {3, 0.1}, {4, NAN}};
+  EXPECT_THAT(chart(wide, Axis::logarithmic),
+              AllOf(HasSubstr("logarithmic axis"), HasSubstr("loss at step 3: 0.1<"),
+                    HasSubstr("points=\"0.00,0.00 33.33,50.00 66.67,100.00\"")));
+  EXPECT_THAT(chart(wide, Axis::linear), Not(HasSubstr("logarithmic")));
+  for (const double least : {1.0, 0.0, -1.0, 20.0}) {
+    const auto text = chart({{1, 10}, {2, least}}, Axis::logarithmic);
+    EXPECT_THAT(text, Not(HasSubstr("logarithmic"))) << least;
+  }
+  Curve noisy;  // on a linear axis the fall hides the noise
+  for (int i = 0; i < 300; ++i) noisy[i] = std::exp(-i / 30.0) * (i % 2 == 0 ? 1 : 3);
+  EXPECT_THAT(chart(noisy, Axis::logarithmic), HasSubstr("mean of about 12 values"));
 }
 
 TEST(Markup, IsSafe) {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "lockstep/error.h"
@@ -25,10 +24,7 @@ class Continued : public ::testing::Test {
   void write(const std::string& text) const {
     std::ofstream(folder / metrics_name, std::ios::binary) << text;
   }
-  std::string text(const char* name) const {
-    std::ifstream in(folder / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  }
+  std::string text(const char* name) const { return testing::content(folder / name); }
   const TemporaryFolder folder;
 };
 

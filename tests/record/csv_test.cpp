@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -33,8 +31,7 @@ Run small_run() {
 std::string csv_of(const Run& run) {
   const TemporaryFolder folder;
   write_csv(run, folder / "run.csv");
-  std::ifstream in(folder / "run.csv", std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  return testing::content(folder / "run.csv");
 }
 
 TEST(Csv, HasARowAStep) {

@@ -3,11 +3,10 @@
 
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
@@ -17,14 +16,10 @@
 namespace lockstep::inline v0_2::record {
 namespace {
 
+using testing::content;
 using testing::FileLimit;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 TEST(AppendFile, StartsAnewOrGoesOn) {
   const TemporaryFolder folder;
@@ -33,14 +28,14 @@ TEST(AppendFile, StartsAnewOrGoesOn) {
   {
     AppendFile kept(path, true);
     kept.add("two\n");
-    EXPECT_EQ(text_of(path), "one\nhalf a li\ntwo\n");
+    EXPECT_EQ(content(path), "one\nhalf a li\ntwo\n");
   }
   { AppendFile(path, true).add("three\n"); }
-  EXPECT_EQ(text_of(path), "one\nhalf a li\ntwo\nthree\n");
+  EXPECT_EQ(content(path), "one\nhalf a li\ntwo\nthree\n");
   AppendFile fresh(path, false);
   AppendFile moved = std::move(fresh);
   moved.add("four\n");
-  EXPECT_EQ(text_of(path), "four\n");
+  EXPECT_EQ(content(path), "four\n");
   EXPECT_EQ(moved.error(), 0);
   AppendFile().add("nowhere");
 }
@@ -57,7 +52,7 @@ TEST(AppendFile, EndsWithItsLastWholeRecordWhenTheDiskIsFull) {
     EXPECT_EQ(file.error(), EFBIG);
   }
   file.add("too late\n");
-  EXPECT_EQ(text_of(path), "12345\n");
+  EXPECT_EQ(content(path), "12345\n");
   AppendFile full("/dev/full", true);
   full.add("x");
   EXPECT_EQ(full.error(), ENOSPC);
@@ -86,7 +81,7 @@ TEST(AppendFile, FollowsNoLink) {
                             "expected a file; remove it, or name another folder"));
     }
   }
-  EXPECT_EQ(text_of(folder / "precious"), "data");
+  EXPECT_EQ(content(folder / "precious"), "data");
 }
 
 TEST(WholeFile, FollowsNoLink) {
@@ -104,8 +99,8 @@ TEST(WholeFile, FollowsNoLink) {
   WholeFile file(folder / "other");
   file.out() << "new";
   file.commit();
-  EXPECT_EQ(text_of(folder / "other"), "new");
-  EXPECT_EQ(text_of(folder / "precious"), "data");
+  EXPECT_EQ(content(folder / "other"), "new");
+  EXPECT_EQ(content(folder / "precious"), "data");
 }
 
 TEST(WholeFile, AppearsWhenItIsWhole) {
@@ -117,16 +112,16 @@ TEST(WholeFile, AppearsWhenItIsWhole) {
     EXPECT_FALSE(std::filesystem::exists(path));
     file.commit();
   }
-  EXPECT_EQ(text_of(path), "new");
+  EXPECT_EQ(content(path), "new");
   { WholeFile(path).out() << "abandoned"; }
-  EXPECT_EQ(text_of(path), "new");
+  EXPECT_EQ(content(path), "new");
   {
     const FileLimit limit(10);
     WholeFile file(path);
     file.out() << std::string(100000, 'x');
     EXPECT_THROW(file.commit(), Error);
   }
-  EXPECT_EQ(text_of(path), "new");
+  EXPECT_EQ(content(path), "new");
   EXPECT_THROW(WholeFile("/nonexistent/page"), Error);
   const std::filesystem::directory_iterator files(folder.path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";

@@ -1,4 +1,4 @@
-#include "record/live_report.h"
+#include "record/page/live_report.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

@@ -5,13 +5,12 @@
 
 #include <cstdint>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "record/interval.h"
-#include "record/report.h"
+#include "record/page/report.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
@@ -23,10 +22,10 @@ class Report : public ::testing::Test {
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder / name, std::ios::binary) << text;
   }
+  std::string content(const char* name) const { return testing::content(folder / name); }
   std::string page() const {
     remarks_ = write_report(folder.path(), folder / "report.html");
-    std::ifstream in(folder / "report.html");
-    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    const auto text = content("report.html");
     EXPECT_EQ(lockstep::testing::page_fault(text), "");
     for (const char* outside : {"http:", "https:", "<script", "<link", "url(", "@import", "src="}) {
       EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr(outside)))

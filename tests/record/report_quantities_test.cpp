@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/error.h"
+#include "record/comparison.h"
 #include "record/folder.h"
 #include "record/scalar.h"
 #include "tests/record/report_fixture.h"
@@ -106,6 +107,22 @@ TEST_F(Report, TellsOfStepsThatWereComputedAgain) {
         "{\"discarded_from\":\"metrics.jsonl\",\"continued_at_step\":1}\n"
         "{\"step\": 2, \"loss\": 2}\n{\"step\": 3, \"loss\": 2}\n");
   EXPECT_THAT(page(), HasSubstr("discarded.jsonl has 2 records of steps"));
+}
+
+TEST_F(Report, HasALogAxisForLossesOnly) {
+  write("metrics.jsonl",
+        "{\"step\": 1, \"a_loss\": 9, \"acc\": 0.01, \"rate\": 9}\n"
+        "{\"step\": 2, \"a_loss\": 0.1, \"acc\": 1, \"rate\": 0.1}\n");
+  std::filesystem::create_directory(folder / "other");
+  write("other/metrics.jsonl", "{\"step\": 1, \"a_loss\": 2}\n");
+  const auto alone = page();
+  write_comparison(folder.path(), folder / "other", folder / "two.html");
+  for (const auto& [text, loss, accuracy] :
+       {std::tuple(alone, "Loss", "Accuracy"), std::tuple(content("two.html"), "a_loss", "acc")}) {
+    EXPECT_THAT(text, HasSubstr(loss + std::string(" <small>logarithmic axis</small>")));
+    EXPECT_THAT(text, HasSubstr(accuracy + std::string("</figcaption>")));
+    EXPECT_THAT(text, HasSubstr("rate</figcaption>"));
+  }
 }
 
 TEST_F(Report, DrawsManyPointsRawAndSmoothed) {

@@ -1,4 +1,4 @@
-#include "record/report.h"
+#include "record/page/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <regex>
@@ -20,10 +19,10 @@
 #include <vector>
 
 #include "lockstep/error.h"
-#include "record/chart.h"
 #include "record/folder.h"
-#include "record/page.h"
-#include "record/palette.h"
+#include "record/page/chart.h"
+#include "record/page/page.h"
+#include "record/page/palette.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"
@@ -99,14 +98,10 @@ TEST_F(Report, IsTheSameUnderEveryLocale) {
               12345);
     trace.commit();
   };
-  const auto text_of = [&](const char* name) {
-    std::ifstream in(folder / name);
-    return std::string{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  };
   const auto all = [&] {
     write_run();
-    return std::vector<std::string>{text_of("metrics.jsonl"), text_of("intervals.jsonl"),
-                                    text_of("trace.json"), page()};
+    return std::vector<std::string>{content("metrics.jsonl"), content("intervals.jsonl"),
+                                    content("trace.json"), page()};
   };
   const auto expected = all();
   const testing::OtherNumbers other;
@@ -298,6 +293,8 @@ TEST_F(Report, RefusesWhatHoldsNoRun) {
   };
   EXPECT_THAT(complaint("/nonexistent/run"), HasSubstr("report: /nonexistent/run: no such folder"));
   EXPECT_THAT(complaint(folder.path()), HasSubstr("got no metrics.jsonl, expected the folder"));
+  write("rank-0.out", "");
+  EXPECT_THAT(complaint(folder.path()), HasSubstr("what ranks printed, the --log-dir of lockstep"));
   EXPECT_FALSE(std::filesystem::exists(folder / "report.html"));
   write("metrics.jsonl", "");
   EXPECT_THROW(write_report(folder.path(), "/nonexistent/page"), Error);
@@ -309,27 +306,24 @@ TEST_F(Report, CommandNamesThePage) {
     const auto at = "cd '" + folder.path().string() + "' && ";
     return WEXITSTATUS(std::system((at + program + arguments + " >out 2>err").c_str()));
   };
-  const auto text = [&](const char* name) {
-    std::ifstream in(folder / name);
-    return std::string{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  };
   EXPECT_EQ(run("."), 2);
-  EXPECT_THAT(text("err"), HasSubstr("lockstep: report: .: got no metrics.jsonl"));
+  EXPECT_THAT(content("err"), HasSubstr("lockstep: report: .: got no metrics.jsonl"));
   EXPECT_EQ(run(""), 2);
   write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n{\"st");
   EXPECT_EQ(run("."), 0);
-  EXPECT_EQ(text("out"), "./report.html\n");
-  EXPECT_EQ(text("err"), "lockstep: report: metrics.jsonl: the last line is torn, and left out\n");
+  EXPECT_EQ(content("out"), "./report.html\n");
+  EXPECT_EQ(content("err"),
+            "lockstep: report: metrics.jsonl: the last line is torn, and left out\n");
   EXPECT_EQ(run(". -o elsewhere.html"), 0);
-  EXPECT_THAT(text("elsewhere.html"), HasSubstr("loss at step 1: 2<"));
+  EXPECT_THAT(content("elsewhere.html"), HasSubstr("loss at step 1: 2<"));
   EXPECT_EQ(run(". -o no/such/page"), 1);
   std::filesystem::create_directory(folder / "other");
   write("other/metrics.jsonl", "{\"step\": 1, \"loss\": 3}\n");
   EXPECT_EQ(run(". other"), 0);
-  EXPECT_EQ(text("out"), "comparison.html\n");
+  EXPECT_EQ(content("out"), "comparison.html\n");
   EXPECT_EQ(run(". --export csv run.csv"), 0);
-  EXPECT_EQ(text("out"), "run.csv\n");
-  EXPECT_THAT(text("run.csv"), HasSubstr("step,elapsed,wall_time,loss\r\n1,0,,2\r\n"));
+  EXPECT_EQ(content("out"), "run.csv\n");
+  EXPECT_THAT(content("run.csv"), HasSubstr("step,elapsed,wall_time,loss\r\n1,0,,2\r\n"));
   for (const auto& [arguments, complaint] :
        {std::pair(". other --export csv run.csv", "lockstep: report: got two folders"),
         std::pair(". other --serve", "lockstep: report: got two folders"),
@@ -338,7 +332,7 @@ TEST_F(Report, CommandNamesThePage) {
         std::pair(". --export wandb x.wandb", "wandb sync --sync-tensorboard DIR"),
         std::pair("nowhere --serve", "lockstep: report: nowhere: no such folder")}) {
     EXPECT_EQ(run(arguments), 2) << arguments;
-    const auto error = text("err");
+    const auto error = content("err");
     EXPECT_THAT(error, HasSubstr(complaint));
     EXPECT_EQ(std::ranges::count(error, '\n'), 1) << error;
   }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/text.h"
-#include "launch/supervisor.h"
+#include "launch/job/supervisor.h"
 #include "tests/simulation/attempt.h"
 #include "tests/simulation/promises.h"
 

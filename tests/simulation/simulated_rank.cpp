@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/work.h"

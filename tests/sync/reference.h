@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "group/tensor_dtype.h"
 #include "kernels/reference.h"

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"

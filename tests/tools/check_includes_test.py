@@ -42,10 +42,10 @@ class CheckIncludes(unittest.TestCase):
     def test_layers_within_comm(self):
         self.expect_offence("src/comm/control/a.h", '"src/comm/operation.h"', "comm/control may not use comm")
         self.expect_offence("src/comm/control/a.h", "<torch/nn/module.h>", "built without LibTorch")
-        self.expect_offence("src/comm/a.cpp", '"src/comm/host/arena.h"', "comm may not use comm/host")
+        self.expect_offence("src/comm/a.cpp", '"src/comm/host/world/arena.h"', "comm may not use comm/host")
         self.expect_offence("src/comm/messages/a.cpp", '"src/comm/mpi/mpi.h"', "comm/messages may not use comm/mpi")
         self.expect_offence("src/comm/messages/a.h", "<torch/nn/module.h>", "built without LibTorch")
-        self.expect_offence("src/comm/mpi/a.cpp", '"src/comm/host/arena.h"', "comm/mpi may not use comm/host")
+        self.expect_offence("src/comm/mpi/a.cpp", '"src/comm/host/world/arena.h"', "comm/mpi may not use comm/host")
 
     def test_layers_within_parallel(self):
         self.expect_offence("src/parallel/reducer/a.cpp", '"src/parallel/update/b.h"', "parallel/reducer may not use parallel/update")

@@ -2,6 +2,7 @@
 
 import pathlib
 import runpy
+import shutil
 import sys
 import tempfile
 import unittest
@@ -9,6 +10,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 API = runpy.run_path(str(ROOT / "docs" / "site" / "api.py"))
+FIT = runpy.run_path(str(ROOT / "docs" / "site" / "fit.py"))
 STAGE = runpy.run_path(str(ROOT / "docs" / "site" / "stage.py"))
 SAMPLES = runpy.run_path(str(ROOT / "tests" / "docs" / "samples.py"))
 
@@ -60,6 +62,17 @@ class Api(unittest.TestCase):
                 self.assertIn(f"]({header.stem}.md)", pages["README.md"])
         self.assertIn("Link `Lockstep::extras`.", pages["datasets.md"])
         self.assertNotIn("Link `Lockstep::extras`.", pages["samplers.md"])
+
+
+@unittest.skipUnless(shutil.which("chromium-headless-shell"), "needs a browser")
+class Fit(unittest.TestCase):
+    def test_a_table_that_is_cut_is_found(self):
+        with tempfile.TemporaryDirectory() as site:
+            for name, width in (("fits", 400), ("cut", 600)):
+                page = f"<div style='overflow: auto'><table style='width: {width}px'><td>a cell</table></div>"
+                pathlib.Path(site, name + ".html").write_text("<!DOCTYPE html><body style='margin: 0'>" + page, encoding="utf-8")
+            found = FIT["tables_cut"]("chromium-headless-shell", pathlib.Path(site), 500)
+            self.assertEqual(found, ["cut.html: 600 px in 500 px: a cell"])
 
 
 class Stage(unittest.TestCase):

@@ -54,6 +54,7 @@ extern "C" int fsync(int fd) {
 namespace lockstep::inline v0_2::detail {
 namespace {
 
+using lockstep::testing::content;
 using lockstep::testing::failure;
 using lockstep::testing::TemporaryFolder;
 using ::testing::AllOf;
@@ -67,11 +68,6 @@ void write_all(const std::filesystem::path& path, const std::string& text) {
   AtomicFile file(path);
   write(file, text);
   file.commit();
-}
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 std::ptrdiff_t files_in(const std::filesystem::path& folder) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "lockstep/checkpoint.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
@@ -47,7 +47,7 @@ std::string name_of(int number) {
 }
 
 void flip_last_bit(const std::filesystem::path& path) {
-  std::string bytes = testing::bytes_in(path);
+  std::string bytes = testing::content(path);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   std::ofstream(path, std::ios::binary) << bytes;
 }

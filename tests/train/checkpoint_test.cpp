@@ -82,7 +82,7 @@ TEST_P(EachOptimizer, ASecondCopyOfACheckpointIsTheSameFile) {
   other.step(9);
   other.load(folder / "a");
   other.save(folder / "b");
-  EXPECT_EQ(testing::bytes_in(folder / "a"), testing::bytes_in(folder / "b"));
+  EXPECT_EQ(testing::content(folder / "a"), testing::content(folder / "b"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Torch, EachOptimizer, ::testing::ValuesIn(kinds),

@@ -80,8 +80,8 @@ TEST_P(Behind, PreparingChangesNothingInTheFile) {
     writer.wait();
   });
   for (const char* number : {"0", "1"}) {
-    EXPECT_EQ(testing::bytes_in(folder / (std::string("behind") + number)),
-              testing::bytes_in(folder / (std::string("expected") + number)));
+    EXPECT_EQ(testing::content(folder / (std::string("behind") + number)),
+              testing::content(folder / (std::string("expected") + number)));
   }
 }
 

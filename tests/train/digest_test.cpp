@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
-using testing::bytes_in;
+using testing::content;
 using testing::failure;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
@@ -27,7 +27,7 @@ void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
 
 /// A checkpoint's bytes, and where its values begin.
 struct File {
-  explicit File(const std::filesystem::path& path) : bytes(bytes_in(path)) {
+  explicit File(const std::filesystem::path& path) : bytes(content(path)) {
     std::uint64_t header = 0;
     std::memcpy(&header, bytes.data(), 8);
     values = 8 + header;

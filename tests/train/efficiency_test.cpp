@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/processor_load.h"
-#include "core/topology.h"
+#include "core/system/processor_load.h"
+#include "core/system/topology.h"
 #include "lockstep/error.h"
 #include "tests/ranks.h"
 

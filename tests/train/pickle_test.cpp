@@ -262,7 +262,7 @@ TEST(TorchFile, DamageIsAnErrorThatNamesTheFile) {
   const lockstep::testing::TemporaryFolder folder;
   const auto path = folder / "file.pt";
   write_torch_file(path, torch::ones({4}));
-  const std::string whole = lockstep::testing::bytes_in(path);
+  const std::string whole = lockstep::testing::content(path);
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, std::size_t{30}, whole.size() / 2, whole.size() - 1}) {
     std::ofstream(path, std::ios::binary) << whole.substr(0, size);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/denormals_guard.h"
+#include "core/system/denormals_guard.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/denormals.h"
 #include "lockstep/learning_rate.h"

@@ -45,11 +45,6 @@ std::string error_of(const std::string& header, const std::string& data = "") {
   return failure([&] { parsed(file_of(header, data)); });
 }
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 Content sample() {
   Content content;
   content.metadata = {{"epoch", "3"}, {"text", "quote \" and ünïcode"}};

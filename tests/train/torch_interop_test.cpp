@@ -43,7 +43,7 @@ Answer python(const std::string& action, const std::filesystem::path& folder) {
       "'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR "/tests/train/torch_interop.py' " +
       action + " '" + folder.string() + "' >'" + said.string() + "' 2>&1 </dev/null";
   const int status = std::system(command.c_str());
-  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .text = testing::bytes_in(said)};
+  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .text = testing::content(said)};
 }
 
 bool is_missing(const Answer& answer) {

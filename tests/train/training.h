@@ -5,14 +5,13 @@
 #include <torch/optim.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 
@@ -105,11 +104,6 @@ struct Training {
   std::shared_ptr<Net> model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
-
-inline std::string bytes_in(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());

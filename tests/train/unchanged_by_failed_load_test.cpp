@@ -154,7 +154,7 @@ TEST_P(FailedLoad, OfACheckpointAtAnyTensor) {
     if (world.rank() == 0) write_unsynced(path, good);
     world.barrier().wait();
     const safetensors::Reader reader(path);
-    const auto bytes = bytes_in(path);
+    const auto bytes = content(path);
     world.barrier().wait();
     for (const auto& entry : reader.header().entries) {
       const auto first = bytes.size() - reader.value_bytes() + entry.begin;
@@ -269,7 +269,7 @@ TEST(FailedLoads, OfATruncatedFileAreCheckpointErrors) {
   const Net net(5);
   const auto path = folder / "file";
   const auto expect_errors = [&](const auto& read) {
-    const auto bytes = bytes_in(path);
+    const auto bytes = content(path);
     for (std::size_t length = 0; length < bytes.size(); length += 1 + bytes.size() / 60) {
       std::ofstream(path, std::ios::binary) << bytes.substr(0, length);
       EXPECT_THAT(failure(read), HasSubstr(path.string() + ": ")) << length;

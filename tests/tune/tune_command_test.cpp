@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/topology.h"
+#include "core/system/topology.h"
 #include "tests/launch/launched.h"
 
 // `lockstep tune`, as a user starts it, on programs with steps of known length.

@@ -9,7 +9,7 @@
 
 #include "comm/control/address.h"
 #include "core/failure.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::control {
 

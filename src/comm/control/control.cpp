@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "core/log.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -16,8 +16,8 @@
 #include "comm/control/offer.h"
 #include "comm/control/status_relay.h"
 #include "core/failure.h"
-#include "core/process.h"
 #include "core/signal_safe_text.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::control {
 

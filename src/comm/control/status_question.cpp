@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "comm/control/status_relay.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::control {
 namespace {

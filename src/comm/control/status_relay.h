@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/control/connection.h"
-#include "core/process.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::control {
 

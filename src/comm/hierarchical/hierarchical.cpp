@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/flight_recorder.h"
+#include "comm/flight/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"

@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "comm/host/host.h"
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 #include "comm/mpi/mpi.h"
 
 namespace lockstep::inline v0_2::hierarchical {

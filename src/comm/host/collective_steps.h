@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/host/world_layout.h"
+#include "comm/host/world/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
 

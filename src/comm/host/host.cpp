@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "comm/flight_recorder.h"
-#include "comm/host/arena.h"
+#include "comm/flight/flight_recorder.h"
 #include "comm/host/host_communicator.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/rank_end.h"
-#include "core/denormals_guard.h"
+#include "comm/host/world/arena.h"
+#include "comm/host/world/rank_end.h"
 #include "core/log.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

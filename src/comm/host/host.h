@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/world.h"
+#include "comm/host/world/world.h"
 
 namespace lockstep::inline v0_2::host {
 

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/host/block.h"
 #include "comm/host/collective_steps.h"
-#include "comm/host/count_table.h"
 #include "comm/host/host_request.h"
+#include "comm/host/world/block.h"
+#include "comm/host/world/count_table.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {

@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "comm/host/host.h"
-#include "comm/host/rendezvous.h"
+#include "comm/host/world/rendezvous.h"
 #include "comm/split.h"
 #include "core/log.h"
 #include "core/text.h"

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/host/block.h"
 #include "comm/host/host_collective_request.h"
 #include "comm/host/host_message_request.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/host/inbox.h"
 #include "comm/host/live_waits.h"
+#include "comm/host/world/block.h"
 
 namespace lockstep::inline v0_2::host {
 

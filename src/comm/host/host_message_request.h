@@ -7,7 +7,7 @@
 #include "comm/announcement.h"
 #include "comm/host/host_request.h"
 #include "comm/host/message_steps.h"
-#include "comm/host/world_layout.h"
+#include "comm/host/world/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
 

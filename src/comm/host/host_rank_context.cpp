@@ -11,8 +11,8 @@
 #include <optional>
 
 #include "comm/host/host_communicator.h"
-#include "comm/host/rank_end.h"
-#include "comm/host/wake_flag.h"
+#include "comm/host/world/rank_end.h"
+#include "comm/host/world/wake_flag.h"
 #include "comm/rank_crash.h"
 #include "core/text.h"
 #include "lockstep/error.h"

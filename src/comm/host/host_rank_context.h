@@ -13,13 +13,13 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/host/arena.h"
 #include "comm/host/host.h"
 #include "comm/host/live_waits.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/world.h"
+#include "comm/host/world/arena.h"
+#include "comm/host/world/world.h"
 #include "comm/rank_context.h"
-#include "core/crash_handler.h"
+#include "core/system/crash_handler.h"
 
 namespace lockstep::inline v0_2::host {
 

@@ -3,10 +3,10 @@
 #include <optional>
 #include <vector>
 
-#include "comm/deadlock.h"
-#include "comm/host/arena.h"
-#include "comm/host/wait_record.h"
-#include "comm/host/world_layout.h"
+#include "comm/flight/deadlock.h"
+#include "comm/host/world/arena.h"
+#include "comm/host/world/wait_record.h"
+#include "comm/host/world/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
 

@@ -7,9 +7,9 @@
 
 #include <cerrno>
 
-#include "comm/host/arena.h"
-#include "comm/host/rank_end.h"
-#include "core/process.h"
+#include "comm/host/world/arena.h"
+#include "comm/host/world/rank_end.h"
+#include "core/system/process.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {

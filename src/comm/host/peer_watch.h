@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/host/host.h"
-#include "comm/host/world.h"
-#include "comm/host/world_layout.h"
+#include "comm/host/world/world.h"
+#include "comm/host/world/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
 

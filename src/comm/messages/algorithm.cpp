@@ -1,37 +1,18 @@
 #include "comm/messages/algorithm.h"
 
-#include <array>
-
-#include "comm/cost.h"
-#include "core/text.h"
-#include "lockstep/error.h"
+#include "comm/cost/cost.h"
+#include "core/enum_names.h"
 
 namespace lockstep::inline v0_2::messages {
 namespace {
 
-constexpr std::array all_algorithms{Algorithm::automatic, Algorithm::direct, Algorithm::ring};
+constexpr detail::EnumNames<Algorithm::ring> algorithms("auto", "direct", "ring");
 
 }  // namespace
 
-std::string_view name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::automatic:
-      return "auto";
-    case Algorithm::direct:
-      return "direct";
-    case Algorithm::ring:
-      return "ring";
-  }
-  return "unknown";
-}
+std::string_view name(Algorithm algorithm) { return algorithms.of(algorithm); }
 
-Algorithm parse_algorithm(std::string_view text) {
-  for (const auto algorithm : all_algorithms) {
-    if (text == name(algorithm)) return algorithm;
-  }
-  throw InvalidArgument(
-      detail::concat("got algorithm '", text, "', expected auto, direct or ring"));
-}
+Algorithm parse_algorithm(std::string_view text) { return algorithms.parse("algorithm:", text); }
 
 Algorithm cheapest(const Placement& placement, std::size_t bytes) {
   const Costs costs;

@@ -25,7 +25,8 @@ std::string_view name(Algorithm algorithm);
 Algorithm parse_algorithm(std::string_view text);
 
 /// The faster algorithm for an all_reduce of `bytes` between ranks of this placement, by the cost
-/// model of comm/cost.h; `automatic` selects it. A pure function: all ranks get the same result.
+/// model of comm/cost/cost.h; `automatic` selects it. A pure function: all ranks get the same
+/// result.
 Algorithm cheapest(const Placement& placement, std::size_t bytes);
 
 }  // namespace lockstep::messages

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/cost/placement.h"
 #include "comm/messages/algorithm.h"
-#include "comm/placement.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {

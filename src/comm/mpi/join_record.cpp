@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include "core/denormals_guard.h"
-#include "core/digest.h"
+#include "core/numeric/digest.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

@@ -17,7 +17,7 @@
 
 #include "core/deadline.h"
 #include "core/log.h"
-#include "core/process.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -4,11 +4,11 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/flight_recorder.h"
+#include "comm/cost/placement.h"
+#include "comm/flight/flight_recorder.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_rank_context.h"
-#include "comm/placement.h"
 #include "core/log.h"
 #include "core/plural.h"
 #include "core/text.h"

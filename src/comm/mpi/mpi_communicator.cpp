@@ -8,16 +8,16 @@
 
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
+#include "comm/cost/placement.h"
 #include "comm/messages/transport.h"
 #include "comm/mpi/join_record.h"
-#include "comm/placement.h"
 #include "comm/private_memory.h"
 #include "comm/split.h"
-#include "core/digest.h"
 #include "core/failure.h"
 #include "core/log.h"
+#include "core/numeric/digest.h"
+#include "core/system/topology.h"
 #include "core/text.h"
-#include "core/topology.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::mpi {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/flight_record.h"
+#include "comm/flight/flight_record.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_request.h"
 #include "comm/rank_crash.h"

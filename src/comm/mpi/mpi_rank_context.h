@@ -12,8 +12,8 @@
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/rank_context.h"
-#include "core/crash_handler.h"
 #include "core/failure.h"
+#include "core/system/crash_handler.h"
 
 namespace lockstep::inline v0_2::mpi {
 

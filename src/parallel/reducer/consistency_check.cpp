@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/digest.h"
 #include "core/log.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "group/per_group.h"
 #include "lockstep/error.h"

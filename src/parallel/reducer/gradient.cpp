@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "averaging/average.h"
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/buckets/shard_range.h"

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "core/enum_names.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
@@ -35,29 +36,9 @@ const char* name(FrontEnd front_end) {
                                                       : "DistributedDataParallel";
 }
 
-const char* name(Shard shard) {
-  switch (shard) {
-    case Shard::none:
-      return "none";
-    case Shard::optimizer:
-      return "optimizer";
-    case Shard::gradients:
-      return "gradients";
-  }
-  return "unknown";
-}
+constexpr EnumNames<Shard::gradients> shards("none", "optimizer", "gradients");
 
-const char* name(BufferPolicy policy) {
-  switch (policy) {
-    case BufferPolicy::from_rank0:
-      return "from_rank0";
-    case BufferPolicy::average:
-      return "average";
-    case BufferPolicy::none:
-      return "none";
-  }
-  return "unknown";
-}
+constexpr EnumNames<BufferPolicy::none> policies("from_rank0", "average", "none");
 
 /// Checks that the parameters can be moved to other memory.
 void check_movable(const ModelState& model, const char* option) {
@@ -173,9 +154,9 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
   lines.push_back(concat(
       "options strategy ", ParameterStrategies(options).text(), ", buckets of ",
       options.buckets.first, " and ", options.buckets.rest, " bytes, ",
-      same_seed ? "same_seed" : "broadcast", ", buffers ", name(options.buffer_policy),
+      same_seed ? "same_seed" : "broadcast", ", buffers ", policies.of(options.buffer_policy),
       ", verify_every ", options.verify_every ? std::to_string(*options.verify_every) : "default",
-      ", shard ", name(options.shard), options.share_memory ? ", share_memory" : "",
+      ", shard ", shards.of(options.shard), options.share_memory ? ", share_memory" : "",
       options.optimized_only ? ", optimized_only" : "",
       options.check_finite ? ", check_finite" : ""));
   return lines;

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "core/digest.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/reducer/consistency_check.h"

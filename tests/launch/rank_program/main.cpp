@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/arena.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
+#include "comm/host/world/arena.h"
 #include "core/environment.h"
 #include "core/error_record.h"
 

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+
+#include "comm/cost/placement.h"
+
+namespace lockstep::inline v0_2 {
+
+/// The resources that an exchange uses. Bytes are those of the host with the largest number.
+/// docs/algorithms.md derives each formula.
+struct Traffic {
+  double synchronizations = 0;  ///< of a host's ranks in shared memory, in sequence
+  double local_messages = 0;    ///< MPI messages within a host, in sequence
+  double remote_messages = 0;   ///< MPI messages between hosts, in sequence
+  double messages = 0;          ///< messages that one rank sends; each costs processor time
+  double sent = 0;              ///< bytes that a host sends; it receives as many
+  double moved = 0;             ///< bytes of memory that a host's ranks read and write
+
+  Traffic& operator+=(const Traffic& other);
+  friend Traffic operator+(Traffic a, const Traffic& b) { return a += b; }
+  /// The traffic of `times` such exchanges in sequence.
+  friend Traffic operator*(double times, const Traffic& one);
+};
+
+/// The cost of one unit of each Traffic field. The defaults are fitted to docs/results.md;
+/// `lockstep bench` measures the values of another machine.
+/// Units: seconds.
+struct Costs {
+  double synchronization = 0.5e-6;        ///< of two ranks in shared memory
+  double synchronization_rank = 0.06e-6;  ///< in addition, for each rank after the second
+  double local_message = 5e-6;
+  double remote_message = 60e-6;
+  double message = 2e-6;
+  double sent_byte = 8.4e-9;     ///< at 95 % of 1 Gbit/s
+  double moved_byte = 0.022e-9;  ///< the ranks of a host share its memory bandwidth
+
+  /// Time on the network plus processor time of the ranks.
+  /// Units: seconds.
+  double seconds(const Traffic& traffic, const Placement& placement) const;
+  double between_hosts(const Traffic& traffic) const;
+  double of_processor(const Traffic& traffic, const Placement& placement) const;
+};
+
+/// An all_reduce of ranks of one host: with buffers in group memory (direct), and in other memory
+/// (staged).
+/// Units: bytes of one rank's buffer.
+Traffic host_direct(int ranks, double bytes);
+Traffic host_staged(int ranks, double bytes);
+
+/// An all_reduce over MPI only.
+/// Units: bytes of one rank's buffer.
+Traffic mpi_direct(const Placement& placement, double bytes);
+Traffic mpi_ring(const Placement& placement, double bytes);
+
+/// A hierarchical all_reduce: shared memory inside hosts, MPI between hosts.
+/// Units: bytes of one rank's buffer.
+Traffic hierarchical_all_reduce(const Placement& placement, double bytes);
+
+/// An all_gather of `bytes` from every rank.
+Traffic mpi_all_gather(const Placement& placement, double bytes);
+/// An all_to_all of `bytes` from every rank, which are divided into a part for each rank.
+Traffic mpi_all_to_all(const Placement& placement, double bytes);
+
+}  // namespace lockstep

@@ -1,0 +1,490 @@
+#include "comm/flight/diagnosis.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "comm/operation.h"
+#include "core/enum_names.h"
+#include "core/system/process.h"
+#include "core/text.h"
+
+// Note [How a hang is diagnosed]
+// A rank that waits in a collective waits for the members of the group that have not issued it. If
+// all have issued it, it waits for those that its backend found missing. If there are none, it
+// waits for those that have not completed it and do not wait themselves, because a rank advances
+// operations only in its own calls. A rank that waits in a send or recv waits for the other rank.
+// From every waiting rank the search follows these edges. A rank that does not wait, or is stopped
+// or has ended, is the cause. Without such a rank, ranks that wait for one another are the cause,
+// but only in operations that the other rank has not begun. If it has begun the operation, it
+// advances it while it waits, in whatever operation: data are in transit.
+// Records are read one after the other. A waiting rank begins no operation, so a cycle of waits for
+// operations that were not begun exists at the time of the last reading. find_deadlock() leaves out
+// what records do not prove: a wait that something else may end, an operation of a group that the
+// other rank does not have (any more), a message whose other side is complete.
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+using State = ObservedRank::State;
+using Kind = Diagnosis::Kind;
+using Edge = Diagnosis::Edge;
+
+Collective counterpart(Collective collective) {
+  return collective == Collective::send ? Collective::recv : Collective::send;
+}
+
+bool is_message(Collective collective) {
+  return collective == Collective::send || collective == Collective::recv;
+}
+
+class Search {
+ public:
+  Search(const std::vector<ObservedRank>& ranks, double least) {
+    for (const auto& one : ranks) ranks_.emplace(one.rank(), &one);
+    for (const auto& [rank, one] : ranks_) {
+      const auto& wait = one->record->wait();
+      if (!wait || wait->seconds < least || one->state == State::ended) continue;
+      edges_.emplace(rank, Edge{.rank = rank, .wait = *wait, .targets = {}});
+    }
+    for (auto& [rank, edge] : edges_) {
+      if (is_message(edge.wait.entry.collective)) {
+        set_partner(edge);
+      } else {
+        set_late_members(edge);
+      }
+    }
+  }
+
+  /// The waits that are part of no operation in transit, by rank. proven: those that the records
+  /// prove.
+  std::map<int, PendingWait> waits_for_a_begin(bool proven) const {
+    std::map<int, PendingWait> waits;
+    for (const auto& [rank, edge] : edges_) {
+      const auto& entry = edge.wait.entry;
+      const bool for_any = entry.collective == Collective::recv && entry.peer < 0;
+      if (edge.begun == Edge::Begun::yes || edge.targets.empty()) continue;
+      if (proven && (edge.begun != Edge::Begun::no || !edge.wait.is_bound || for_any)) continue;
+      waits.emplace(rank, PendingWait{.rank = rank,
+                                      .turn = edge.wait.turn,
+                                      .operation = operation_text(*ranks_.at(rank)->record, entry),
+                                      .targets = edge.targets,
+                                      .for_any = for_any});
+    }
+    return waits;
+  }
+
+  Diagnosis result() const {
+    Diagnosis found;
+    for (const auto& [rank, edge] : edges_) found.edges.push_back(edge);
+    if (edges_.empty()) {
+      found.ranks = stopped_ranks();
+      if (has_unseen() && !found.ranks.empty()) {
+        found.kind = Kind::missing;
+      } else {
+        found.ranks.clear();
+      }
+      return found;
+    }
+    // The ranks that some rank waits for, and that are causes themselves.
+    std::set<int> roots, unseen;
+    for (const auto& [rank, edge] : edges_) {
+      for (const int target : edge.targets) {
+        if (!ranks_.contains(target)) {
+          unseen.insert(target);
+        } else if (is_root(target)) {
+          roots.insert(target);
+        }
+      }
+    }
+    // A rank without a record here may be the cause of all. One that is known to have ended, or to
+    // compute, is certain.
+    if (!roots.empty()) {
+      fill(found, Kind::missing, roots);
+    } else if (!unseen.empty()) {
+      fill(found, Kind::unseen, unseen);
+    } else if (const auto cycle = cycle_ranks(); !cycle.empty()) {
+      fill(found, Kind::deadlock, cycle);
+    } else {
+      std::set<int> all;
+      for (const auto& [rank, edge] : edges_) all.insert(rank);
+      fill(found, Kind::transit, all);
+      found.waiting.assign(all.begin(), all.end());
+      found.wait = edges_.begin()->second.wait;
+      found.seconds = edges_.begin()->second.wait.seconds;
+    }
+    return found;
+  }
+
+ private:
+  bool has_unseen() const {
+    return !ranks_.empty() &&
+           static_cast<int>(ranks_.size()) < ranks_.begin()->second->record->size();
+  }
+  std::vector<int> stopped_ranks() const {
+    std::vector<int> stopped;
+    for (const auto& [rank, one] : ranks_) {
+      if (one->state == State::stopped) stopped.push_back(rank);
+    }
+    return stopped;
+  }
+  bool waits(int rank) const { return edges_.contains(rank); }
+  bool is_root(int rank) const {
+    const auto state = ranks_.at(rank)->state;
+    return state == State::stopped || state == State::ended || !waits(rank);
+  }
+
+  /// Whether the rank has issued the collective of a group, as far as its record shows.
+  static bool has_issued(const FlightRecord& record, const FlightRecord::Entry& entry) {
+    const auto* group = record.group(entry.group);
+    return group != nullptr && group->issued >= entry.sequence && has_any(record, entry.group);
+  }
+  /// Sequence numbers begin with 0 only for the operation that creates the group.
+  static bool has_any(const FlightRecord& record, std::uint64_t group) {
+    return std::ranges::any_of(record.entries(),
+                               [&](const auto& entry) { return entry.group == group; }) ||
+           record.group(group)->issued > 0;
+  }
+  static const FlightRecord::Entry* find(const FlightRecord& record,
+                                         const FlightRecord::Entry& like) {
+    const auto found = std::ranges::find_if(record.entries(), [&](const auto& entry) {
+      return entry.group == like.group && entry.collective == like.collective &&
+             entry.sequence == like.sequence;
+    });
+    return found == record.entries().end() ? nullptr : &*found;
+  }
+
+  /// The other side of a message: the peer, or what the backend knows of a receive from any rank.
+  void set_partner(Edge& edge) const {
+    const auto& entry = edge.wait.entry;
+    edge.targets = entry.peer < 0 ? edge.wait.missing : std::vector{entry.peer};
+    edge.begun = Edge::Begun::no;
+    // An earlier receive of this rank may be the one that the peer's next message completes.
+    for (const auto& own : ranks_.at(edge.rank)->record->entries()) {
+      const bool is_earlier = own.number < entry.number && !own.ended;
+      if (is_earlier && own.group == entry.group && own.collective == entry.collective) {
+        edge.begun = Edge::Begun::unknown;
+      }
+    }
+    for (const int target : edge.targets) {
+      const auto other = ranks_.find(target);
+      if (other == ranks_.end()) continue;
+      const auto& record = *other->second->record;
+      if (record.group(entry.group) == nullptr) edge.begun = Edge::Begun::unknown;
+      for (const auto& theirs : record.entries()) {
+        const bool is_other_side = theirs.group == entry.group &&
+                                   theirs.collective == counterpart(entry.collective) &&
+                                   (theirs.peer == edge.rank || theirs.peer < 0);
+        if (!is_other_side) continue;
+        if (!theirs.ended) {
+          // While it waits, in whatever operation, it advances its side.
+          edge.begun = Edge::Begun::yes;
+          return;
+        }
+        // A side that is complete has matched a message with another tag, or its data are on the
+        // way.
+        if (theirs.peer < 0 || theirs.sequence >= entry.sequence) {
+          edge.begun = Edge::Begun::unknown;
+        }
+      }
+    }
+  }
+
+  /// The members that have not issued the collective; if all have, those without whose data it
+  /// cannot complete.
+  void set_late_members(Edge& edge) const {
+    const auto& wait = edge.wait;
+    const auto& entry = wait.entry;
+    const auto* group = ranks_.at(edge.rank)->record->group(entry.group);
+    edge.targets = wait.missing;
+    edge.begun = Edge::Begun::yes;
+    if (group == nullptr) return;
+    std::vector<int> late, unseen, idle;
+    bool is_proven = true;
+    for (const int member : group->members) {
+      if (member == edge.rank) continue;
+      const auto other = ranks_.find(member);
+      if (other == ranks_.end()) {
+        unseen.push_back(member);
+        continue;
+      }
+      const auto& record = *other->second->record;
+      if (!has_issued(record, entry)) {
+        late.push_back(member);
+        is_proven = is_proven && record.group(entry.group) != nullptr;
+        continue;
+      }
+      const auto* same = find(record, entry);
+      const bool complete = same == nullptr || same->ended;
+      if (!complete && is_root(member)) idle.push_back(member);
+    }
+    if (!late.empty()) {
+      edge.targets = late;
+      edge.begun = is_proven ? Edge::Begun::no : Edge::Begun::unknown;
+      return;
+    }
+    // The backend knows which data have arrived, also from ranks without a record here.
+    std::vector<int> known;
+    for (const int one : wait.missing) {
+      if (!ranks_.contains(one) || is_root(one)) known.push_back(one);
+    }
+    if (!known.empty()) {
+      edge.targets = known;
+    } else if (!idle.empty()) {
+      edge.targets = idle;
+    } else if (wait.missing.empty()) {
+      edge.targets = unseen;
+    }
+  }
+
+  /// Whether a rank waits for another, directly or not.
+  static bool reaches(const std::map<int, PendingWait>& waits, int from, int to) {
+    std::set<int> seen;
+    std::vector<int> left{from};
+    while (!left.empty()) {
+      const auto at = waits.find(left.back());
+      left.pop_back();
+      if (at == waits.end()) continue;
+      for (const int next : at->second.targets) {
+        if (next == to) return true;
+        if (seen.insert(next).second) left.push_back(next);
+      }
+    }
+    return false;
+  }
+
+  /// The ranks of a cycle of waits that never end; of several cycles, that with the fewest ranks.
+  /// If two or more ranks of the cycles wait for one rank alone, that rank.
+  std::set<int> cycle_ranks() const {
+    auto waits = waits_for_a_begin(false);
+    keep_endless(waits);
+    std::set<int> best;
+    for (const auto& [start, edge] : waits) {
+      // Breadth first, so that the cycle is the shortest through start.
+      std::map<int, int> before;
+      std::vector<int> queue{start};
+      for (std::size_t i = 0; i < queue.size() && !before.contains(start); ++i) {
+        const auto at = waits.find(queue[i]);
+        if (at == waits.end()) continue;
+        for (const int next : at->second.targets) {
+          if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
+        }
+      }
+      if (!before.contains(start)) continue;
+      std::set<int> cycle{start};
+      for (int rank = before.at(start); rank != start; rank = before.at(rank)) cycle.insert(rank);
+      if (best.empty() || cycle.size() < best.size()) best = std::move(cycle);
+    }
+    if (best.empty()) return best;
+    // The ranks that wait for the cycle and that it waits for, itself included.
+    std::set<int> together;
+    for (const auto& [rank, edge] : waits) {
+      const int first = *best.begin();
+      if (reaches(waits, rank, first) && reaches(waits, first, rank)) together.insert(rank);
+    }
+    for (const int rank : best) {
+      const bool alone = std::ranges::all_of(together, [&](int other) {
+        return other == rank || waits.at(other).targets == std::vector{rank};
+      });
+      if (alone && together.size() > 2) return {rank};
+    }
+    return best;
+  }
+
+  void fill(Diagnosis& found, Kind kind, const std::set<int>& ranks) const {
+    found.kind = kind;
+    found.ranks.assign(ranks.begin(), ranks.end());
+    for (const auto& [rank, edge] : edges_) {
+      const bool direct = std::ranges::any_of(
+          edge.targets, [&](int target) { return ranks.contains(target) && target != rank; });
+      if (!direct) continue;
+      found.waiting.push_back(rank);
+      found.seconds = std::max(found.seconds, edge.wait.seconds);
+      if (!found.wait) found.wait = edge.wait;
+    }
+  }
+
+  std::map<int, const ObservedRank*> ranks_;
+  std::map<int, Diagnosis::Edge> edges_;
+};
+
+const ObservedRank* find(const std::vector<ObservedRank>& ranks, int rank) {
+  const auto found = std::ranges::find(ranks, rank, &ObservedRank::rank);
+  return found == ranks.end() ? nullptr : &*found;
+}
+
+std::string verb(const std::vector<int>& ranks, std::string_view one, std::string_view several) {
+  return concat(rank_list(ranks), ' ', ranks.size() == 1 ? one : several);
+}
+
+std::vector<std::string> describe(const Diagnosis& found, const std::vector<ObservedRank>& ranks) {
+  std::vector<std::string> text;
+  if (found.kind == Kind::none) return text;
+  const auto add_waits = [&](const std::vector<int>& waiting) {
+    // Ranks that wait in the same operation share a line.
+    std::map<std::string, std::pair<std::vector<int>, double>> by_operation;
+    std::vector<std::string> order;
+    for (const auto& edge : found.edges) {
+      if (std::ranges::find(waiting, edge.rank) == waiting.end()) continue;
+      const auto* rank = find(ranks, edge.rank);
+      const auto whom =
+          edge.targets.empty() ? std::string() : concat("for ", rank_list(edge.targets), ' ');
+      const auto what = concat(whom, "in ", operation_text(*rank->record, edge.wait.entry));
+      auto& [members, seconds] = by_operation[what];
+      if (members.empty()) order.push_back(what);
+      members.push_back(edge.rank);
+      seconds = std::max(seconds, edge.wait.seconds);
+    }
+    for (const auto& what : order) {
+      const auto& [members, seconds] = by_operation[what];
+      text.push_back(concat(verb(members, "has waited", "have waited"), ' ', what, " for ",
+                            duration_text(seconds)));
+    }
+  };
+  if (found.kind == Kind::missing) {
+    for (const int one : found.ranks) {
+      const auto* rank = find(ranks, one);
+      text.push_back(found.edges.empty()
+                         ? concat("rank ", one, ": ", activity_text(*rank),
+                                  "; ranks without a record here may wait for it")
+                         : concat("the others wait for rank ", one, ": ", activity_text(*rank)));
+    }
+  } else if (found.kind == Kind::unseen) {
+    const auto& record = *ranks.front().record;
+    for (const int one : found.ranks) {
+      const auto here = record.on_same_host(one);
+      text.push_back(
+          concat("the others wait for rank ", one, ", which has no record on this host: it ",
+                 here == true ? "has ended or has not called init()"
+                              : "is on another host, has ended, or has not called init(); run "
+                                "`lockstep status` on its host"));
+    }
+  } else if (found.kind == Kind::deadlock) {
+    text.push_back(found.ranks.size() == 1
+                       ? concat("deadlock: rank ", found.ranks[0],
+                                " waits in another operation than the ranks that wait for it")
+                       : concat("deadlock: ", rank_list(found.ranks), " wait for one another"));
+  } else {
+    text.push_back("no rank is missing: the data of the operation are in transit");
+  }
+  std::vector<int> waiting = found.waiting;
+  if (found.kind == Kind::deadlock) {
+    waiting.insert(waiting.end(), found.ranks.begin(), found.ranks.end());
+    std::ranges::sort(waiting);
+  }
+  add_waits(waiting);
+  std::vector<int> others;
+  for (const auto& edge : found.edges) {
+    if (std::ranges::find(waiting, edge.rank) == waiting.end() &&
+        std::ranges::find(found.ranks, edge.rank) == found.ranks.end()) {
+      others.push_back(edge.rank);
+    }
+  }
+  add_waits(others);
+  return text;
+}
+
+}  // namespace
+
+ObservedRank observe(std::shared_ptr<const FlightRecord> record) {
+  ObservedRank rank{.record = std::move(record)};
+  if (rank.record->file().last.ticks != 0) {
+    if (rank.record->file().was_ended) rank.state = State::ended;
+    if (rank.record->file().was_stopped) rank.state = State::stopped;
+    return rank;
+  }
+  if (has_ended(rank.record->file())) {
+    rank.state = State::ended;
+  } else {
+    rank.state = read_process(rank.record->file().pid).stopped() ? State::stopped : State::running;
+  }
+  return rank;
+}
+
+std::string_view name(Diagnosis::Kind kind) {
+  constexpr EnumNames<Kind::transit> kinds("none", "missing", "deadlock", "unseen", "transit");
+  return kinds.of(kind);
+}
+
+std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
+  std::set<int> numbers;
+  for (const auto& one : ranks) {
+    // Records of two worlds, or groups that share the last entry of their table.
+    const bool is_full = one.record->groups().size() == FlightFile::most_groups;
+    if (is_full || !numbers.insert(one.rank()).second) return std::nullopt;
+  }
+  const auto waits = Search(ranks, 0).waits_for_a_begin(true);
+  const auto wait_of = [&](int one) {
+    const auto found = waits.find(one);
+    return found == waits.end() ? std::nullopt : std::optional(found->second);
+  };
+  return find_deadlock(wait_of, rank);
+}
+
+Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least) {
+  auto found = Search(ranks, least).result();
+  found.text = describe(found, ranks);
+  return found;
+}
+
+std::string group_text(const FlightRecord& record, std::uint64_t key) {
+  const auto* group = record.group(key);
+  if (group == nullptr) return "a group that was left";
+  if (group->size == record.size() && group->earlier == 0) return "the world";
+  const auto members =
+      group->members.empty() ? concat(group->size, " ranks") : rank_list(group->members);
+  if (group->earlier == 0) return concat("the group of ", members);
+  return concat("group ", group->earlier + 1, " of ", members);
+}
+
+std::string operation_text(const FlightRecord& record, const FlightRecord::Entry& entry) {
+  const auto source = to_text(std::bit_cast<Source>(entry.source));
+  if (entry.collective == Collective::barrier && entry.sequence == 0) {
+    const auto group = group_text(record, entry.group);
+    return group == "the world" ? std::string("init()") : concat("split() into ", group);
+  }
+  return concat(entry.label(), " of ", group_text(record, entry.group),
+                source.empty() ? "" : concat(" (", source, ")"));
+}
+
+std::string activity_text(const ObservedRank& rank) {
+  const auto& record = *rank.record;
+  const auto& wait = record.wait();
+  const auto last =
+      record.entries().empty()
+          ? std::string("it has issued no operation")
+          : concat("its last operation is ", operation_text(record, record.entries().back()),
+                   record.entries().back().ended ? ", complete" : ", not complete");
+  if (rank.state == State::ended) {
+    return concat("its process has ended, at most ", duration_text(record.silent()), " ago; ",
+                  last);
+  }
+  if (rank.state == State::stopped) {
+    return concat("its process is stopped (SIGSTOP or a debugger); ", last);
+  }
+  if (wait) {
+    return concat("it has waited in ", operation_text(record, wait->entry), " for ",
+                  duration_text(wait->seconds));
+  }
+  return concat("it has made no call of Lockstep for ", duration_text(record.silent()), "; ", last);
+}
+
+std::string duration_text(double seconds) {
+  TextStream text;
+  const auto rounded = [](double value) { return std::round(value * 10) / 10; };
+  if (seconds < 0.1) {
+    text << std::round(seconds * 1000) << " ms";
+  } else if (seconds < 120) {
+    text << rounded(seconds) << " s";
+  } else if (seconds < 7200) {
+    text << rounded(seconds / 60) << " min";
+  } else {
+    text << rounded(seconds / 3600) << " h";
+  }
+  return text.str();
+}
+
+}  // namespace lockstep::detail

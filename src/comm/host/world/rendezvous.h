@@ -1,0 +1,39 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/host/world/world.h"
+
+namespace lockstep::inline v0_2::host {
+
+/// Settings of a world that a rendezvous makes.
+struct NewWorld {
+  std::string call = "init";   ///< the function that ranks call, for error texts
+  std::size_t heap_bytes = 0;  ///< as World::create(); rank 0's applies
+};
+
+/// Why some rank cannot join any more, because the launcher or the rank has ended; nullopt while
+/// all can. Empty: there is nothing to check.
+using JoinCheck = std::function<std::optional<std::string>()>;
+
+/// Creates or joins the world of ranks on this host that find each other by a job's name. Rank 0
+/// creates the world's memory, and the other ranks of the same job get its descriptor from rank 0.
+/// Every rank calls it. Only processes of the same user can join. Note [How ranks of another
+/// launcher join a world] is in rendezvous.cpp. Throws: TimeoutError naming the ranks that did not
+/// join. CommError if two processes claim the same rank or the world sizes differ, if a joined rank
+/// ends or the check fails before all ranks have joined, and if another process has bound the
+/// socket's name.
+std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
+                                  std::chrono::milliseconds timeout, const JoinCheck& check = {},
+                                  const NewWorld& settings = {});
+
+/// A job name for the processes that one launcher has started on this host: it names their nearest
+/// ancestor that was started without the variable, which the launcher sets for its ranks.
+std::string job_by_ancestor(const std::string& variable);
+
+}  // namespace lockstep::host

@@ -1,0 +1,121 @@
+#include "comm/host/world/world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "comm/host/world/arena.h"
+#include "comm/host/world/rank_end.h"
+#include "comm/host/world/wake_flag.h"
+
+namespace lockstep::inline v0_2::host {
+namespace {
+
+void copy_text(char* to, std::size_t capacity, std::string_view text) {
+  const std::size_t length = std::min(text.size(), capacity - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+}  // namespace
+
+World::World(std::unique_ptr<Arena> arena) : arena_(std::move(arena)) {}
+World::~World() = default;
+
+std::shared_ptr<World> World::create(int size, std::size_t heap_bytes) {
+  return std::shared_ptr<World>(new World(Arena::create(size, heap_bytes)));
+}
+
+std::shared_ptr<World> World::attach(int fd, int size) {
+  return std::shared_ptr<World>(new World(Arena::attach(fd, size)));
+}
+
+int World::size() const { return arena_->size(); }
+int World::fd() const { return arena_->fd(); }
+
+void World::fail_by_crash(int rank, std::string_view text) noexcept {
+  fail(Failure::Kind::crashed, rank, -1, text);
+}
+
+void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept {
+  auto& header = arena_->header();
+  const bool first = header.failed.write_once([&] {
+    header.failed_rank = rank;
+    header.failed_elsewhere = elsewhere;
+    header.failure_kind = kind;
+    copy_text(header.failure_text, sizeof header.failure_text, text);
+  });
+  if (first) wake_all(*arena_);
+}
+
+std::optional<Failure> World::failure() const {
+  const auto& header = arena_->header();
+  if (!header.failed.readable()) return std::nullopt;
+  Failure failure{
+      .kind = header.failure_kind, .rank = header.failed_rank, .text = header.failure_text};
+  using Kind = Failure::Kind;
+  const bool explained = failure.kind == Kind::error || failure.kind == Kind::left ||
+                         failure.kind == Kind::abandoned || failure.kind == Kind::crashed;
+  // The second step follows a rank that repeats another's error to that rank.
+  for (int step = 0; step < 2 && explained && has_recorded_error(failure.rank); ++step) {
+    const auto& state = arena_->rank(failure.rank);
+    failure = {.kind = Kind::error, .rank = state.error_origin, .text = state.error_text};
+  }
+  return failure;
+}
+
+int World::failed_elsewhere() const { return arena_->header().failed_elsewhere; }
+
+void World::record_error(int rank, std::string_view text, int origin) noexcept {
+  auto& state = arena_->rank(rank);
+  state.error.write_once([&] {
+    state.error_origin = origin >= 0 && origin < size() ? origin : rank;
+    copy_text(state.error_text, sizeof state.error_text, text);
+  });
+}
+
+bool World::has_recorded_error(int rank) const {
+  return rank >= 0 && rank < size() && arena_->rank(rank).error.readable();
+}
+
+void World::keep(std::shared_ptr<World> world) noexcept {
+  static std::mutex mutex;
+  static std::shared_ptr<World> kept;
+  const std::lock_guard lock(mutex);
+  kept = std::move(world);
+}
+
+void World::leave(int rank, std::string_view how) noexcept {
+  copy_text(arena_->rank(rank).leave_text.text, sizeof(EndText), how);
+  set_left(*arena_, rank);
+}
+
+void World::mark_ended(int rank, std::string_view how) noexcept {
+  set_ended(*arena_, rank,
+            [&](RankState& state) { copy_text(state.end_text.text, sizeof(EndText), how); });
+}
+
+std::string_view World::end_text(int rank) const {
+  const auto* end = end_text_of(arena_->rank(rank));
+  return end == nullptr ? std::string_view() : end->text;
+}
+
+bool World::joined(int rank) const {
+  const auto status = arena_->rank(rank).status.load(StdAtomics::order(Access::status_read));
+  return status == RankStatus::joined || status == RankStatus::left;
+}
+
+bool World::left(int rank) const {
+  return arena_->rank(rank).status.load(StdAtomics::order(Access::status_read)) == RankStatus::left;
+}
+
+void World::set_raised_failure(int rank) noexcept {
+  arena_->rank(rank).raised_failure.store(1, StdAtomics::order(Access::failure_raise));
+}
+
+bool World::raised_failure(int rank) const {
+  return arena_->rank(rank).raised_failure.load(StdAtomics::order(Access::failure_raised)) != 0;
+}
+
+}  // namespace lockstep::host

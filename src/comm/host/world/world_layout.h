@@ -1,0 +1,169 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/announcement.h"
+#include "comm/atomics.h"
+#include "comm/host/world/once_record.h"
+#include "core/failure.h"
+
+// The layout of a world's shared memory. Everything is zero in a new world. There are only numbers
+// and offsets, never addresses, so that the contents are valid in every process.
+
+namespace lockstep::inline v0_2::host {
+
+inline constexpr std::size_t cache_line = 64;
+inline constexpr std::size_t page = 4096;
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+using detail::Access;
+using detail::StdAtomics;
+
+/// The beginning of the world's memory.
+template <class Atomics>
+struct BasicHeader {
+  static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
+  static constexpr std::uint32_t expected_version = 10;
+
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::int32_t size;
+  std::uint64_t heap_bytes;  ///< of each rank
+  char heap_bound[256];      ///< HeapSize::bound
+
+  /// State of the failure record below.
+  alignas(cache_line) OnceRecord<Atomics, failure_accesses> failed;
+  typename Atomics::template Plain<std::int32_t> failed_rank;
+  detail::Failure::Kind failure_kind;
+  std::int32_t failed_elsewhere;
+  char failure_text[2048];
+
+  /// Number of sleeping ranks. If it is 0, a rank that publishes data needs to wake no other.
+  alignas(cache_line) typename Atomics::template Atomic<std::uint32_t> sleepers;
+};
+
+/// The operation that a rank has waited for longer than a second. The fields are valid while turn
+/// is odd.
+template <class Atomics>
+struct BasicWaitRecord {
+  template <class T>
+  using Atomic = typename Atomics::template Atomic<T>;
+
+  /// Incremented when a wait begins and when it ends.
+  alignas(cache_line) Atomic<std::uint64_t> turn;
+  Atomic<std::uint64_t> group;  ///< offset of the group's block
+  Atomic<std::uint64_t> sequence;
+  Atomic<std::uint64_t> source;  ///< the bits of a Source
+  Atomic<std::int32_t> members;
+  Atomic<std::int32_t> member;  ///< this rank's index in the group
+  Atomic<std::int32_t> number;  ///< of the group
+  Atomic<std::int32_t> peer;    ///< other member of a send or recv; -1 for a collective
+  Atomic<Collective> collective;
+};
+
+enum class RankStatus : std::uint32_t { absent, joined, left, ended };
+
+/// How a rank ended: "SIGKILL".
+struct EndText {
+  char text[48];
+};
+
+/// The state of one rank, which all ranks can read.
+template <class Atomics>
+struct BasicRankState {
+  template <class T>
+  using Atomic = typename Atomics::template Atomic<T>;
+  template <class T>
+  using Plain = typename Atomics::template Plain<T>;
+
+  alignas(cache_line) Atomic<RankStatus> status;
+  Atomic<std::int32_t> pid;            ///< 0 until it is known; in the namespace pid_namespace
+  Plain<std::uint64_t> pid_namespace;  ///< pid namespace of pid; written before pid
+  /// How the rank left; empty if it left without an error. The rank writes it before it sets its
+  /// status to left.
+  Plain<EndText> leave_text;
+  bool flushes_denormals;  ///< written before status is joined
+  /// How the process of the rank ended. The first rank or launcher that detects the end writes it.
+  OnceRecord<Atomics, end_accesses> end;
+  Plain<EndText> end_text;
+
+  /// A sleeping rank waits on its wake_flag, a futex. Another rank increments it to wake the rank.
+  alignas(cache_line) Atomic<std::uint32_t> asleep;
+  Atomic<std::uint32_t> wake_flag;
+  Atomic<std::uint32_t> raised_failure;  ///< whether the rank has raised the world's failure
+
+  BasicWaitRecord<Atomics> wait;
+
+  /// State of the error that the rank has recorded.
+  alignas(cache_line) OnceRecord<Atomics, error_accesses> error;
+  Plain<std::int32_t> error_origin;  ///< the rank that raised the error first
+  char error_text[1024];
+};
+
+/// A counter that one rank writes and others read, alone in its cache line.
+template <class Atomics>
+struct BasicCounter {
+  alignas(cache_line) typename Atomics::template Atomic<std::uint64_t> value;
+};
+
+/// Data of one member of a group for the detection of deadlocks.
+template <class Atomics>
+struct BasicMembership {
+  /// Number of collectives that the member has begun.
+  alignas(cache_line) typename Atomics::template Atomic<std::uint64_t> issued;
+  /// Its rank in the world + 1; 0 until it has joined.
+  typename Atomics::template Atomic<std::int32_t> rank;
+};
+
+inline constexpr std::uint64_t no_offset = ~std::uint64_t{0};
+
+/// One member's announcement of one collective, and the offsets of its memory.
+template <class Atomics>
+struct BasicAnnouncementEntry {
+  template <class T>
+  using Plain = typename Atomics::template Plain<T>;
+
+  /// Sequence + 1, written last.
+  alignas(cache_line) typename Atomics::template Atomic<std::uint64_t> number;
+  Plain<std::uint64_t> offset;         ///< of the input in the arena, or no_offset
+  Plain<std::uint64_t> output_offset;  ///< the same for the output
+  Plain<std::uint8_t> is_eager;        ///< whether the input is in the eager slot
+  Plain<detail::Announcement> announcement;
+};
+
+/// The mailbox of one ordered pair of members. The sender writes the first cache line, the receiver
+/// the second.
+template <class Atomics>
+struct BasicMailbox {
+  template <class T>
+  using Atomic = typename Atomics::template Atomic<T>;
+  template <class T>
+  using Plain = typename Atomics::template Plain<T>;
+
+  alignas(cache_line) Atomic<std::uint64_t> sent;  ///< messages offered
+  Plain<std::uint64_t> offset;
+  Plain<std::uint64_t> count;
+  Plain<std::uint32_t> tag;
+  Plain<std::uint8_t> dtype;
+  Atomic<std::uint64_t> sends_begun;                ///< number of the last send that has begun
+  alignas(cache_line) Atomic<std::uint64_t> taken;  ///< messages received
+  Atomic<std::uint64_t> open_recvs;  ///< receives that this message may complete, not complete yet
+};
+
+using Header = BasicHeader<StdAtomics>;
+using WaitRecord = BasicWaitRecord<StdAtomics>;
+using RankState = BasicRankState<StdAtomics>;
+using Counter = BasicCounter<StdAtomics>;
+using Membership = BasicMembership<StdAtomics>;
+using AnnouncementEntry = BasicAnnouncementEntry<StdAtomics>;
+using Mailbox = BasicMailbox<StdAtomics>;
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<RankStatus>::is_always_lock_free);
+
+}  // namespace lockstep::host

@@ -1,0 +1,230 @@
+#include "core/system/memory.h"
+
+#include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string_view>
+
+#include "core/environment.h"
+#include "core/system/files.h"
+#include "core/text.h"
+
+namespace lockstep::inline v0_2 {
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  ::mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
+void use_one_arena() {
+#ifdef __GLIBC__
+  ::mallopt(M_ARENA_MAX, 1);
+#endif
+}
+
+void populate_heap(std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int populate_write = MADV_POPULATE_WRITE;
+#else
+  constexpr int populate_write = 23;  // Linux 5.14, in headers since glibc 2.34
+#endif
+  void* block = std::malloc(bytes);
+  if (block == nullptr) return;
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(block) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(block) + bytes) / page * page;
+  // An older kernel returns an error; pages are then populated on first use.
+  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write);
+  std::free(block);
+}
+
+namespace {
+
+using detail::first_line;
+using detail::parse_number;
+namespace fs = std::filesystem;
+
+/// The limit of a version 1 group without a limit is this or more.
+constexpr std::size_t unlimited = std::size_t{1} << 62;
+
+/// The number after "key " in a file with one key per line.
+std::optional<std::uint64_t> field(const fs::path& file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const std::string_view text = line;
+    if (text.size() > key.size() && text.starts_with(key) && text[key.size()] == ' ') {
+      return parse_number<std::uint64_t>(text.substr(key.size() + 1));
+    }
+  }
+  return std::nullopt;
+}
+
+bool lists(std::string_view commas, std::string_view word) {
+  while (!commas.empty()) {
+    const auto end = std::min(commas.find(','), commas.size());
+    if (commas.substr(0, end) == word) return true;
+    commas.remove_prefix(std::min(end + 1, commas.size()));
+  }
+  return false;
+}
+
+/// A path in mountinfo, without its escapes (\040 for a space).
+std::string unescaped(std::string_view text) {
+  std::string path;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto digits = text.substr(i).size() >= 4 ? text.substr(i + 1, 3) : std::string_view();
+    const bool octal = text[i] == '\\' && digits.size() == 3 &&
+                       std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '7'; });
+    path +=
+        octal ? static_cast<char>((digits[0] - '0') * 64 + (digits[1] - '0') * 8 + digits[2] - '0')
+              : text[i];
+    if (octal) i += 3;
+  }
+  return path;
+}
+
+/// This process's groups: by "memory" for that controller of version 1, by "" for version 2.
+std::map<std::string, std::string> own_groups(const fs::path& file) {
+  std::map<std::string, std::string> found;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    if (controllers.empty()) found[""] = line.substr(second + 1);
+    if (lists(controllers, "memory")) found["memory"] = line.substr(second + 1);
+  }
+  return found;
+}
+
+struct Mount {
+  std::string root;   ///< path of the mounted group
+  std::string point;  ///< where
+  bool unified;
+};
+
+std::vector<Mount> mounts(const fs::path& file) {
+  std::vector<Mount> found;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const auto dash = line.find(" - ");
+    if (dash == std::string::npos) continue;
+    std::istringstream before(line.substr(0, dash));
+    std::istringstream after(line.substr(dash + 3));
+    std::string skipped, root, point, type, source, options;
+    before >> skipped >> skipped >> skipped >> root >> point;
+    after >> type >> source >> options;
+    const bool unified = type == "cgroup2";
+    if (unified || (type == "cgroup" && lists(options, "memory"))) {
+      found.push_back({unescaped(root), unescaped(point), unified});
+    }
+  }
+  return found;
+}
+
+/// A group's path relative to the mounted group: "/a/b" for "/x/a/b" if "/x" is mounted. Empty if
+/// the group is outside the mounted one, which is then the nearest visible group.
+std::string below(const std::string& group, const std::string& root) {
+  if (root == "/") return group;
+  const bool inside =
+      group.starts_with(root) && (group.size() == root.size() || group[root.size()] == '/');
+  return inside ? group.substr(root.size()) : "";
+}
+
+}  // namespace
+
+MemoryGroups::MemoryGroups(const fs::path& root) : vmstat_(root / "proc/vmstat") {
+  const auto own = own_groups(root / "proc/self/cgroup");
+  auto all = mounts(root / "proc/self/mountinfo");
+  std::ranges::stable_sort(all, {}, &Mount::unified);
+  bool found[2] = {false, false};
+  for (const auto& mount : all) {
+    const auto group = own.find(mount.unified ? "" : "memory");
+    if (group == own.end() || found[mount.unified]) continue;
+    const auto top = root / fs::path(mount.point).relative_path();
+    auto folder = top / fs::path(below(group->second, mount.root)).relative_path();
+    folder = folder.lexically_normal();
+    if (!folder.has_filename()) folder = folder.parent_path();
+    std::error_code none;
+    const bool outside = group->second.find("/..") != std::string::npos;
+    if (outside || !fs::is_directory(folder, none)) folder = top;
+    if (!fs::is_directory(folder, none)) continue;
+    found[mount.unified] = true;
+    for (;; folder = folder.parent_path()) {
+      groups_.push_back({folder, mount.unified});
+      if (folder == top || !folder.has_relative_path()) break;
+    }
+  }
+}
+
+std::optional<std::size_t> MemoryGroups::Group::limit() const {
+  const auto text = first_line(folder / (unified ? "memory.max" : "memory.limit_in_bytes"));
+  const auto value = parse_number<std::uint64_t>(text);  // nullopt for "max"
+  return value && *value < unlimited ? std::optional<std::size_t>(*value) : std::nullopt;
+}
+
+std::size_t MemoryGroups::Group::used() const {
+  const auto text = first_line(folder / (unified ? "memory.current" : "memory.usage_in_bytes"));
+  const auto all = parse_number<std::uint64_t>(text).value_or(0);
+  const std::string prefix = unified ? "" : "total_";
+  const auto stat = folder / "memory.stat";
+  const auto droppable = field(stat, prefix + "inactive_file").value_or(0) +
+                         field(stat, prefix + "active_file").value_or(0);
+  return all - std::min(all, droppable);
+}
+
+std::optional<std::uint64_t> MemoryGroups::Group::oom_kills() const {
+  return field(folder / (unified ? "memory.events" : "memory.oom_control"), "oom_kill");
+}
+
+template <class BytesOf>
+std::optional<MemoryGroups::Limit> MemoryGroups::least(const BytesOf& bytes_of) const {
+  std::optional<Limit> least;
+  for (const auto& group : groups_) {
+    const auto limit = group.limit();
+    if (!limit) continue;
+    const auto bytes = bytes_of(group, *limit);
+    if (!least || bytes < least->bytes) least = Limit{bytes, group.folder};
+  }
+  return least;
+}
+
+std::optional<MemoryGroups::Limit> MemoryGroups::limit() const {
+  return least([](const Group&, std::size_t limit) { return limit; });
+}
+
+std::optional<MemoryGroups::Limit> MemoryGroups::available() const {
+  return least(
+      [](const Group& group, std::size_t limit) { return limit - std::min(limit, group.used()); });
+}
+
+std::uint64_t MemoryGroups::oom_kills() const {
+  for (const auto& group : groups_) {
+    if (const auto kills = group.oom_kills()) return *kills;
+  }
+  return field(vmstat_, "oom_kill").value_or(0);
+}
+
+std::string MemoryGroups::oom_scope() const {
+  for (const auto& group : groups_) {
+    if (!group.oom_kills()) continue;
+    const auto least = limit();
+    return detail::concat("control group ", group.folder.string(),
+                          least ? detail::concat(", limit ", least->bytes >> 20, " MiB") : "");
+  }
+  return "this host";
+}
+
+}  // namespace lockstep

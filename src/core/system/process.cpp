@@ -1,0 +1,88 @@
+#include "core/system/process.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <locale>
+#include <sstream>
+
+#include "core/text.h"
+
+namespace lockstep::inline v0_2::detail {
+
+// SIGRTMIN and the signals next to it and to SIGRTMAX are used by runtimes and debuggers.
+int stack_signal() { return SIGRTMAX - 3; }
+
+std::atomic<unsigned> ForkGuard::forks_{0};
+
+ForkGuard::ForkGuard() {
+  [[maybe_unused]] static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { forks_.fetch_add(1, std::memory_order_relaxed); });
+  made_at_ = forks_.load(std::memory_order_relaxed);
+}
+
+Process read_process(long pid) {
+  std::ifstream in(concat("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(in, line);
+  // The name in brackets may contain spaces. Fields are numbered from 1; the start time is field
+  // 22.
+  const auto behind_name = line.rfind(')');
+  Process process;
+  if (behind_name == std::string::npos) return process;
+  const auto name = line.find('(') + 1;
+  process.name = line.substr(name, behind_name - name);
+  std::istringstream fields(line.substr(behind_name + 1));
+  std::string field;
+  long ticks = 0;
+  for (int number = 3; fields >> field; ++number) {
+    if (number == 3) process.state = field.front();
+    if (number == 4) process.parent = std::stol(field);
+    if (number == 5) process.group = std::stol(field);
+    if (number == 14 || number == 15) ticks += std::stol(field);  // user, then system
+    if (number == 22) process.start = field;
+  }
+  process.processor_time = std::chrono::milliseconds(ticks * 1000 / ::sysconf(_SC_CLK_TCK));
+  return process;
+}
+
+std::string process_status(long pid, std::string_view key) {
+  std::ifstream in(concat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key) || line.find(':') != key.size()) continue;
+    const auto begin = line.find_first_not_of(" \t", key.size() + 1);
+    return begin == std::string::npos ? std::string() : line.substr(begin);
+  }
+  return {};
+}
+
+long resident_bytes(long pid) {
+  std::ifstream in(concat("/proc/", pid, "/statm"));
+  in.imbue(std::locale::classic());
+  long total = 0;
+  long resident = 0;
+  if (!(in >> total >> resident)) return -1;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+bool is_dumping_core(long pid) { return process_status(pid, "CoreDumping") == "1"; }
+
+bool has_variable(long pid, std::initializer_list<std::string_view> names) {
+  std::ifstream in(concat("/proc/", pid, "/environ"), std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(in), {}};
+  return std::ranges::any_of(names, [&](std::string_view name) {
+    const auto entry = concat(name, '=');
+    return all.starts_with(entry) || all.find('\0' + entry) != std::string::npos;
+  });
+}
+
+long ancestor_without(const std::string& variable) {
+  long pid = ::getppid();
+  while (pid > 1 && has_variable(pid, {variable})) pid = read_process(pid).parent;
+  return pid;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,100 @@
+#include "core/system/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/text.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// Columns of a UTF-8 text, one a character.
+std::size_t columns(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+/// Where the last column of a line of a table begins: after the first gap of two spaces or more
+/// behind the first word. The first word, if there is no gap.
+std::size_t last_column(std::string_view line) {
+  const auto first = std::min(line.find_first_not_of(' '), line.size());
+  const auto gap = line.find("  ", first);
+  return gap == std::string_view::npos ? first
+                                       : std::min(line.find_first_not_of(' ', gap), line.size());
+}
+
+/// The last space, from a place on, that leaves at most room columns before it; else the first one:
+/// a word is never broken. npos if there is no space.
+std::size_t place_of_break(std::string_view line, std::size_t from, std::size_t room) {
+  auto found = std::string_view::npos;
+  for (auto space = line.find(' ', from); space != std::string_view::npos;
+       space = line.find(' ', space + 1)) {
+    if (found != std::string_view::npos && columns(line.substr(0, space)) > room) break;
+    found = space;
+  }
+  return found;
+}
+
+std::string wrapped_line(std::string_view line, std::size_t width) {
+  constexpr std::size_t least_room = 20;
+  auto from = last_column(line);
+  auto indent = columns(line.substr(0, from));
+  if (indent + least_room > width) indent = std::min<std::size_t>(4, width / 2);
+  std::string out;
+  auto room = width;
+  while (columns(line) > room) {
+    const auto end = place_of_break(line, from, room);
+    if (end == std::string_view::npos) break;
+    out += concat(line.substr(0, end), '\n', std::string(indent, ' '));
+    line.remove_prefix(end + 1);
+    from = 0;
+    room = width - indent;
+  }
+  return concat(out, line);
+}
+
+}  // namespace
+
+bool is_capable_terminal(int fd) {
+  if (isatty(fd) == 0) return false;
+  const char* type = std::getenv("TERM");
+  return type != nullptr && *type != '\0' && std::string_view(type) != "dumb";
+}
+
+bool is_colour_refused() {
+  const char* value = std::getenv("NO_COLOR");
+  return value != nullptr && *value != '\0';
+}
+
+bool shows_colour(int fd) { return !is_colour_refused() && is_capable_terminal(fd); }
+
+std::string in_tone(std::string_view text, Tone tone, bool colour) {
+  if (!colour) return std::string(text);
+  const std::string_view begin = tone == Tone::error    ? "\x1b[1;31m"
+                                 : tone == Tone::strong ? "\x1b[1m"
+                                                        : "\x1b[36m";
+  return concat(begin, text, "\x1b[0m");
+}
+
+std::size_t terminal_width(int fd) {
+  winsize size{};
+  return is_capable_terminal(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+std::string wrapped(std::string_view text, std::size_t width) {
+  std::string out;
+  while (width > 0 && !text.empty()) {
+    const auto size = std::min(text.find('\n'), text.size());
+    out += wrapped_line(text.substr(0, size), width);
+    text.remove_prefix(size);
+    if (text.empty()) break;
+    out += '\n';
+    text.remove_prefix(1);
+  }
+  return concat(out, text);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,174 @@
+#include "launch/job/console.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+
+#include "core/system/terminal.h"
+#include "core/text.h"
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+void copy_size(int model, int master) noexcept {
+  winsize size{};
+  if (ioctl(model, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
+}
+
+/// A pseudo-terminal: bytes that a rank writes to slave are read unchanged from master. Programs
+/// check whether their output is a terminal to select progress bars and buffering. With it, rank 0
+/// gets the same answer as the launcher.
+struct Terminal {
+  Descriptor master;
+  Descriptor slave;
+};
+
+/// Creates a pseudo-terminal with the window size of model, the descriptor of a terminal. Empty
+/// descriptors if that fails; the caller then uses a pipe.
+Terminal make_terminal(int model) {
+  Descriptor master(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  std::array<char, 64> name{};
+  if (!master || grantpt(master.get()) != 0 || unlockpt(master.get()) != 0 ||
+      ptsname_r(master.get(), name.data(), name.size()) != 0) {
+    return {};
+  }
+  Descriptor slave(open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  termios settings{};
+  if (!slave || tcgetattr(slave.get(), &settings) != 0) return {};
+  // Raw mode: the real terminal translates line ends.
+  cfmakeraw(&settings);
+  tcsetattr(slave.get(), TCSANOW, &settings);
+  copy_size(model, master.get());
+  return {std::move(master), std::move(slave)};
+}
+
+}  // namespace
+
+Console::~Console() { drain(short_patience); }
+
+std::optional<int> Console::drain(Patience patience) noexcept {
+  const auto taken = [&] { return outputs.out.taken() + outputs.err.taken(); };
+  auto progress = Clock::now();
+  std::optional<int> end_signal;
+  outputs.out.write_ready();
+  outputs.err.write_ready();
+  while (has_queued() && !end_signal) {
+    const auto before = taken();
+    const auto until = patience ? std::optional(progress + *patience) : std::nullopt;
+    end_signal = poll_once(until);
+    if (taken() != before) {
+      progress = Clock::now();
+    } else if (until && Clock::now() >= *until) {
+      break;
+    }
+  }
+  outputs.out.give_up();
+  outputs.err.give_up();
+  return end_signal;
+}
+
+std::optional<int> Console::pause(std::chrono::milliseconds duration) noexcept {
+  const auto until = Clock::now() + duration;
+  std::optional<int> end_signal;
+  while (!end_signal && Clock::now() < until) end_signal = poll_once(until);
+  return end_signal;
+}
+
+std::array<pollfd, 3> Console::awaited() const {
+  const auto reader_of = [](const Output& output) {
+    return pollfd{.fd = output.has_queued() ? output.fd() : -1, .events = POLLOUT, .revents = 0};
+  };
+  return {pollfd{.fd = signals.fd(), .events = POLLIN, .revents = 0}, reader_of(outputs.out),
+          reader_of(outputs.err)};
+}
+
+std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
+  auto ready = awaited();
+  long long timeout = -1;
+  if (until) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
+    timeout = std::clamp<long long>(left.count(), 0, INT_MAX);
+  }
+  poll(ready.data(), ready.size(), static_cast<int>(timeout));
+  outputs.out.write_ready();
+  outputs.err.write_ready();
+  while (const auto event = signals.next()) {
+    const auto signal = static_cast<int>(event->ssi_signo);
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) return signal;
+    if (signal == SIGTSTP) raise(SIGSTOP);
+    if (is_forwarded(signal)) to_forward.insert(signal);
+  }
+  return std::nullopt;
+}
+
+std::vector<WriteEnds> Streams::create(const Options& options) {
+  std::vector<WriteEnds> ends;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    ends.push_back({.out = add(rank, outputs_.out, options, "out"),
+                    .err = add(rank, outputs_.err, options, "err")});
+  }
+  return ends;
+}
+
+Descriptor Streams::add(int rank, Output& output, const Options& options, std::string_view log) {
+  auto file = open_log(options.log_directory, rank, log);
+  const bool on_terminal = isatty(output.fd()) == 1;
+  if (rank == 0 && on_terminal) {
+    auto terminal = make_terminal(output.fd());
+    if (terminal.master) {
+      terminals_.emplace_back(output.fd(), terminal.master.get());
+      streams_.emplace_back(std::move(terminal.master), Show::bytes, "", output, std::move(file));
+      return std::move(terminal.slave);
+    }
+  }
+  const auto show = rank == 0       ? (on_terminal ? Show::bytes : Show::lines)
+                    : options.quiet ? Show::nothing
+                                    : Show::prefixed;
+  const auto label = detail::concat('[', rank, ']');
+  const auto prefix = detail::in_tone(label, detail::Tone::label, output.colour()) + ' ';
+  auto pipe = make_pipe();
+  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,
+                        std::move(file));
+  return std::move(pipe.write);
+}
+
+void Streams::await(std::vector<pollfd>& awaited) const {
+  for (const auto& stream : streams_) {
+    const int fd = stream.output().full() ? -1 : stream.fd();
+    awaited.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  }
+}
+
+void Streams::read_ready(std::span<const pollfd> awaited) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (awaited[i].revents != 0) streams_[i].read_ready();
+  }
+}
+
+void Streams::read_errors() {
+  for (std::size_t i = 1; i < streams_.size(); i += 2) {
+    for (int reads = 0; reads < 64 && streams_[i].open() && streams_[i].read_ready(); ++reads) {
+    }
+  }
+}
+
+void Streams::close(Losses& losses) {
+  for (auto& stream : streams_) {
+    stream.close();
+    if (stream.log().error() != 0) losses.add(stream.log().path(), stream.log().error());
+  }
+}
+
+void Streams::copy_window_size() const noexcept {
+  for (const auto& [model, copy] : terminals_) copy_size(model, copy);
+}
+
+}  // namespace lockstep::launch

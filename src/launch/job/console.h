@@ -1,0 +1,94 @@
+#pragma once
+
+#include <poll.h>
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launch/job/logs.h"
+#include "launch/job/output.h"
+#include "launch/job/signal_watch.h"
+#include "launch/plan.h"
+#include "launch/system.h"
+
+namespace lockstep::inline v0_2::launch {
+
+/// The launcher's state that persists through all attempts of a job: its outputs, lost output, and
+/// signals.
+class Console {
+ public:
+  /// Time without progress of a reader after which queued output is discarded; none: never.
+  using Patience = std::optional<std::chrono::milliseconds>;
+  static constexpr std::chrono::milliseconds short_patience{2000};
+
+  /// forward_signals: SIGUSR1 and SIGUSR2 are kept for the ranks.
+  explicit Console(bool forward_signals) : signals(forward_signals) {}
+  /// Writes queued output, with short_patience.
+  ~Console();
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  /// Writes all queued output. Discards the rest after `patience` without progress of the reader,
+  /// or when a signal asks the launcher to end. Returns that signal.
+  std::optional<int> drain(Patience patience) noexcept;
+
+  /// Waits for `duration` and writes queued output. Returns early if a signal asks the launcher to
+  /// end, with that signal.
+  std::optional<int> pause(std::chrono::milliseconds duration) noexcept;
+
+  /// What poll() must wait for: a signal, which is the first, and readers of queued output.
+  std::array<pollfd, 3> awaited() const;
+
+  Outputs outputs;
+  Losses losses;
+  SignalWatch signals;
+  std::set<int> to_forward;  ///< signals for the ranks that were not sent to them yet
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool has_queued() const { return outputs.out.has_queued() || outputs.err.has_queued(); }
+  /// Waits for a signal or a reader, at most until `until`, and writes queued output. Returns a
+  /// signal that asks the launcher to end.
+  std::optional<int> poll_once(std::optional<Clock::time_point> until) noexcept;
+};
+
+/// The stdout and stderr of all ranks of an attempt, each copied to the launcher's output. If that
+/// is a terminal, rank 0 writes to a pseudo-terminal.
+class Streams {
+ public:
+  explicit Streams(Outputs& outputs) : outputs_(outputs) {}
+
+  /// Creates the streams of each rank, and its log files.
+  /// Throws: InvalidArgument for a log file that cannot be written. CommError if the system refuses
+  /// descriptors.
+  std::vector<WriteEnds> create(const Options& options);
+  const Stream& err(int rank) const { return streams_[2 * static_cast<std::size_t>(rank) + 1]; }
+
+  /// Appends what poll() must wait for, in the order that read_ready() takes.
+  void await(std::vector<pollfd>& awaited) const;
+  /// Copies a part of what ranks have written.
+  void read_ready(std::span<const pollfd> awaited);
+  /// Copies what ranks have written to stderr.
+  void read_errors();
+  /// Copies what ranks have written, closes all streams, and notes lost output of log files.
+  void close(Losses& losses);
+  /// Copies the window size of the launcher's terminal to the pseudo-terminals.
+  void copy_window_size() const noexcept;
+
+ private:
+  Descriptor add(int rank, Output& output, const Options& options, std::string_view log);
+
+  Outputs& outputs_;
+  std::deque<Stream> streams_;                  ///< stdout and stderr of rank 0, of rank 1, …
+  std::vector<std::pair<int, int>> terminals_;  ///< the launcher's, and the pseudo-terminal
+};
+
+}  // namespace lockstep::launch

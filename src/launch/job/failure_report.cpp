@@ -1,0 +1,234 @@
+#include "launch/job/failure_report.h"
+
+#include <algorithm>
+#include <sstream>
+#include <tuple>
+
+#include "core/system/terminal.h"
+#include "core/system/topology.h"
+#include "core/text.h"
+#include "launch/job/output.h"
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using detail::concat;
+using detail::ErrorRecord;
+using detail::Failure;
+using detail::in_tone;
+using detail::Tone;
+
+/// Whether the rank's error repeats another rank's error, as all_or_none() does.
+bool repeats(std::span<const RankFacts> ranks, std::size_t rank) {
+  const auto& error = *ranks[rank].error;
+  const auto first = static_cast<std::size_t>(error.rank);
+  return error.repeats && error.rank >= 0 && first != rank && first < ranks.size() &&
+         ranks[first].error;
+}
+
+/// The roles of a rank in a failure, from the least likely cause to the most likely.
+enum class Role {
+  bystander,            ///< it did not fail
+  follower,             ///< it raised or repeated another rank's failure
+  failed_late,          ///< it failed without an error text, after others
+  failed,               ///< it failed without an error text
+  erred_and_was_ended,  ///< it has an error of its own; the launcher ended it
+  erred                 ///< it ended by an error of its own, or crashed
+};
+
+Role role_of(std::span<const RankFacts> ranks, std::size_t rank) {
+  const auto& facts = ranks[rank];
+  const bool own = facts.error && !facts.error->of_world() && !facts.raised_failure;
+  if (own && repeats(ranks, rank)) return Role::follower;
+  if (facts.failed && (own || (facts.crashed && !facts.raised_failure))) return Role::erred;
+  if (own) return Role::erred_and_was_ended;
+  if (!facts.failed) return Role::bystander;
+  if (facts.raised_failure || facts.error) return Role::follower;
+  return facts.late ? Role::failed_late : Role::failed;
+}
+
+bool has_own_text(const std::optional<ErrorRecord>& error) {
+  return error && !error->of_world() && !error->text.empty();
+}
+
+}  // namespace
+
+std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded) {
+  const auto erred = [](Role role) { return role >= Role::erred_and_was_ended; };
+  if (recorded && !erred(role_of(ranks, static_cast<std::size_t>(*recorded)))) return recorded;
+  std::optional<int> found;
+  std::tuple<Role, bool, bool, bool> best{Role::bystander, false, false, false};
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const bool is_recorded = recorded == static_cast<int>(rank);
+    auto role = role_of(ranks, rank);
+    // Of several ranks with errors of their own, the world records the one that left first, which
+    // is random.
+    if (recorded && erred(role)) role = Role::erred;
+    const std::tuple here{role, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
+    if (role == Role::bystander || here <= best) continue;
+    best = here;
+    found = static_cast<int>(rank);
+  }
+  return found;
+}
+
+std::string end_text(const Member& member) {
+  return concat("rank ", member.rank, " (pid ", member.process.pid(), ") ended with ",
+                member.ending->text());
+}
+
+std::optional<Failure> recorded_failure(const host::World& world,
+                                        const std::vector<Member>& members) {
+  const auto failure = world.failure();
+  if (!failure || failure->rank < 0) return std::nullopt;
+  const auto rank = static_cast<std::size_t>(failure->rank);
+  if (rank >= members.size()) return std::nullopt;
+  const bool by_launcher = members[rank].ending && failure->text == end_text(members[rank]);
+  return by_launcher ? std::nullopt : failure;
+}
+
+FirstCause first_cause(const std::vector<Member>& members, const Inheritance& inheritance,
+                       const Streams& streams, const FirstFailure& first) {
+  constexpr auto same_moment = std::chrono::milliseconds(100);
+  constexpr std::size_t reported_lines = 20;
+  const auto& world = *inheritance.world;
+  std::vector<RankFacts> facts;
+  for (const auto& member : members) {
+    const auto& tail = streams.err(member.rank).tail();
+    auto error = inheritance.errors.of(member.rank);
+    const bool shown = error && tail.contains(error->text);
+    if (error && error->raised && !shown) error.reset();
+    const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
+    facts.push_back({.failed = failed || member.lingered,
+                     .crashed = failed && member.ending->by_signal,
+                     .late = member.end_time > first.time + same_moment,
+                     .raised_failure = world.raised_failure(member.rank),
+                     .wrote_error = !tail.empty(),
+                     .shows_error = shown && has_own_text(error),
+                     .error = error});
+  }
+  const auto failure = recorded_failure(world, members);
+  const auto recorded = failure ? std::optional(failure->rank) : std::nullopt;
+  const int cause = rank_at_fault(facts, recorded).value_or(first.rank);
+  const auto& member = members[static_cast<std::size_t>(cause)];
+  const auto& stream = streams.err(cause);
+  FirstCause found{member, static_cast<int>(members.size()), member.process.pid()};
+  found.ended_by_launcher = member.ended_by_launcher || member.stays;
+  found.joined = member.joined || world.joined(cause);
+  found.last_lines = stream.tail().lines(reported_lines);
+  found.lines_shown_last = stream.shown_last(found.last_lines.size());
+  const auto& error = facts[static_cast<std::size_t>(cause)].error;
+  const bool own_error = has_own_text(error);
+  if (recorded == cause) {
+    found.kind = failure->kind;
+    // The report names the signal already.
+    const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
+    if (!is_told) found.reason = failure->text;
+  } else if (own_error) {
+    found.kind = Failure::Kind::error;
+    found.reason = error->text;
+  }
+  // The text of an uncaught error is hidden among other words, so the recorded reason is printed.
+  const bool is_hidden = recorded == cause && (!member.ending || member.ending->by_signal);
+  std::string printed;
+  for (const auto& line : found.last_lines) printed += line + '\n';
+  found.lines_hold_reason = !is_hidden && own_error && found.reason.ends_with(error->text) &&
+                            printed.find(error->text) != std::string::npos;
+  return found;
+}
+
+namespace {
+
+/// The fault of a rank that had not ended when the launcher ended the job.
+std::string fault_of_running_rank(const FirstCause& cause) {
+  using Kind = Failure::Kind;
+  if (cause.lingered) {
+    return concat("went on for ", cause.lingered->count(), " s ",
+                  cause.joined ? "after it left the world" : "after all other ranks ended",
+                  " (--linger)");
+  }
+  if (cause.stopped) return "was stopped (SIGSTOP)";
+  if (cause.kind == Kind::error) return "raised an error and had not ended yet";
+  if (cause.kind == Kind::left) return "left the world before the others and had not ended yet";
+  if (cause.kind == Kind::crashed) return "crashed and had not ended yet";
+  if (cause.kind == Kind::mismatch) return "called another operation than the others";
+  if (!cause.joined) return "never called lockstep::init()";
+  return "did not take part in an operation that others waited for";
+}
+
+std::string event_text(const FirstCause& cause) {
+  if (!cause.ending) {
+    return fault_of_running_rank(cause) +
+           (cause.ended_by_launcher ? "; the launcher could not end it" : "; the launcher ends it");
+  }
+  if (cause.ended_by_launcher) return fault_of_running_rank(cause) + "; the launcher ended it";
+  if (!cause.ending->failed()) {
+    return concat("left early with exit code 0",
+                  cause.joined ? "" : ", without calling lockstep::init(),",
+                  " while others waited for it",
+                  cause.joined ? "; a condition that ends a loop must be the same on all ranks "
+                                 "(Group::any())"
+                               : "");
+  }
+  if (cause.forwarded) {
+    return concat("was ended by ", cause.ending->text(),
+                  ", which the launcher forwarded: install a handler for it before "
+                  "lockstep::init(), or pass --no-forward-signals");
+  }
+  const auto memory = cause.out_of_memory.empty() ? "" : concat("; ", cause.out_of_memory);
+  return concat(cause.ending->by_signal ? "was ended by " : "ended with ", cause.ending->text(),
+                memory);
+}
+
+std::string who_failed(const FirstCause& cause) {
+  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ", event_text(cause),
+                " (host ", detail::host_name(), ", pid ", cause.pid, ")");
+}
+
+std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return plain_line(text);
+}
+
+/// Indents each line of a text.
+std::string indented(const std::string& text) {
+  std::istringstream lines(text);
+  std::string all;
+  for (std::string line; std::getline(lines, line);) {
+    all += concat(all.empty() ? "" : "\n    ", plain_line(line));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string report(const FirstCause& cause, bool colour) {
+  auto text = concat(label(colour), ' ', in_tone(who_failed(cause), Tone::strong, colour), '.');
+  if (!cause.reason.empty() && !cause.lines_hold_reason) {
+    text += concat("\n  Reason: ", indented(cause.reason));
+  }
+  if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
+  if (cause.lines_shown_last) {
+    const bool one = cause.last_lines.size() == 1;
+    return text + (cause.lines_hold_reason ? "\n  Its error is printed above."
+                   : one                   ? "\n  Its last line of stderr is above."
+                                           : "\n  Its last lines of stderr are above.");
+  }
+  text += concat("\n  Its last ",
+                 cause.last_lines.size() == 1 ? "line" : concat(cause.last_lines.size(), " lines"),
+                 " of stderr:");
+  for (const auto& line : cause.last_lines) text += concat("\n  | ", plain_line(line));
+  return text;
+}
+
+std::string restart_line(const FirstCause& cause, int restart, int most,
+                         std::chrono::milliseconds delay, bool colour) {
+  return concat(label(colour), " restart ", restart, " of ", most, ": ", who_failed(cause),
+                cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
+                "; all ranks start again",
+                delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
+}
+
+}  // namespace lockstep::launch

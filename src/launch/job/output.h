@@ -1,0 +1,175 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launch/job/logs.h"
+#include "launch/system.h"
+
+namespace lockstep::inline v0_2::launch {
+
+/// Strings in the form that execv() and execve() require: a null-terminated array of pointers.
+class StringArray {
+ public:
+  void add(std::string word) { words_.push_back(std::move(word)); }
+  char* const* get() {
+    pointers_.clear();
+    for (auto& word : words_) pointers_.push_back(word.data());
+    pointers_.push_back(nullptr);
+    return pointers_.data();
+  }
+
+ private:
+  std::vector<std::string> words_;
+  std::vector<char*> pointers_;
+};
+
+/// A rank's line for display between lines of other ranks. Keeps tabs and colours (SGR sequences).
+/// Removes all other control characters and escape sequences, which could move the cursor, clear
+/// the screen, or set the terminal's title. Resets a colour at the end of the line.
+/// Source: ECMA-48, and xterm's control sequences.
+std::string plain_line(std::string_view line);
+
+/// State of a file or terminal, shared by outputs that write to it.
+struct Place {
+  bool line_open = false;        ///< the last output did not end its line
+  const void* source = nullptr;  ///< the stream of the last output; null for the launcher's lines
+  std::size_t lines = 0;         ///< finished lines of `source` since another source was shown
+};
+
+/// The launcher's stdout or stderr. Bytes are queued, and written when the reader reads. No call
+/// blocks for longer than 10 ms, so that a reader that does not read cannot block the launcher.
+class Output {
+ public:
+  Output(int fd, std::shared_ptr<Place> place);
+
+  int fd() const { return fd_; }
+  /// Whether launcher and ranks may colour what they write here.
+  bool colour() const { return colour_; }
+
+  /// Queues bytes unchanged.
+  void pass(std::string_view bytes, const void* source);
+  /// Queues a line, after ending an unfinished one.
+  void line(std::string_view prefix, std::string_view text, const void* source = nullptr);
+  /// How many lines the source has shown since another one was shown.
+  std::size_t lines_shown_last(const void* source) const;
+
+  bool has_queued() const { return !queue_.empty(); }
+  /// Whether 1 MiB or more is queued: the caller should not read from ranks until the reader has
+  /// caught up.
+  bool full() const { return queue_.size() >= most_queued; }
+  /// Whether the reader has closed the output. Further bytes are discarded.
+  bool broken() const { return broken_; }
+  /// The first error of writing (errno), after which output is incomplete; 0 for none.
+  int error() const { return error_; }
+  /// Number of bytes that were discarded because the reader did not read them.
+  std::size_t unread() const { return unread_; }
+  /// Number of bytes that were written so far.
+  std::size_t taken() const { return taken_; }
+  bool same_place(const Output& other) const { return place_ == other.place_; }
+
+  /// Writes queued bytes as far as possible without blocking.
+  void write_ready() noexcept;
+  /// Discards queued bytes and all later ones.
+  void give_up() noexcept;
+
+ private:
+  static constexpr std::size_t most_queued = std::size_t{1} << 20;
+
+  /// Writes a part of the queue. False if nothing more can be written now.
+  bool write_some() noexcept;
+  void note(const void* source, std::size_t lines);
+
+  int fd_;
+  std::shared_ptr<Place> place_;
+  bool may_block_;
+  bool colour_;
+  std::string queue_;
+  std::size_t written_ = 0;  ///< bytes of the queue that are written
+  std::size_t taken_ = 0;
+  std::size_t unread_ = 0;
+  bool broken_ = false;
+  int error_ = 0;
+};
+
+/// The launcher's stdout and stderr.
+struct Outputs {
+  Outputs();
+  Output out;
+  Output err;
+
+ private:
+  explicit Outputs(const std::shared_ptr<Place>& out_place);
+};
+
+/// The last lines of a stream.
+class Tail {
+ public:
+  void add(std::string_view bytes);
+  bool empty() const { return bytes_.empty(); }
+  bool contains(std::string_view text) const { return bytes_.find(text) != std::string::npos; }
+  /// The last `count` lines at most, oldest first, without line ends and without LibTorch's
+  /// backtraces. Long lines are truncated at their beginning.
+  std::vector<std::string> lines(std::size_t count) const;
+
+ private:
+  std::string bytes_;
+};
+
+/// How a stream of a rank is displayed.
+enum class Show {
+  nothing,  ///< --quiet
+  bytes,    ///< unchanged and at once, for terminals
+  lines,    ///< unchanged, in whole lines, so that other ranks' lines come between lines
+  prefixed  ///< line by line, with the prefix "[rank] " and through plain_line()
+};
+
+/// The write ends of a rank's stdout and stderr.
+struct WriteEnds {
+  Descriptor out;
+  Descriptor err;
+};
+
+/// Copies one rank's stdout or stderr to the launcher's output, to a log file and to the last lines
+/// for a report.
+class Stream {
+ public:
+  Stream(Descriptor source, Show show, std::string prefix, Output& output, Log log);
+
+  int fd() const { return source_.get(); }
+  bool open() const { return static_cast<bool>(source_); }
+  const Output& output() const { return output_; }
+  const Tail& tail() const { return tail_; }
+  const Log& log() const { return log_; }
+  /// Whether the user sees the stream's last lines, so many, and nothing after them.
+  bool shown_last(std::size_t lines) const {
+    return show_ != Show::nothing && output_.lines_shown_last(this) >= lines;
+  }
+
+  /// Reads and copies available bytes; closes the stream at its end. False if there were none.
+  bool read_ready();
+  /// Copies the remaining available bytes and closes the stream, without waiting for processes that
+  /// could still write.
+  void close();
+
+ private:
+  void take(std::string_view bytes);
+  void show_lines(std::string_view bytes);
+  void show_rest();
+
+  Descriptor source_;
+  Show show_;
+  std::string prefix_;
+  Output& output_;
+  Log log_;
+  std::string partial_;  ///< beginning of a line whose end has not arrived
+  Tail tail_;
+};
+
+}  // namespace lockstep::launch

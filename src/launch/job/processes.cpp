@@ -1,0 +1,208 @@
+#include "launch/job/processes.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "comm/flight/flight_record.h"
+#include "core/text.h"
+#include "launch/job/children.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using detail::concat;
+
+/// Most guardians of one attempt, in case every guardian is killed at once.
+constexpr int most_guardians = 8;
+constexpr int registry_descriptor = 3;
+
+/// Closes all descriptors except the registry, such as the launcher's output and the world's
+/// memory.
+void close_all_except(int registry) {
+  if (dup2(registry, registry_descriptor) < 0) _exit(1);
+  close_range(registry_descriptor + 1, ~0U, 0);
+  const int null = open("/dev/null", O_RDWR);
+  for (int fd = 0; fd < registry_descriptor; ++fd) dup2(null, fd);
+  close(null);
+  if (chdir("/") != 0) _exit(1);
+}
+
+[[noreturn]] void guard(int registry) {
+  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
+  setsid();
+  prctl(PR_SET_NAME, "lockstep-guard");
+  close_all_except(registry);
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+
+  std::vector<pid_t> groups;
+  for (;;) {
+    pid_t group = 0;
+    const auto got = read(registry_descriptor, &group, sizeof(group));
+    if (got == sizeof(group)) {
+      groups.push_back(group);
+    } else if (got >= 0 || errno != EINTR) {
+      break;
+    }
+  }
+  for (const auto group : groups) killpg(group, SIGKILL);
+  detail::remove_flight_records_of(groups);  // a group has the number of its rank
+  _exit(0);
+}
+
+}  // namespace
+
+Guardian::Guardian() {
+  auto pipe = make_pipe();
+  pid_ = fork();
+  if (pid_ < 0) throw_system("start its guardian process");
+  if (pid_ == 0) guard(pipe.read.get());
+  registry_ = std::move(pipe.write);
+}
+
+Guardian::~Guardian() {
+  // SIGKILL, so that it ends in any state, also if it is stopped.
+  kill(pid_, SIGKILL);
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guardian::add(pid_t group) const noexcept {
+  [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
+}
+
+Processes::Processes() : children_before_(children(getpid())), guardian_(std::in_place) {}
+
+Processes::~Processes() {
+  signal_all(SIGKILL);
+  const auto limit = std::chrono::steady_clock::now() + kill_time;
+  for (auto& member : members_) {
+    if (member.gone || member.stays) continue;
+    member.stays = !await_end(member.process.pid(), limit);
+    if (!member.stays) member.process.reap();
+  }
+  end_others();
+}
+
+void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,
+                      const Inheritance& inheritance) {
+  for (const auto& ends : streams) {
+    const auto rank = static_cast<int>(members_.size());
+    RankProcess process(plan, rank, ends, inheritance, guardian_->registry());
+    members_.push_back({{.rank = rank}, std::move(process)});
+  }
+}
+
+void Processes::await_start(std::vector<pollfd>& awaited) const {
+  for (const auto& member : members_) {
+    awaited.push_back({.fd = member.process.start_fd(), .events = POLLIN, .revents = 0});
+  }
+}
+
+void Processes::check_start() {
+  for (auto& member : members_) member.process.started();
+}
+
+bool Processes::started() const {
+  return std::ranges::all_of(members_, [](const auto& m) { return m.process.start_fd() < 0; });
+}
+
+bool Processes::all_ended() const { return std::ranges::all_of(members_, &Member::ended); }
+
+bool Processes::groups_left() {
+  bool left = false;
+  for (auto& member : members_) {
+    if (member.gone || member.stays) continue;
+    member.process.reap();
+    member.gone = !member.process.signal_group(0);
+    left = left || !member.gone;
+  }
+  return left;
+}
+
+void Processes::signal_all(int signal) const noexcept {
+  for (const auto& member : members_) {
+    if (!member.gone) member.process.signal_group(signal);
+  }
+}
+
+void Processes::reap_orphan(pid_t pid) const noexcept {
+  const bool known =
+      (guardian_ && pid == guardian_->pid()) || children_before_.contains(pid) ||
+      std::ranges::any_of(members_, [&](const auto& m) { return m.process.pid() == pid; });
+  if (!known) waitpid(pid, nullptr, WNOHANG);
+}
+
+void Processes::check_guardian(Output& err) {
+  const auto ending = guardian_ ? ending_of(guardian_->pid()) : std::nullopt;
+  if (!ending) return;
+  const auto what =
+      concat("lockstep: the guardian process (pid ", guardian_->pid(),
+             "), which ends the ranks if the launcher is killed, ended with ", ending->text());
+  guardian_.reset();
+  try {
+    if (guardians_++ < most_guardians) guardian_.emplace();
+  } catch (const CommError& error) {
+    err.line("", error.what());
+  }
+  for (const auto& member : members_) {
+    if (guardian_ && !member.gone) guardian_->add(member.process.pid());
+  }
+  err.line("", guardian_ ? concat(what, ". A new one (pid ", guardian_->pid(), ") takes its place.")
+                         : concat(what, ". Ranks may outlive a killed launcher."));
+}
+
+void Processes::give_up() {
+  for (auto& member : members_) {
+    if (member.gone || member.ended()) continue;
+    member.stays = true;
+    survivors_.push_back(survivor_text(concat("rank ", member.rank), member.process.pid()));
+  }
+}
+
+void Processes::end_others() {
+  guardian_.reset();
+  auto spared = children_before_;
+  for (const auto& member : members_) {
+    if (member.stays) spared.insert(member.process.pid());
+  }
+  for (const auto pid : end_children(spared, kill_time)) {
+    survivors_.push_back(survivor_text("a descendant of a rank", pid));
+  }
+}
+
+void Forwarding::send(const Processes& processes, const host::World& world, Output& err) {
+  const auto& members = processes.members();
+  while (!pending_.empty() && !processes.all_ended()) {
+    const int signal = *pending_.begin();
+    const auto is_ready = [&](const Member& member) {
+      return member.ended() ||
+             (processes.started() && (world.joined(member.rank) || member.process.handles(signal)));
+    };
+    const auto found = std::ranges::find_if_not(members, is_ready);
+    if (found != members.end()) {
+      if (std::exchange(wait_reported_, true)) return;
+      err.line("", concat("lockstep: ", signal_name(signal), " is forwarded when rank ",
+                          found->rank, " (pid ", found->process.pid(),
+                          ") has called lockstep::init() or installed a handler"));
+      return;
+    }
+    for (const auto& member : members) {
+      if (!member.ended()) member.process.signal_group(signal);
+    }
+    sent_.insert(signal);
+    pending_.erase(signal);
+    wait_reported_ = false;
+  }
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launch/job/children.h"
+#include "launch/job/rank_process.h"
+#include "launch/plan.h"
+#include "launch/system.h"
+
+namespace lockstep::inline v0_2::launch {
+
+/// What happened to a rank.
+struct RankState {
+  int rank = 0;
+  std::optional<Ending> ending = {};  ///< nullopt if it had not ended
+  std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
+  bool ended_by_launcher = false;     ///< it had not ended by itself
+  bool forwarded = false;             ///< the launcher forwarded the signal that ended it
+  bool stopped = false;               ///< SIGSTOP had stopped it when the launcher ended the job
+  bool joined = false;                ///< it had joined the world by init() before its end
+  /// The --linger limit, if the rank ran longer than this after it had left the world or all other
+  /// ranks had ended.
+  std::optional<std::chrono::duration<double>> lingered = {};
+};
+
+/// A rank of an attempt.
+struct Member : RankState {
+  RankProcess process;
+  std::chrono::steady_clock::time_point end_time = {};
+  bool stays = false;  ///< SIGKILL did not end it within 2 s
+  bool gone = false;   ///< it was reaped, and its process group is empty
+
+  bool ended() const { return ending || stays; }
+};
+
+/// A process that kills every rank's process group if the launcher is killed. The kernel's
+/// parent-death signal is sent to direct children only, and a rank may be a shell.
+class Guardian {
+ public:
+  /// Starts the process.
+  /// Throws: CommError if it cannot be started.
+  Guardian();
+  /// Ends the guardian process only.
+  ~Guardian();
+  Guardian(const Guardian&) = delete;
+  Guardian& operator=(const Guardian&) = delete;
+
+  /// The descriptor to which a rank writes its process group (one pid_t) before it executes its
+  /// program.
+  int registry() const { return registry_.get(); }
+  /// Registers the process group of a rank that was started before this guardian.
+  void add(pid_t group) const noexcept;
+
+  /// The process never ends by itself.
+  pid_t pid() const { return pid_; }
+
+ private:
+  Descriptor registry_;
+  pid_t pid_ = -1;
+};
+
+/// The processes of one attempt: its ranks, their descendants and the guardian. While the object
+/// exists, orphaned descendants become children of this process. The destructor kills what runs.
+class Processes {
+ public:
+  /// Starts the guardian.
+  Processes();
+  ~Processes();
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  /// Starts all ranks, with the streams of each.
+  void start(const Plan& plan, const std::vector<WriteEnds>& streams,
+             const Inheritance& inheritance);
+  std::vector<Member>& members() { return members_; }
+  const std::vector<Member>& members() const { return members_; }
+
+  /// Appends what poll() must wait for until all ranks execute their program.
+  void await_start(std::vector<pollfd>& awaited) const;
+  /// Throws: InvalidArgument if the program cannot be executed.
+  void check_start();
+  /// Whether all ranks executed their program at the last check_start().
+  bool started() const;
+
+  bool all_ended() const;
+  /// Reaps ended ranks. Whether a rank's process group has processes; ranks that stay do not count.
+  bool groups_left();
+  /// Sends the signal to the process group of every rank.
+  void signal_all(int signal) const noexcept;
+  /// Reaps the process if it is an orphan of a rank: no rank, guardian or earlier child.
+  void reap_orphan(pid_t pid) const noexcept;
+  /// Starts a guardian in place of one that has ended, and reports that.
+  void check_guardian(Output& err);
+  /// Marks the ranks that SIGKILL has not ended.
+  void give_up();
+  /// Ends the guardian and the descendants outside the ranks' process groups.
+  void end_others();
+  /// The processes that SIGKILL did not end, as survivor_text().
+  const std::vector<std::string>& survivors() const { return survivors_; }
+
+ private:
+  std::set<pid_t> children_before_;
+  Subreaper subreaper_;
+  std::optional<Guardian> guardian_;
+  int guardians_ = 1;
+  std::vector<Member> members_;
+  std::vector<std::string> survivors_;
+};
+
+/// The signals that are forwarded to the ranks of one attempt.
+class Forwarding {
+ public:
+  /// pending: signals that were not sent to ranks yet.
+  explicit Forwarding(std::set<int>& pending) : pending_(pending) {}
+
+  /// Sends the pending signals to the ranks that run. A signal would end a rank that is about to
+  /// install its handler, so it waits until each rank has joined the world or handles it. A line on
+  /// err reports the wait.
+  void send(const Processes& processes, const host::World& world, Output& err);
+  bool sent(int signal) const { return sent_.contains(signal); }
+
+ private:
+  std::set<int>& pending_;
+  std::set<int> sent_;
+  bool wait_reported_ = false;
+};
+
+}  // namespace lockstep::launch

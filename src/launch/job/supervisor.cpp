@@ -1,0 +1,330 @@
+#include "launch/job/supervisor.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include "comm/flight/flight_record.h"
+#include "comm/flight/stack_file.h"
+#include "core/environment.h"
+#include "core/system/process.h"
+#include "core/text.h"
+
+// Note [The life of an attempt]
+// run() starts the ranks and calls poll_once() until all have ended, in one of these phases. At the
+// deadline of phase 2, 3 or 4, escalate() begins the next phase.
+//
+// 1. running: no rank has failed. When a rank fails, note_end() records that in the world, so that
+//    the other ranks raise it, and fail() begins phase 2.
+// 2. settling: the other ranks get time to report the failure and to end by themselves. They get
+//    more time if the rank at fault is ending or writes a core dump.
+// 3. stopping: the ranks were sent SIGTERM. If a signal asks the launcher to end, interrupt()
+//    begins this phase with that signal instead. After a failure, report_cause() writes the cause
+//    after report_delay; if the job ends earlier, launch::run() writes it.
+// 4. killing: the ranks were sent SIGKILL, after the grace time or at a second signal.
+// 5. given_up: SIGKILL did not end all ranks in time. The outcome names those that still run.
+//
+// Then end_groups() does the same as phases 3 and 4 for processes of the ranks' process groups, and
+// Processes::end_others() kills other descendants.
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using detail::Failure;
+using namespace std::chrono_literals;
+
+/// Time between two checks of the ranks that remain.
+constexpr auto between_checks = 1000ms;
+/// Time for other ranks to raise the failure, report it and end by themselves.
+constexpr auto settling_time = 500ms;
+/// The longest settling time, if the rank at fault is ending by itself.
+constexpr auto longest_settling_time = 2000ms;
+/// Longest time for the core dump of a rank that crashed.
+constexpr auto longest_core_dump = std::chrono::minutes(10);
+/// Programs often save a checkpoint after Ctrl-C.
+constexpr auto interrupt_grace = 5000ms;
+/// The cause is reported at the end of the job, at the latest this time after ranks were sent
+/// SIGTERM.
+constexpr auto report_delay = 1000ms;
+
+/// The time after which ranks report that they wait, and the launcher that a rank goes on alone.
+std::chrono::duration<double> stall_time(const Plan& plan) {
+  constexpr double unless_set = 30;
+  if (plan.options.stall_warning) return std::chrono::duration<double>(*plan.options.stall_warning);
+  const auto* text = find_variable(plan.inherited, "LOCKSTEP_STALL_WARNING");
+  const auto given = text != nullptr ? detail::parse_number<double>(*text) : std::nullopt;
+  return std::chrono::duration<double>(given.value_or(unless_set));
+}
+
+/// Removes the copies of an earlier job in the log folder.
+void remove_earlier_flight_records(const Options& options) {
+  const auto& folder = options.log_directory;
+  if (folder.empty()) return;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    std::error_code absent;
+    std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
+    std::filesystem::remove(folder / detail::stack_file_name(rank), absent);
+  }
+}
+
+}  // namespace
+
+Supervisor::Supervisor(const Plan& plan, Console& console)
+    : plan_(plan),
+      console_(console),
+      inheritance_(plan.options.ranks, console.signals),
+      streams_(console.outputs),
+      forwarding_(console.to_forward),
+      remaining_(plan.options.ranks, stall_time(plan), plan.options.linger) {}
+
+Outcome Supervisor::run() {
+  auto ends = streams_.create(plan_.options);
+  remove_earlier_flight_records(plan_.options);
+  processes_.start(plan_, ends, inheritance_);
+  ends.clear();  // the streams end when the ranks have closed them
+  while (!processes_.all_ended()) poll_once();
+  end_groups();
+  processes_.end_others();
+  // A copy of what a killed rank did last. It says nothing after success.
+  const bool failed = first_failure_ || end_signal_;
+  detail::remove_ended_flight_records(
+      plan_.run_id, failed ? plan_.options.log_directory : std::filesystem::path());
+  streams_.close(console_.losses);
+  return outcome();
+}
+
+void Supervisor::poll_once() {
+  const auto own = console_.awaited();
+  std::vector<pollfd> awaited(own.begin(), own.end());
+  streams_.await(awaited);
+  processes_.await_start(awaited);
+  auto next = checked_ + between_checks;
+  if (deadline_) next = std::min(next, *deadline_);
+  if (report_at_) next = std::min(next, *report_at_);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
+  const auto timeout = static_cast<int>(std::max<long>(0, left.count()));
+  if (poll(awaited.data(), awaited.size(), timeout) < 0 && errno != EINTR) {
+    throw_system("wait for its ranks");
+  }
+  processes_.check_start();
+  streams_.read_ready(std::span(awaited).subspan(own.size()));
+  auto& [out, err] = console_.outputs;
+  out.write_ready();
+  err.write_ready();
+  if (awaited.front().revents != 0) handle_signals();
+  if (phase_ == Phase::running) forwarding_.send(processes_, *inheritance_.world, err);
+  if ((out.broken() || err.broken()) && phase_ < Phase::stopping) interrupt(SIGPIPE);
+  if (report_at_ && Clock::now() >= *report_at_) report_cause();
+  check_remaining_ranks();
+  if (deadline_ && Clock::now() >= *deadline_) escalate();
+}
+
+void Supervisor::handle_signals() {
+  bool children_changed = false;
+  while (const auto event = console_.signals.next()) {
+    const auto signal = static_cast<int>(event->ssi_signo);
+    if (signal == SIGCHLD) {
+      children_changed = true;
+      processes_.reap_orphan(static_cast<pid_t>(event->ssi_pid));
+    } else if (signal == SIGTSTP) {
+      processes_.signal_all(SIGSTOP);
+      raise(SIGSTOP);
+      processes_.signal_all(SIGCONT);
+    } else if (signal == SIGCONT) {
+      processes_.signal_all(SIGCONT);
+    } else if (signal == SIGWINCH) {
+      streams_.copy_window_size();
+    } else if (is_forwarded(signal)) {
+      console_.to_forward.insert(signal);
+    } else {
+      interrupt(signal);
+    }
+  }
+  if (!children_changed) return;
+  check_ranks();
+  processes_.check_guardian(console_.outputs.err);
+}
+
+void Supervisor::check_ranks() {
+  for (auto& member : processes_.members()) {
+    if (member.ending) continue;
+    if (const auto ending = ending_of(member.process.pid())) {
+      note_end(member, *ending);
+    } else if (phase_ < Phase::stopping) {
+      member.stopped = member.process.stopped();
+    }
+  }
+}
+
+void Supervisor::note_end(Member& member, const Ending& ending) {
+  auto& world = *inheritance_.world;
+  member.ending = ending;
+  member.end_time = Clock::now();
+  member.joined = world.joined(member.rank);
+  member.forwarded = ending.by_signal && forwarding_.sent(ending.code);
+  const bool stopping = phase_ >= Phase::stopping;
+  member.ended_by_launcher =
+      stopping && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);
+  // A shell returns 128 + SIGKILL if its program was killed.
+  if (!stopping && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
+  if (ending.failed() && !stopping) {
+    const auto kind = ending.by_signal ? Failure::Kind::left : Failure::Kind::error;
+    world.fail({.kind = kind, .rank = member.rank, .text = end_text(member)});
+    fail(member.rank);
+  }
+  world.mark_ended(member.rank, ending.text());
+}
+
+void Supervisor::check_remaining_ranks() {
+  const auto now = Clock::now();
+  if (now < checked_ + between_checks) return;
+  checked_ = now;
+  oom_.update(now);
+  if (phase_ != Phase::running) return;
+  auto& members = processes_.members();
+  const auto running = std::ranges::count_if(members, [](const auto& m) { return !m.ending; });
+  std::vector<RemainingRanks::Rank> remaining;
+  for (auto& member : members) {
+    if (member.ending) continue;
+    const auto pid = member.process.pid();
+    if (inheritance_.world->left(member.rank)) {
+      remaining.push_back({member.rank, pid, RemainReason::left});
+    } else if (running == 1 && members.size() > 1) {
+      remaining.push_back({member.rank, pid, RemainReason::last});
+    } else if (member.stopped && (member.stopped = member.process.stopped())) {
+      remaining.push_back({member.rank, pid, RemainReason::stopped});
+    }
+  }
+  for (const auto& line : remaining_.update(now, remaining)) console_.outputs.err.line("", line);
+  if (const auto rank = remaining_.overdue(now)) {
+    members[static_cast<std::size_t>(*rank)].lingered = plan_.options.linger;
+    fail(*rank);
+  }
+}
+
+void Supervisor::fail(int rank) {
+  if (first_failure_) return;
+  first_failure_ = {.rank = rank, .time = Clock::now()};
+  phase_ = Phase::settling;
+  deadline_ = first_failure_->time + settling_time;
+}
+
+void Supervisor::end_settling() {
+  using Kind = Failure::Kind;
+  const auto now = Clock::now();
+  const auto longest = first_failure_->time + longest_settling_time;
+  const auto& members = processes_.members();
+  const auto failure = recorded_failure(*inheritance_.world, members);
+  const auto* cause = failure ? &members[static_cast<std::size_t>(failure->rank)] : nullptr;
+  const bool runs = cause != nullptr && !cause->ending;
+  const bool is_ending = runs && (failure->kind == Kind::error || failure->kind == Kind::left ||
+                                  failure->kind == Kind::crashed);
+  if (runs && detail::is_dumping_core(cause->process.pid()) &&
+      now < first_failure_->time + longest_core_dump) {
+    deadline_ = now + settling_time;  // SIGKILL would truncate the core dump
+  } else if (is_ending && now < longest) {
+    deadline_ = std::min(longest, now + settling_time);
+  } else {
+    stop(SIGTERM, plan_.options.grace);
+  }
+}
+
+void Supervisor::interrupt(int signal) {
+  const bool again = (end_signal_ && !first_failure_) || phase_ == Phase::stopping;
+  if (!end_signal_) end_signal_ = signal;
+  if (again) {
+    kill_all();
+  } else if (signal == SIGPIPE) {
+    stop(SIGTERM, plan_.options.grace);
+  } else {
+    stop(signal, std::max(plan_.options.grace, std::chrono::milliseconds(interrupt_grace)));
+  }
+}
+
+void Supervisor::stop(int signal, std::chrono::milliseconds grace) {
+  for (auto& member : processes_.members()) {
+    member.stopped = !member.ending && member.process.stopped();
+  }
+  if (first_failure_) report_at_ = Clock::now() + report_delay;
+  phase_ = Phase::stopping;
+  processes_.signal_all(signal);
+  processes_.signal_all(SIGCONT);
+  deadline_ = Clock::now() + grace;
+}
+
+void Supervisor::kill_all() {
+  if (phase_ < Phase::killing) {
+    phase_ = Phase::killing;
+    deadline_ = Clock::now() + kill_time;
+  }
+  processes_.signal_all(SIGKILL);
+}
+
+void Supervisor::escalate() {
+  if (phase_ == Phase::settling) {
+    end_settling();
+  } else if (phase_ == Phase::stopping) {
+    kill_all();
+  } else {
+    phase_ = Phase::given_up;
+    deadline_.reset();
+    processes_.give_up();
+  }
+}
+
+void Supervisor::end_groups() {
+  if (!processes_.groups_left()) return;
+  // Descendants that run after their rank has ended, in its process group.
+  if (phase_ < Phase::stopping) stop(SIGTERM, plan_.options.grace);
+  while (phase_ < Phase::killing && processes_.groups_left()) poll_once();
+  // Processes that another process must reap send no SIGCHLD to this one.
+  const auto limit = Clock::now() + kill_time;
+  while (processes_.groups_left() && Clock::now() < limit) {
+    deadline_ = Clock::now() + 10ms;
+    poll_once();
+  }
+}
+
+std::optional<FirstCause> Supervisor::first_cause() const {
+  if (!first_failure_) return std::nullopt;
+  return launch::first_cause(processes_.members(), inheritance_, streams_, *first_failure_);
+}
+
+void Supervisor::report_cause() {
+  report_at_.reset();
+  streams_.read_errors();  // the output of a rank decides which rank has the cause
+  const auto cause = first_cause();
+  if (!cause || reported_) return;
+  reported_ = true;
+  auto& err = console_.outputs.err;
+  err.line("", report(*cause, err.colour()));
+}
+
+Outcome Supervisor::outcome() const {
+  Outcome outcome{.cause = first_cause(),
+                  .reported = reported_,
+                  .end_signal = end_signal_,
+                  .survivors = processes_.survivors()};
+  if (!outcome.cause) {
+    outcome.code = end_signal_ ? 128 + *end_signal_ : 0;
+    return outcome;
+  }
+  const auto& member = processes_.members()[static_cast<std::size_t>(outcome.cause->rank)];
+  const auto& first = processes_.members()[static_cast<std::size_t>(first_failure_->rank)];
+  const auto& ending = member.ended_by_launcher || !member.ending ? first.ending : member.ending;
+  outcome.code = member.lingered || !ending ? 1 : std::max(1, ending->exit_code());
+  const auto& [out, err] = console_.outputs;
+  if (!end_signal_) {
+    outcome.end_signal = out.broken() || err.broken() ? std::optional(SIGPIPE)
+                                                      : console_.signals.pending_end_signal();
+  }
+  return outcome;
+}
+
+}  // namespace lockstep::launch
