@@ -8,7 +8,7 @@
 #   make deb                         Debian packages of the launcher and the library, in build/
 #   make bench | bench-peers         collectives of this machine | everything beside other libraries
 #   make docs                        the documentation as a site: build/docs/site/index.html
-#   make clean | distclean           remove build/ | and .venv, .venv-cuda, .venv-peers, .venv-docs
+#   make clean | distclean           remove build/ | and all of .venv*
 #
 # RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs; MNIST=DIR gives bench-peers
 # the whole of MNIST.
@@ -90,4 +90,4 @@ clean:
 	rm -rf '$(BUILD)'
 
 distclean: clean
-	rm -rf .venv .venv-cuda .venv-peers .venv-docs
+	rm -rf .venv .venv-cuda .venv-peers .venv-recipes .venv-docs

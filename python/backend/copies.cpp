@@ -11,10 +11,11 @@
 namespace lockstep_torch {
 
 using c10d::OpType;
+using lockstep::Collective;
 using lockstep::DType;
 
-ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(Tensors& tensors,
-                                                           const c10d::BroadcastOptions& options) {
+ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(
+    Tensors& tensors, const c10d::BroadcastOptions& options) try {
   expect_root("broadcast", options.rootRank);
   expect_dense("broadcast", tensors);
   expect_alike("broadcast", tensors);
@@ -39,6 +40,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(Tensors& tensors,
         memory.data_ptr(), bytes_of(memory), DType::u8, static_cast<int>(options.rootRank)));
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::broadcast, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::begin_all_gather(Title title,
@@ -74,8 +77,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_all_gather(Title title,
 }
 
 /// outputs[i] has, for each rank, that rank's inputs in order.
-ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(TensorLists& outputs, Tensors& inputs,
-                                                           const c10d::AllgatherOptions& options) {
+ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(
+    TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) try {
   constexpr auto operation = "all_gather";
   expect_dense(operation, inputs);
   expect_alike(operation, inputs);
@@ -94,9 +97,9 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(TensorLists& outputs,
   for (std::size_t i = 0; i < first.size(); ++i) counts[i / inputs.size()] += bytes_of(first[i]);
   auto input = flattened(inputs);
   if (counts[static_cast<std::size_t>(rank_)] != bytes_of(input)) {
-    refuse(operation, c10::str("got an input of ", bytes_of(input), " bytes and an output of ",
+    refuse(operation, c10::str("got an input of ", bytes_of(input), " bytes, expected ",
                                counts[static_cast<std::size_t>(rank_)],
-                               " bytes for this rank, expected the same size"));
+                               " as in its part of the output; pass outputs of the inputs' sizes"));
   }
   const auto memory = memory_of(first);
   input = apart_from(memory, input);
@@ -110,11 +113,13 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(TensorLists& outputs,
         scope.world.all_gather(input.data_ptr(), memory.data_ptr(), counts, DType::u8));
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_gather, refusal);
 }
 
 /// outputs[rank][i] is that rank's inputs[i].
 ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_coalesced(
-    TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+    TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) try {
   constexpr auto operation = "all_gather_coalesced";
   expect_dense(operation, inputs);
   if (inputs.empty()) refuse(operation, "got no tensor, expected a non-empty list");
@@ -148,6 +153,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_coalesced(
     }
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_gather, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::_allgather_base(
@@ -158,7 +165,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::_allgather_base(
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) try {
   constexpr auto operation = "all_gather_into_tensor";
   expect_size(operation, "output tensors", outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -167,10 +174,12 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_into_tensor_coalesced
   }
   return begin_all_gather({OpType::_ALLGATHER_BASE, "lockstep:all_gather"}, outputs, inputs,
                           {options.timeout, options.asyncOp});
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_gather, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::gather(TensorLists& outputs, Tensors& inputs,
-                                                        const c10d::GatherOptions& options) {
+                                                        const c10d::GatherOptions& options) try {
   expect_root("gather", options.rootRank);
   expect_size("gather", "input tensors", inputs.size(), 1);
   expect_dense("gather", inputs);
@@ -196,10 +205,12 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::gather(TensorLists& outputs, Te
                            DType::u8, static_cast<int>(options.rootRank)));
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::gather, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, TensorLists& inputs,
-                                                         const c10d::ScatterOptions& options) {
+                                                         const c10d::ScatterOptions& options) try {
   expect_root("scatter", options.rootRank);
   expect_size("scatter", "output tensors", outputs.size(), 1);
   expect_dense("scatter", outputs);
@@ -226,6 +237,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, Tenso
                             DType::u8, static_cast<int>(options.rootRank)));
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::scatter, refusal);
 }
 
 namespace {
@@ -237,7 +250,7 @@ std::vector<std::size_t> bytes_of_parts(const at::Tensor& whole,
   if (splits.empty()) {
     if (rows % size != 0) {
       refuse("all_to_all", c10::str("got a first dimension of ", rows, ", expected a multiple of ",
-                                    size, ", or sizes of the parts"));
+                                    size, "; or pass the sizes of the parts"));
     }
     return std::vector<std::size_t>(static_cast<std::size_t>(size),
                                     bytes_of(whole) / static_cast<std::size_t>(size));
@@ -245,8 +258,8 @@ std::vector<std::size_t> bytes_of_parts(const at::Tensor& whole,
   expect_size("all_to_all", "sizes of parts", splits.size(), static_cast<std::size_t>(size));
   const auto sum = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
   if (sum != rows) {
-    refuse("all_to_all", c10::str("got sizes of parts with the sum ", sum,
-                                  ", expected the first dimension, ", rows));
+    refuse("all_to_all", c10::str("got parts of ", sum, " rows in all, expected ", rows,
+                                  ", the first dimension"));
   }
   const auto row = rows == 0 ? 0 : bytes_of(whole) / static_cast<std::size_t>(rows);
   std::vector<std::size_t> bytes;
@@ -264,7 +277,7 @@ std::vector<std::size_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
-    std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+    std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) try {
   expect_dense("all_to_all", Tensors{input, output});
   expect_one_dtype("all_to_all", {input, output});
   const auto input_bytes = bytes_of_parts(input, input_splits, size_);
@@ -275,10 +288,12 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall_base(
   if (!to.is_same(output)) work->then([to, output]() mutable { output.copy_(to); });
   begin_all_to_all(work, to, from, output_bytes, input_bytes, {options.timeout, options.asyncOp});
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_to_all, refusal);
 }
 
-ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall(Tensors& outputs, Tensors& inputs,
-                                                          const c10d::AllToAllOptions& options) {
+ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall(
+    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) try {
   expect_size("all_to_all", "input tensors", inputs.size(), static_cast<std::size_t>(size_));
   expect_size("all_to_all", "output tensors", outputs.size(), static_cast<std::size_t>(size_));
   expect_dense("all_to_all", inputs);
@@ -293,6 +308,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall(Tensors& outputs, Tens
   begin_all_to_all(work, to, from, bytes_of_each(outputs), bytes_of_each(inputs),
                    {options.timeout, options.asyncOp});
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_to_all, refusal);
 }
 
 /// Ranks pass the sizes of their own parts only, so the form with equal parts cannot be used:

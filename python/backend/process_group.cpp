@@ -1,11 +1,21 @@
 #include "backend/process_group.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "backend/errors.h"
 #include "backend/tensors.h"
+#include "comm/announcement.h"
 
 namespace lockstep_torch {
+
+using c10d::OpType;
+using lockstep::detail::Announcement;
 
 void (*without_interpreter_lock)(const std::function<void()>&) = [](const auto& function) {
   function();
@@ -32,8 +42,13 @@ at::Tensor ProcessGroupLockstep::allocateTensor(long size, at::TensorOptions opt
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   auto memory = progress_->allocate(bytes);
   void* data = memory.get();
-  return at::from_blob(
-      data, {size}, [memory](void*) mutable { memory.reset(); }, options);
+  // A hook of DDP may resize its bucket, which then moves to ordinary memory.
+  return at::for_blob(data, {size})
+      .deleter([memory](void*) mutable { memory.reset(); })
+      .options(options)
+      .resizeable_storage()
+      .allocator(c10::GetCPUAllocator())
+      .make_tensor();
 }
 
 void ProcessGroupLockstep::abort() { progress_->fail("the program aborted the process group"); }
@@ -48,6 +63,33 @@ WorkPointer ProcessGroupLockstep::make_work(Title title, const Tensors& inputs,
   if (!c10d::isP2POp(title.type)) ++sequence_;
   return c10::make_intrusive<BackendWork>(progress_, rank_, title.type, title.text, inputs,
                                           std::move(outputs), sequence_);
+}
+
+// Note [A rank that refuses its arguments]
+// Other ranks wait for this rank in the collective, and learn of the ValueError only when the
+// program ends. So this rank takes part all the same, in a barrier that says what it refused. If
+// all ranks refuse their arguments, the barriers match, and the group is as before. If not, the
+// comparison fails on all ranks. The barrier completes on a progress thread: the program has the
+// ValueError.
+
+void ProcessGroupLockstep::decline(lockstep::Collective collective,
+                                   const std::invalid_argument& refusal) {
+  std::string_view what = refusal.what();
+  if (const auto begin = what.find(": got "); begin != what.npos) what.remove_prefix(begin + 6);
+  what = what.substr(0, what.find("; "));  // without what the program can do
+  lockstep::Issue issue{.shape = std::vector<std::int64_t>(Announcement::most_dimensions),
+                        .source = {.content = lockstep::Source::Content::refusal,
+                                   .number = static_cast<std::uint16_t>(collective)}};
+  std::memcpy(issue.shape.data(), what.data(), std::min(what.size(), sizeof(Announcement::shape)));
+  const auto work = make_work({OpType::BARRIER, "lockstep:refused"}, {}, {});
+  try {
+    progress_->submit(work, {}, [&](Progress::Scope scope) {
+      scope.parts.operations.push_back(scope.world.barrier(std::move(issue)));
+    });
+  } catch (const std::exception&) {
+    // The world has failed, which the next operation raises.
+  }
+  throw;
 }
 
 void ProcessGroupLockstep::expect_root(const char* operation, std::int64_t root) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -26,7 +27,8 @@ extern void (*without_interpreter_lock)(const std::function<void()>& function);
 /// ends all groups on several hosts.
 ///
 /// Throws, all operations: std::invalid_argument for arguments, on the rank that passes them;
-/// c10::DistBackendError, on every rank, for the first failure of the world.
+/// c10::DistBackendError, on every rank, for the first failure of the world. A collective whose
+/// arguments some ranks refuse and others do not is such a failure.
 class ProcessGroupLockstep final : public c10d::Backend {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -111,6 +113,9 @@ class ProcessGroupLockstep final : public c10d::Backend {
                          Progress::Terms terms);
   WorkPointer begin_recv(Title title, const at::Tensor& tensor, int from, std::uint32_t tag,
                          Progress::Terms terms);
+  /// Lets the other ranks know that this one has refused its arguments, and throws the refusal
+  /// again. Called in its handler.
+  [[noreturn]] void decline(lockstep::Collective collective, const std::invalid_argument& refusal);
   void expect_root(const char* operation, std::int64_t root) const;
   void expect_peer(const char* operation, int peer) const;
 

@@ -10,6 +10,7 @@
 namespace lockstep_torch {
 
 using c10d::OpType;
+using lockstep::Collective;
 
 void ProcessGroupLockstep::begin_all_reduce(const WorkPointer& work, at::Tensor input,
                                             const Reduction& reduction, Progress::Terms terms,
@@ -22,8 +23,8 @@ void ProcessGroupLockstep::begin_all_reduce(const WorkPointer& work, at::Tensor 
   });
 }
 
-ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce(Tensors& tensors,
-                                                           const c10d::AllreduceOptions& options) {
+ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce(
+    Tensors& tensors, const c10d::AllreduceOptions& options) try {
   if (!tensors.empty() && tensors.front().layout() == at::kSparse) {
     return allreduce_sparse(tensors, options);
   }
@@ -36,10 +37,12 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce(Tensors& tensors,
   begin_all_reduce(work, reals, reduction, {options.timeout, options.asyncOp},
                    [reals, tensor] { copy_reals(reals, tensor); });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_reduce, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) try {
   expect_dense("all_reduce_coalesced", tensors);
   expect_one_dtype("all_reduce_coalesced", tensors);
   const auto reduction =
@@ -51,6 +54,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
   begin_all_reduce(work, contiguous_reals(flat), reduction, {options.timeout, options.asyncOp},
                    [flat, tensors] { unflatten(flat, tensors); });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::all_reduce, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
@@ -104,7 +109,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::reduce(Tensors& tensors,
-                                                        const c10d::ReduceOptions& options) {
+                                                        const c10d::ReduceOptions& options) try {
   expect_root("reduce", options.rootRank);
   expect_size("reduce", "tensors", tensors.size(), 1);
   expect_dense("reduce", tensors);
@@ -119,6 +124,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce(Tensors& tensors,
         reals.data_ptr(), count_of(reals), dtype, reduction, static_cast<int>(options.rootRank)));
   });
   return work;
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::reduce, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
@@ -163,7 +170,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter(
-    Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
+    Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) try {
   expect_size("reduce_scatter", "output tensors", outputs.size(), 1);
   expect_size("reduce_scatter", "input lists", inputs.size(), 1);
   expect_size("reduce_scatter", "input tensors", inputs.front().size(),
@@ -178,6 +185,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter(
   return begin_reduce_scatter({OpType::REDUCE_SCATTER, "lockstep:reduce_scatter"}, outputs,
                               {apart_from(outputs.front(), flattened(inputs.front()))}, {counts},
                               options.reduceOp, {options.timeout, options.asyncOp});
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::reduce_scatter, refusal);
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::_reduce_scatter_base(
@@ -188,7 +197,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::_reduce_scatter_base(
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) try {
   expect_size("reduce_scatter_tensor", "input tensors", inputs.size(), outputs.size());
   std::vector<std::vector<std::size_t>> counts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -198,6 +207,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter_tensor_coalesced
   }
   return begin_reduce_scatter({OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter"}, outputs,
                               inputs, counts, options.reduceOp, {options.timeout, options.asyncOp});
+} catch (const std::invalid_argument& refusal) {
+  decline(Collective::reduce_scatter, refusal);
 }
 
 }  // namespace lockstep_torch

@@ -65,10 +65,6 @@ std::unique_ptr<StrategyHook::Entry> StrategyHook::make_entry(const c10d::GradBu
                       .offset = offset});
     offset += static_cast<std::size_t>(parameter.numel());
   }
-  if (offset != static_cast<std::size_t>(buffer.numel())) {
-    refuse(operation, c10::str("got a bucket of ", buffer.numel(), " elements, expected the ",
-                               offset, " elements of its parameters"));
-  }
   progress_->locked([&](const auto&) {
     with_python_errors([&] {
       entry->bucket.emplace(bucket.getIndex(), offset, buffer.scalar_type(), std::move(slices),
@@ -110,7 +106,12 @@ void StrategyHook::fill(Entry& entry, const at::Tensor& buffer) {
   entry.begun = false;
   entry.task = {};
   entry.work.reset();
-  entry.bucket->values().copy_(buffer);
+  if (buffer.numel() != entry.bucket->values().numel()) {
+    refuse(operation, c10::str("got a bucket of ", buffer.numel(), " elements, expected the ",
+                               entry.bucket->values().numel(),
+                               " elements of its parameters; pass the bucket as DDP made it"));
+  }
+  entry.bucket->values().copy_(buffer.reshape({-1}));
   entry.gradients.clear();
   for (const auto& slice : entry.bucket->slices()) {
     entry.gradients.push_back(GradientVersion::of(slice.parameter));

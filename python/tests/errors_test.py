@@ -18,6 +18,8 @@ import lockstep_torch  # noqa: F401: registers the backend
 import ranks
 from ranks import raises
 
+Op = dist.ReduceOp
+
 
 def invalid_arguments(rank, size):
     ones = torch.ones(2)
@@ -33,6 +35,59 @@ def invalid_arguments(rank, size):
     # The group is as before.
     dist.all_reduce(ones)
     assert ones.tolist() == [2, 2]
+
+
+def refused(rank, size):
+    """Calls whose arguments some ranks refuse, which stay in the group: every rank raises an error at once."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def at_root(tensors):
+        return tensors if rank == bad else None
+
+    calls = [
+        ("all_gather", "an input of 12 bytes, expected 8 as in its part of the output",
+         lambda n: dist.all_gather([torch.empty(2) for _ in range(size)], torch.ones(n), group=group)),
+        ("all_gather", f"{size + 1} output tensors, expected {size}",
+         lambda n: dist.all_gather([torch.empty(2) for _ in range(size + n - 2)], torch.ones(2), group=group)),
+        ("all_gather", f"tensors of {2 * size} and 3 elements, expected {3 * size} and 3",
+         lambda n: dist.all_gather_into_tensor(torch.empty(2 * size), torch.ones(n), group=group)),
+        ("reduce_scatter", "tensors of 2 and 3 elements, expected 3 and 3",
+         lambda n: dist.reduce_scatter(torch.empty(n), [torch.ones(2)] * size, group=group)),
+        ("reduce_scatter", f"tensors of {2 * size} and 3 elements, expected {3 * size} and 3",
+         lambda n: dist.reduce_scatter_tensor(torch.empty(n), torch.ones(2 * size), group=group)),
+        ("gather", "tensors of the shapes [3] and [2], expected one shape",
+         lambda n: dist.gather(torch.ones(2), at_root([torch.empty(n) for _ in range(size)]), bad, group=group)),
+        ("scatter", "tensors of the shapes [2] and [3], expected one shape",
+         lambda n: dist.scatter(torch.ones(n), at_root([torch.empty(2)] * size), bad, group=group)),
+        ("all_to_all", f"{size + 1} input tensors, expected {size}",
+         lambda n: dist.all_to_all([torch.empty(1) for _ in range(size)], [torch.ones(1)] * (size + n - 2), group=group)),
+        ("all_to_all", f"parts of {size} rows in all, expected {size + 1}, the first dimension",
+         lambda n: dist.all_to_all_single(torch.empty(size), torch.empty(size + n - 2), [1] * size, [1] * size, group=group)),
+        ("all_reduce", "ReduceOp.BAND of Float, expected a dtype of integers or bool",
+         lambda n: dist.all_reduce(torch.ones(1), Op.BAND if n == 3 else Op.SUM, group)),
+        ("reduce", "root 7, expected a rank from 0 to", lambda n: group.reduce(torch.ones(1), 7 if n == 3 else 0).wait()),
+        ("broadcast", "root 7, expected a rank from 0 to", lambda n: group.broadcast(torch.ones(1), 7 if n == 3 else 0).wait()),
+    ]
+    for number, (collective, what, call) in enumerate(calls):
+        for bad in (0, size - 1):
+            group = dist.new_group()
+            dist.barrier(group)
+            also = {bad, 1} if bad == 0 and collective not in ("gather", "scatter") else {bad}
+            text = f"rank {bad} got {collective} with arguments that it refused ({what}"
+            begin = time.monotonic()
+            if rank in also:
+                raises(ValueError, ["got " + what], lambda: call(3))
+            else:
+                raises(dist.DistBackendError, [text, "expected " + collective], lambda: call(2))
+                store.set(f"{number} {bad} {rank}", "")
+            assert time.monotonic() - begin < 2, time.monotonic() - begin
+            store.wait([f"{number} {bad} {other}" for other in set(range(size)) - also])
+            if size > len(also):
+                raises(dist.DistBackendError, [text], lambda: dist.barrier(group))
+    # Ranks that all refuse their arguments have the group as before.
+    for n in (1, 3):
+        raises(ValueError, ["all_gather"], lambda: dist.all_gather([torch.empty(2)] * size, torch.ones(n + 2 * rank)))
+    dist.barrier()
 
 
 def mismatch(rank, size):
@@ -137,6 +192,10 @@ def forked(rank, size):
 class ErrorsTest(unittest.TestCase):
     def test_invalid_arguments(self):
         ranks.run(invalid_arguments, 2)
+
+    def test_refused_arguments(self):
+        for size in (2, 3):
+            ranks.run(refused, size)
 
     def test_mismatch(self):
         ranks.run(mismatch, 2)

@@ -380,6 +380,21 @@ def refused_models(rank, size):
     model = DDP(nn.Linear(3, 3).double())
     model.register_comm_hook(lockstep_torch.Strategy("int8", model), lockstep_torch.strategy_hook)
     raises(ValueError, ["int8", "float64 elements of parameter weight"], lambda: model(torch.ones(2, 3).double()).sum().backward())
+    # A hook of the program that changes the size of the bucket, before the first step and before the second.
+    for normal_steps in (0, 1):
+        model = DDP(nn.Linear(3, 3))
+        strategy = lockstep_torch.Strategy("fp32", model)
+
+        def larger(_, bucket):
+            if strategy.state_dict()["step"] == normal_steps:
+                bucket.set_buffer(torch.cat([bucket.buffer(), torch.ones(1)]))
+            return lockstep_torch.strategy_hook(strategy, bucket)
+
+        model.register_comm_hook(None, larger)
+        for _ in range(normal_steps):
+            model(torch.ones(2, 3)).sum().backward()
+        raises(ValueError, ["got a bucket of 13 elements, expected the 12 elements of its parameters"],
+               lambda: model(torch.ones(2, 3)).sum().backward())
     # NaN on one rank: the same error on all ranks, and the next step works.
     for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
         model, strategy, _ = hooked("topk:0.1", **options)

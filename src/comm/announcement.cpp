@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "core/plural.h"
 #include "core/text.h"
@@ -79,6 +80,7 @@ std::uint64_t fingerprint(const Operation& operation) {
   } else {
     for (const auto count : operation.counts) state = mix(state, count);
   }
+  if (operation.source.content == Source::Content::refusal) return state;  // the shape is a text
   for (const auto extent : operation.shape) state = mix(state, static_cast<std::uint64_t>(extent));
   return state;
 }
@@ -106,14 +108,27 @@ std::string operation_text(const Announcement& announcement) {
   return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
 }
 
+bool is_refusal(const Announcement& announcement) {
+  return announcement.source.content == Source::Content::refusal;
+}
+
 /// operation_text(), followed by the source of the operation.
 std::string describe(const Announcement& announcement) {
+  if (is_refusal(announcement)) {
+    const auto* const text = reinterpret_cast<const char*>(announcement.shape);
+    return concat(name(static_cast<Collective>(announcement.source.number)),
+                  " with arguments that it refused (",
+                  std::string_view(text, ::strnlen(text, sizeof(announcement.shape))), ")");
+  }
   const auto source = to_text(announcement.source);
   return concat(operation_text(announcement), source.empty() ? "" : " for ", source);
 }
 
 /// The remedy for operations that differ.
 const char* remedy(const Source& got, const Source& expected) {
+  if (got.content == Source::Content::refusal) {
+    return "pass the expected arguments on that rank, whose own error has the whole text";
+  }
   if (got.content == Source::Content::backward || expected.content == Source::Content::backward) {
     return "let the loss of every rank use the results of the same differentiable collectives, and "
            "run its backward on every rank";
@@ -170,18 +185,15 @@ std::string describe_counts(int from, int to, std::uint64_t sent, std::uint64_t 
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
                                      std::span<const int> ranks) {
   const auto alike = [&](const Announcement* announcement) {
-    return std::count_if(announcements.begin(), announcements.end(), [&](const auto* other) {
-      return other->fingerprint == announcement->fingerprint;
-    });
+    return std::ranges::count(announcements, announcement->fingerprint, &Announcement::fingerprint);
   };
-  const auto members = static_cast<std::ptrdiff_t>(announcements.size());
-  if (alike(announcements[0]) == members) return std::nullopt;
+  if (alike(announcements[0]) == std::ssize(announcements)) return std::nullopt;
 
-  // The most frequent announcement is the expected one; of equally frequent ones, the first.
-  std::size_t expected = 0;
-  for (std::size_t member = 1; member < announcements.size(); ++member) {
-    if (alike(announcements[member]) > alike(announcements[expected])) expected = member;
-  }
+  // The most frequent announcement is the expected one; of equally frequent ones, the first. A
+  // refusal is it only if there are no others.
+  const auto votes = [&](const auto* one) { return is_refusal(*one) ? 0 : alike(one); };
+  const auto expected = static_cast<std::size_t>(
+      std::ranges::max_element(announcements, {}, votes) - announcements.begin());
   std::size_t odd = 0;
   while (announcements[odd]->fingerprint == announcements[expected]->fingerprint) ++odd;
   const std::string got = describe(*announcements[odd]);

@@ -18,10 +18,10 @@ constexpr detail::EnumNames<Source::Owner::differentiable> owners("", "Distribut
                                                                   "DistributedOptimizer",
                                                                   "differentiable collective");
 
-constexpr detail::EnumNames<Source::Content::backward> contents(
+constexpr detail::EnumNames<Source::Content::refusal> contents(
     "", "the gradients", "the parameters", "the buffers", "the step agreement",
     "the participation flags", "the bucket order", "the weights", "the wrappers of a backward",
-    "the construction", "the number of a new group", "the backward");
+    "the construction", "the number of a new group", "the backward", "refused arguments");
 
 }  // namespace
 

@@ -34,13 +34,14 @@ struct Source {
     wrappers,        ///< those that a backward reaches
     model,           ///< check and broadcast at construction
     group_number,    ///< of a group that only its members create
-    backward         ///< of a differentiable collective
+    backward,        ///< of a differentiable collective
+    refusal          ///< of arguments: its text is in the shape
   };
 
   Owner owner = Owner::none;
   Content content = Content::unspecified;
   /// Of the owner, as Communicator::last_owner(). Of a differentiable collective, the lower
-  /// bits of its sequence number.
+  /// bits of its sequence number. Of a refusal, the Collective.
   std::uint16_t number = 0;
   std::int32_t bucket = -1;  ///< of gradients or parameters; -1 for none
 

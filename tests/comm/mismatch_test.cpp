@@ -71,6 +71,13 @@ const Mismatch mismatches[] = {
     {"Barrier", [](auto& g) { return g.barrier(); },
      [](auto& g) { return g.all_gather(floats, floats + 8, 2, DType::f32); }, "all_gather float32",
      "expected barrier"},
+    {"Refusal", [](auto& g) { return g.all_gather(floats, floats + 8, 2, DType::f32); },
+     [](auto& g) {
+       const auto number = static_cast<std::uint16_t>(Collective::all_gather);
+       return g.barrier(
+           {.shape = {'3'}, .source = {.content = Source::Content::refusal, .number = number}});
+     },
+     "all_gather with arguments that it refused (3)", "expected all_gather float32"},
 };
 
 class Mismatched : public ::testing::TestWithParam<std::tuple<Mismatch, int>> {};
