@@ -5,8 +5,6 @@
 
 #include "core/enum_names.h"
 #include "core/text.h"
-#include "kernels/reduce.h"
-#include "kernels/reduce_rounded.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {
@@ -79,15 +77,6 @@ std::size_t Shape::longest_total() const { return parted_ ? total(0) : longest_p
 std::size_t Shape::longest_part() const {
   if (operation_.counts.empty()) return operation_.count;
   return std::ranges::max(operation_.input_counts());
-}
-
-void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
-            std::span<std::byte* const> outputs, std::size_t count) {
-  if (operation.wire) {
-    kernels::reduce_rounded(*operation.wire, operation.reduce, inputs, outputs, count);
-  } else {
-    kernels::reduce(operation.dtype, operation.reduce, inputs, outputs, count);
-  }
 }
 
 }  // namespace lockstep::detail

@@ -148,11 +148,6 @@ struct Range {
 /// Slices begin at multiples of a cache line; the last ones may be shorter or empty.
 Range slice_of(std::size_t length, std::size_t element, int member, int members);
 
-/// Reduces count elements of each rank's input in rank order, with the operation's reduction, dtype
-/// and wire. All backends use it and get the same bits. An output may be one of the inputs.
-void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
-            std::span<std::byte* const> outputs, std::size_t count);
-
 /// The parts of a collective's data: which members' inputs other members read (sources), and into
 /// how many parts each input is divided. Refers to the operation.
 class Shape {

@@ -6,6 +6,7 @@
 
 #include "comm/host/host_communicator.h"
 #include "comm/operation.h"
+#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "core/text.h"
 #include "kernels/copy.h"

@@ -4,6 +4,7 @@
 
 #include "comm/messages/transport.h"
 #include "comm/operation.h"
+#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 

@@ -2,6 +2,7 @@
 
 #include "comm/messages/transfer.h"
 #include "comm/operation.h"
+#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 

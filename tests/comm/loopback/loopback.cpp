@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/private_memory.h"
+#include "comm/reduction.h"
 #include "comm/tasks/task_communicator.h"
 #include "lockstep/error.h"
 
