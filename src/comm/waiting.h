@@ -39,7 +39,7 @@ bool fit_cores(int ranks, int threads_per_rank, int cores);
 /// sums do not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);
 
-/// What a rank or a Task waits for.
+/// A condition that a rank or a Task waits for.
 class Condition {
  public:
   /// Whether the wait is over. Does not block.

@@ -18,7 +18,7 @@ namespace {
 using detail::Task;
 using detail::TaskRequest;
 
-/// What a rank waits for is in this process, so there is nothing to watch and nobody to tell.
+/// The state of the only rank. Its failures stay in this process.
 class LoopbackContext final : public detail::RankContext {
  public:
   explicit LoopbackContext(std::chrono::milliseconds timeout)
