@@ -1,5 +1,5 @@
-// A physics-informed network: it solves the heat equation u_t = u_xx / 10 for x in [0, 1] and
-// t in [0, 1], with u = sin(pi x) at t = 0, and u = 0 at x = 0 and x = 1. LBFGS evaluates the
+// A physics-informed network solves the heat equation u_t = u_xx / 10 for x and t in [0, 1]. At
+// t = 0, u is sin(pi x). At x = 0 and x = 1, it is 0. LBFGS evaluates the
 // closure several times in a step.
 #include <torch/torch.h>
 

@@ -11,7 +11,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "extras/data/select_images.h"
+#include "extras/data/select_rows.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 

@@ -9,7 +9,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "extras/data/select_images.h"
+#include "extras/data/select_rows.h"
 #include "lockstep/datasets.h"
 
 namespace lockstep::inline v0_2 {

@@ -113,8 +113,8 @@ class ProcessGroupLockstep final : public c10d::Backend {
                          Progress::Terms terms);
   WorkPointer begin_recv(Title title, const at::Tensor& tensor, int from, std::uint32_t tag,
                          Progress::Terms terms);
-  /// Lets the other ranks know that this one has refused its arguments, and throws the refusal
-  /// again. Called in its handler.
+  /// Sends the refusal of this rank's arguments to the other ranks, and throws it again. Called in
+  /// its handler.
   [[noreturn]] void decline(lockstep::Collective collective, const std::invalid_argument& refusal);
   void expect_root(const char* operation, std::int64_t root) const;
   void expect_peer(const char* operation, int peer) const;

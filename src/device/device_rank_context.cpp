@@ -36,8 +36,8 @@ void DeviceRankContext::begin_progress_thread() noexcept {
 }
 
 bool DeviceRankContext::advance() {
+  if (failed()) return false;
   const RelaxedCapture relaxed;
-  const bool was_failed = failed();
   const bool advanced = RankContext::advance();
   const auto now = Clock::now();
   if (!failed() && now - checked_ >= check_pause) {
@@ -47,7 +47,7 @@ bool DeviceRankContext::advance() {
       check_requests();
     });
   }
-  if (failed() && !was_failed) propagate_failure();
+  if (failed()) propagate_failure();
   return advanced;
 }
 

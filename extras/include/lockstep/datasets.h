@@ -110,9 +110,9 @@ struct CsvOptions {
 /// batch.target [B] of int64.
 class CsvFile : public torch::data::datasets::BatchDataset<CsvFile, torch::data::Example<>> {
  public:
-  /// Throws: DataError naming the file, the line from 1, the column from 0, the expected value and
-  /// the value found, for a missing column, a line with more or fewer fields than the first, a
-  /// field that is no number of the dtype, and a file without rows. InvalidArgument for options
+  /// Throws: DataError for a missing column, a line with more or fewer fields than the first, a
+  /// field that is no number of the dtype, and a file without rows. It names the file, the line
+  /// from 1, the column from 0, the expected value and the value found. InvalidArgument for options
   /// that contradict each other.
   explicit CsvFile(const std::filesystem::path& path, const CsvOptions& options = {});
 

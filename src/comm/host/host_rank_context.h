@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -39,10 +40,10 @@ class HostRankContext final : public detail::RankContext,
   }
   /// The rank in this host world with a world rank; -1 if there is none.
   int local_rank(int global_rank) const {
-    for (int rank = 0; rank < world_->size(); ++rank) {
-      if (world_rank(rank) == global_rank) return rank;
-    }
-    return -1;
+    const auto& ranks = options_.world_ranks;
+    if (ranks.empty()) return global_rank < world_->size() ? global_rank : -1;
+    const auto found = std::ranges::find(ranks, global_rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   }
   World& world() const { return *world_; }
   const Options& options() const { return options_; }

@@ -49,7 +49,7 @@ class TaskRequest final : public GroupRequest<TaskCommunicator> {
 };
 
 /// Base of communicators whose operations are tasks. The smallest one is that of
-/// tests/comm/loopback.cpp.
+/// tests/comm/loopback/loopback.cpp.
 class TaskCommunicator : public BackendCommunicator {
  public:
   RankContext& context() const override { return *context_; }

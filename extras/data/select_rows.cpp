@@ -1,4 +1,4 @@
-#include "extras/data/select_images.h"
+#include "extras/data/select_rows.h"
 
 #include <ATen/ops/empty.h>
 
