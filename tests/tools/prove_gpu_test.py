@@ -67,7 +67,7 @@ class ProveGpu(unittest.TestCase):
         """Exit status, report, and what was started, on a machine with so many GPUs."""
         self.tool.count_gpus = lambda: (gpus, why)
         programs = self.folder / "build" / "bin"
-        programs.mkdir(parents=True)
+        programs.mkdir(parents=True, exist_ok=True)
         for name, text in PROGRAMS.items():
             (programs / name).write_text(text % failing if text == TESTS else text)
             (programs / name).chmod(0o755)
@@ -130,6 +130,8 @@ class ProveGpu(unittest.TestCase):
         _, report, calls = self.prove(1, "--torch", str(torch), "--parts", "parity")
         self.assertIn("v7-g123", report)
         self.assertRegex(calls, rf"cmake -S .* -DTorch_DIR={torch} .*-DLOCKSTEP_WERROR=OFF\ncmake --build .* test_device")
+        self.prove(1, "--torch", str(torch), "--programs", "--parts", "parity")
+        self.assertEqual((self.folder / "build/torch").resolve(), self.folder.resolve() / "torch")
 
     def test_the_report_is_complete_after_each_check(self):
         path = self.folder / "report.md"
