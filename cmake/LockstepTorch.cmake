@@ -42,19 +42,18 @@ that has TorchConfig.cmake, or build Lockstep with LibTorch ${Torch_VERSION}.")
   return()
 endif()
 
-# TorchConfig.cmake stops without CUDA's compiler when its LibTorch has CUDA, as the usual wheel has.
-# Lockstep compiles no CUDA code: there, the libraries that it links are named by hand. A program calls
+# TorchConfig.cmake looks for all of CUDA's toolkit when its LibTorch has CUDA, as the usual wheel has.
+# Lockstep compiles no CUDA code: then, the libraries that it links are named by hand. A program calls
 # no function of libtorch_cuda, which registers its operators when it is loaded.
 set(lockstep_torch_cuda)
 if(EXISTS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake")
   file(STRINGS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake" lockstep_torch_cuda
        REGEX "set\\(CAFFE2_USE_CUDA (1|ON)\\)")
 endif()
-find_program(LOCKSTEP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 
 if(TARGET torch)
   # Found before, by the project that includes this.
-elseif(lockstep_torch_cuda AND NOT LOCKSTEP_NVCC)
+elseif(lockstep_torch_cuda)
   add_library(torch SHARED IMPORTED)
   set_target_properties(torch PROPERTIES
     IMPORTED_LOCATION "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so"

@@ -184,7 +184,7 @@ def train(rank, options, port, results):
         results.put(rounds)
     if distributed:
         dist.barrier()
-        if not options.address:
+        if options.ranks > 1 and not options.address:
             os._exit(0)  # Gloo's threads now and then abort a process that takes them down
         dist.destroy_process_group()
 
@@ -214,8 +214,8 @@ def main():
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    if options.ranks == 1 and not options.address and options.device == "cpu":
-        train(0, options, None, results)
+    if options.ranks == 1 and not options.address:
+        train(0, options, free_port(), results)
     elif not start(train, options, results):
         return
     rounds = results.get()
