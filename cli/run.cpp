@@ -81,9 +81,9 @@ void add_run(CLI::App& app, int& exit_code) {
                    "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first "
                    "(default: CUDA_VISIBLE_DEVICES, else all)")
       ->type_name("LIST");
-  command->add_flag("--share-gpus", options.share_gpus,
+  command->add_flag("--share-gpus{1}", options.share_gpus,
                     "Allow more ranks than GPUs. Ranks share GPUs in turn and exchange through "
-                    "host memory");
+                    "host memory; with --share-gpus=nccl by NCCL 2.30 or newer");
   command
       ->add_option("--device", options.device,
                    "Device on which ranks train, for programs that leave it to init(): auto, cpu "

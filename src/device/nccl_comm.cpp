@@ -77,7 +77,9 @@ NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
                  context_.stream().device(), ": ", library_.get_error_string(result), ": ",
                  library_.get_last_error(comm_),
                  ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
-                 "host memory (lockstep run --share-gpus)"));
+                 "host memory (lockstep run --share-gpus), or by NCCL 2.30 or newer "
+                 "(--share-gpus=nccl); this is NCCL ",
+                 library_.version_text()));
     }
   } catch (const BackendUnavailable&) {
     error = std::current_exception();

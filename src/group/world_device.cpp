@@ -40,20 +40,29 @@ std::optional<at::DeviceType> requested(const InitOptions& options) {
                 ", expected auto, cpu, cuda, or the name of another device type of LibTorch");
 }
 
-/// Whether several ranks may use one device.
-bool may_share() { return variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1"; }
+/// The backend of ranks that share devices, or empty if each rank needs a device of its own.
+std::string_view sharing_backend() {
+  const auto share = variable("LOCKSTEP_SHARE_GPUS").value_or("");
+  if (share.empty() || share == "0") return "";
+  if (share == "1") return "staged";
+  if (share == "nccl") return share;
+  throw_invalid("init", "got LOCKSTEP_SHARE_GPUS=", share,
+                ", expected 1 (through host memory) or nccl");
+}
 
 DeviceBackend backend_of(at::DeviceType type) {
-  const auto text = variable("LOCKSTEP_DEVICE_BACKEND").value_or("");
-  if (text == "nccl" && may_share()) {
-    throw_invalid("init",
-                  "got LOCKSTEP_DEVICE_BACKEND=nccl and LOCKSTEP_SHARE_GPUS=1, expected one of "
-                  "them: ranks that share a GPU exchange tensors through host memory");
+  const auto given = variable("LOCKSTEP_DEVICE_BACKEND").value_or("");
+  const auto shared = sharing_backend();
+  if (!shared.empty() && !given.empty() && given != shared) {
+    throw_invalid("init", "got LOCKSTEP_DEVICE_BACKEND=", given,
+                  " and ranks that share GPUs by another backend, ", shared,
+                  " (LOCKSTEP_SHARE_GPUS), expected one of the two");
   }
-  if (text == "nccl") return DeviceBackend::nccl;
-  if (text == "staged" || may_share()) return DeviceBackend::staged;
-  if (!text.empty()) {
-    throw_invalid("init", "got LOCKSTEP_DEVICE_BACKEND=", text, ", expected nccl or staged");
+  const auto backend = given.empty() ? shared : given;
+  if (backend == "nccl") return DeviceBackend::nccl;
+  if (backend == "staged") return DeviceBackend::staged;
+  if (!backend.empty()) {
+    throw_invalid("init", "got LOCKSTEP_DEVICE_BACKEND=", backend, ", expected nccl or staged");
   }
   return type == at::kCUDA ? DeviceBackend::nccl : DeviceBackend::staged;
 }
@@ -105,7 +114,7 @@ at::Device device_of_rank(const Group& host, at::DeviceType type) {
   const auto devices = count_of(type);
   const int local = host.local_rank();
   // Some launchers show each rank one device only. NCCL detects if it is the same one.
-  if (local >= devices && !may_share() && devices > 1) {
+  if (local >= devices && sharing_backend().empty() && devices > 1) {
     throw_invalid("init", "got ", host.local_size(), " ranks and ", devices, ' ',
                   c10::DeviceTypeName(type, true),
                   " devices on this host, expected a device for each rank: start ", devices,

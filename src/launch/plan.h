@@ -40,13 +40,15 @@ struct Options {
   bool quiet = false;               ///< display the output of rank 0 only
   bool rank_per_gpu = false;        ///< one rank for each GPU
   std::optional<std::string> gpus;  ///< entries for CUDA_VISIBLE_DEVICES, as "0,1"
-  bool share_gpus = false;          ///< more ranks than GPUs are allowed, for LOCKSTEP_SHARE_GPUS
-  std::string device;               ///< auto, cpu or cuda, for LOCKSTEP_DEVICE; empty: not set
+  /// More ranks than GPUs are allowed, for LOCKSTEP_SHARE_GPUS: "1" for ranks that exchange through
+  /// host memory, "nccl" for NCCL; empty: not set.
+  std::string share_gpus;
+  std::string device;  ///< auto, cpu or cuda, for LOCKSTEP_DEVICE; empty: not set
   std::filesystem::path
       log_directory;  ///< folder of rank-0.out, rank-0.err, …; empty: no log files
 
   /// Whether the launcher looks for GPUs. `device` alone is only passed on to the ranks.
-  bool asks_for_gpus() const { return rank_per_gpu || gpus || share_gpus; }
+  bool asks_for_gpus() const { return rank_per_gpu || gpus || !share_gpus.empty(); }
 };
 
 using Variables = std::vector<std::pair<std::string, std::string>>;

@@ -43,6 +43,16 @@ void check_device(const Options& options, const Variables& inherited) {
                                ", expected one of the two. Leave one out"));
 }
 
+/// The value of LOCKSTEP_SHARE_GPUS for the ranks: 1, nccl, or empty.
+std::string sharing(const Options& options, const Variables& inherited) {
+  const auto* variable = find_variable(inherited, "LOCKSTEP_SHARE_GPUS");
+  if (options.share_gpus.empty()) return variable != nullptr ? *variable : "";
+  if (options.share_gpus == "1" || options.share_gpus == "nccl") return options.share_gpus;
+  throw InvalidArgument(concat("share-gpus: got '", options.share_gpus,
+                               "', expected --share-gpus (through host memory) or "
+                               "--share-gpus=nccl"));
+}
+
 /// The entries of --gpus.
 std::vector<std::string> parse_list(const std::string& list) {
   const auto entries = gpu_entries(list);
@@ -152,9 +162,10 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
     found = find_gpus(sources, allotted);
     if (found.gpus.empty()) throw no_gpus(options, found.problem);
   }
-  if (options.share_gpus) chosen.variables.emplace_back("LOCKSTEP_SHARE_GPUS", "1");
-  const auto* share = find_variable(inherited, "LOCKSTEP_SHARE_GPUS");
-  chosen.shared = options.share_gpus || (share != nullptr && *share == "1");
+  const auto share = sharing(options, inherited);
+  if (!options.share_gpus.empty()) chosen.variables.emplace_back("LOCKSTEP_SHARE_GPUS", share);
+  if (share == "nccl") chosen.variables.emplace_back("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  chosen.shared = share == "1" || share == "nccl";
   chosen.gpus = std::move(found.gpus);
   chosen.note = std::move(found.problem);
   return chosen;

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -43,9 +45,15 @@ inline int processes() {
   return environment.launcher && environment.launcher->size > 1 ? environment.launcher->size : 0;
 }
 
+/// Whether ranks that are processes may share a GPU over NCCL: lockstep run --share-gpus=nccl.
+inline bool share_by_nccl() {
+  const char* const text = std::getenv("LOCKSTEP_SHARE_GPUS");
+  return processes() > 0 && text != nullptr && std::string(text) == "nccl";
+}
+
 /// Why n ranks cannot run here, or an empty text.
 inline std::string unable(int n, DeviceBackend backend) {
-  const int devices = device_count();
+  const int devices = backend == DeviceBackend::nccl && share_by_nccl() ? n : device_count();
   if (processes() > 0 && processes() != n) {
     return detail::concat(n, " ranks, of ", processes(), " processes");
   }
@@ -93,12 +101,36 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
   if (processes() > 0) {
     static const Group world = init({.device = at::kCPU, .timeout = std::chrono::seconds(60)});
     run(world.split(0, world.rank()));
+    world.barrier().wait();  // for what the ranks share, such as files
   } else {
     spawn(n, run, {.device = at::kCPU, .timeout = timeout});
   }
   if (!on_gpus()) simulation::synchronize_all();
   for (const auto& report : take_reports()) ADD_FAILURE() << report;
 }
+
+/// A folder that all ranks see, also if they are processes of one launcher. Removed with all it
+/// holds.
+class FolderOfRanks {
+ public:
+  FolderOfRanks() {
+    static int made = 0;
+    const auto of = processes() > 0 ? ::getppid() : ::getpid();
+    path_ = std::filesystem::temp_directory_path() / detail::concat("lockstep-", of, '-', made++);
+    std::filesystem::create_directories(path_);
+  }
+  ~FolderOfRanks() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  FolderOfRanks(const FolderOfRanks&) = delete;
+  FolderOfRanks& operator=(const FolderOfRanks&) = delete;
+
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 inline const char* name(DeviceBackend backend) {
   return backend == DeviceBackend::nccl ? "nccl" : "staged";
@@ -122,6 +154,12 @@ class OnDevices : public ::testing::TestWithParam<std::tuple<DeviceBackend, int>
   DeviceBackend backend() const { return std::get<0>(GetParam()); }
   int ranks() const { return std::get<1>(GetParam()); }
   void run(const std::function<void(Group)>& fn) const { on_devices(ranks(), backend(), fn); }
+  /// The greatest distance from the CPU's values. NCCL adds the values of more than two ranks in
+  /// another order. A GPU's operators round otherwise.
+  double tolerance(double of_nccl, double of_gpus) const {
+    if (on_gpus()) return of_gpus;
+    return backend() == DeviceBackend::nccl && ranks() > 2 ? of_nccl : 0;
+  }
 };
 
 /// The same, with random pauses of the simulated streams.

@@ -15,14 +15,14 @@
 #include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
-#include "tests/device/simulation/simulation.h"
+#include "tests/device/on_devices.h"
 
-// A PrefetchLoader that copies batches to the simulated device.
+// A PrefetchLoader that copies batches to a device.
 
 namespace lockstep::testing::prefetch_to_device {
 namespace {
 
-const at::Device device(simulation::device_type(), 1);
+const at::Device device = device_of(on_gpus() ? 0 : 1);
 constexpr std::size_t size = 41;
 
 /// Sample i is [i, i, …]; its target is i. Each copy of the dataset returns the same memory again.
@@ -55,14 +55,14 @@ struct PrefetchCase {
 class PrefetchToDevice : public ::testing::TestWithParam<PrefetchCase> {
  protected:
   void SetUp() override {
-    simulation::install();
-    simulation::take_races();
-    simulation::set_delay(100);
+    prepare_devices();
+    delay_streams(100);
+    on_device_.emplace(device);
   }
   void TearDown() override {
-    simulation::synchronize_all();
-    EXPECT_EQ(simulation::take_races(), std::vector<std::string>{});
-    simulation::set_delay(0);
+    if (!on_gpus()) simulation::synchronize_all();
+    EXPECT_EQ(take_reports(), std::vector<std::string>{});
+    delay_streams(0);
   }
   PrefetchOptions options() const {
     return {.batch_size = 4,
@@ -72,7 +72,8 @@ class PrefetchToDevice : public ::testing::TestWithParam<PrefetchCase> {
   }
   static PrefetchOptions on_cpu() { return {.batch_size = 4}; }
 
-  const c10::DeviceGuard on_device_{device};
+ private:
+  std::optional<c10::DeviceGuard> on_device_;
 };
 
 TEST_P(PrefetchToDevice, BatchesAreTheSameAsOnTheCpu) {
@@ -129,6 +130,7 @@ TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
 
 TEST_P(PrefetchToDevice, TheIteratingThreadDoesNotWaitForTheDevice) {
   if (!GetParam().pin_memory) GTEST_SKIP() << "copies of other memory wait";
+  if (on_gpus()) GTEST_SKIP() << "counts the waits of the simulated device";
   PrefetchLoader loader(DeviceRows(), sampler(), options());
   const auto before = simulation::counts(device.index());
   int count = 0;
@@ -217,7 +219,7 @@ struct OwnBatches : torch::data::datasets::BatchDataset<OwnBatches, Own> {
 };
 
 TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
-  simulation::install();
+  prepare_devices();
   const PrefetchOptions options{.batch_size = 4, .device = device};
   const DistributedSampler of_8(8, ShardSpec{});
   PrefetchLoader maps(MapsOfTensors(), of_8, options);
@@ -230,14 +232,13 @@ TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
   for (auto& batch : own) EXPECT_EQ(batch.value->device(), device);
   EXPECT_THROW(PrefetchLoader(UnknownBatches(), of_8, options), InvalidArgument);
   PrefetchLoader unknown(UnknownBatches(), of_8, {.batch_size = 4, .device = at::kCPU});
-  EXPECT_THROW(
-      PrefetchLoader(MapsOfTensors(), of_8,
-                     {.batch_size = 4, .device = at::Device(simulation::device_type(), 100)}),
-      InvalidArgument);
+  EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8,
+                              {.batch_size = 4, .device = at::Device(device.type(), 100)}),
+               InvalidArgument);
   EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8, {.batch_size = 4, .device = at::kXLA}),
                InvalidArgument);
-  simulation::synchronize_all();
-  EXPECT_EQ(simulation::take_races(), std::vector<std::string>{});
+  if (!on_gpus()) simulation::synchronize_all();
+  EXPECT_EQ(take_reports(), std::vector<std::string>{});
 }
 
 }  // namespace

@@ -72,6 +72,12 @@ const ProcessBody same_device("device: nccl, ranks share a device", [](auto rank
   }
   throw std::runtime_error("accepted");
 });
+const ProcessBody shared_by_nccl("device: nccl 2.30, ranks share a device", [](auto ranks) {
+  prepare_devices();
+  nccl_double_set_version(23007);
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  train(device_world(ranks, DeviceBackend::nccl, 0), 6, -1);
+});
 
 /// LOCKSTEP_TEST_KILL=RANK,STEP
 void train_with_kill(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend) {
@@ -115,6 +121,7 @@ TEST_F(DeviceProcesses, Train) {
   expect_processes(3, "device: staged, ranks share a device");
   expect_processes(some_ranks(), "device: nccl");
   expect_processes(2, "device: nccl, ranks share a device");
+  if (!on_gpus()) expect_processes(2, "device: nccl 2.30, ranks share a device");
 }
 
 TEST_F(DeviceProcesses, NameARankThatWasKilledInACollective) {

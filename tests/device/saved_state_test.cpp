@@ -13,7 +13,6 @@
 #include "lockstep/strategy.h"
 #include "tests/device/on_devices.h"
 #include "tests/device/training.h"
-#include "tests/temporary_folder.h"
 
 // Checkpoints of models on devices: runs on devices and on the CPU continue each other's files.
 
@@ -72,14 +71,14 @@ struct TrainingRun {
 
 class SavedOnDevices : public OnDelayedDevices {
  protected:
-  /// NCCL adds the gradients of more than two ranks in another order.
-  double tolerance() const { return backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-5 : 0; }
+  /// On a GPU, rounding decides which of two gradients that are almost equal topk sends.
+  double tolerance() const { return OnDevices::tolerance(1e-5, 5e-2); }
 };
 
 TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
   for (const auto* kind : {"sgd", "adam"}) {
     SCOPED_TRACE(kind);
-    const TemporaryFolder folder;
+    const FolderOfRanks folder;
     run([&](const Group& group) {
       TrainingRun reference(group.host(), kind);
       reference.train(0, 4);
@@ -106,7 +105,7 @@ TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
 
 TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
   for (const auto* kind : {"sgd", "adam"}) {
-    const TemporaryFolder folder;
+    const FolderOfRanks folder;
     run([&](const Group& group) {
       TrainingRun first(group.host(), kind, "fp32");
       first.train(0, 1);
@@ -135,7 +134,7 @@ TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
 }
 
 TEST_P(SavedOnDevices, TheWriterKeepsTheValuesOfTheCall) {
-  const TemporaryFolder folder;
+  const FolderOfRanks folder;
   run([&](const Group& group) {
     TrainingRun first(group, "adam");
     CheckpointWriter writer(group);
@@ -162,7 +161,8 @@ TEST_P(SavedOnDevices, TheWriterKeepsTheValuesOfTheCall) {
 }
 
 TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
-  const TemporaryFolder folder;
+  if (const auto why = unable(4, DeviceBackend::staged); !why.empty()) GTEST_SKIP() << why;
+  const FolderOfRanks folder;
   on_devices(4, DeviceBackend::staged, [&](const Group& group) {
     TrainingRun first(group, "sgd");
     first.train(0, 2);
@@ -183,7 +183,7 @@ TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
 }
 
 TEST_P(SavedOnDevices, ADamagedFileChangesNothing) {
-  const TemporaryFolder folder;
+  const FolderOfRanks folder;
   run([&](const Group& group) {
     TrainingRun first(group, "adam");
     first.train(0, 1);

@@ -103,12 +103,11 @@ std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::stri
 class ScaledTrainingOnDevices : public OnDelayedDevices {
  protected:
   void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train) const {
-    // NCCL adds the values of more than two ranks in another order, which half precision enlarges.
-    const double tolerance = backend() == DeviceBackend::nccl && ranks() > 2 ? 2e-3 : 0;
     run([&](const Group& group) {
       const auto expected = train(group.host());
       for (const auto& tensor : expected) EXPECT_TRUE(tensor.isfinite().all().item<bool>());
-      expect_equal(train(group), expected, tolerance);
+      // Half precision enlarges differences of rounding.
+      expect_equal(train(group), expected, tolerance(2e-3, 1e-2));
     });
   }
 };
@@ -156,6 +155,7 @@ TEST_P(ScaledTrainingOnDevices, HasTheResultsOfTrainingWithoutAScale) {
 
 TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
   if (backend() == DeviceBackend::staged) GTEST_SKIP() << "staged exchanges wait for the host";
+  if (on_gpus()) GTEST_SKIP() << "counts the waits of the simulated device";
   run([&](const Group& group) {
     HalfNet net;
     net.to(group.device());

@@ -108,8 +108,12 @@ TEST_F(DeviceWorld, RefusesUnknownSettings) {
   EXPECT_THAT(refusal(2, options),
               HasSubstr("LOCKSTEP_DEVICE_BACKEND=gloo, expected nccl or staged"));
   const Variable nccl("LOCKSTEP_DEVICE_BACKEND", "nccl");
-  const Variable share("LOCKSTEP_SHARE_GPUS", "1");
-  EXPECT_THAT(refusal(2, options), HasSubstr("expected one of them"));
+  {
+    const Variable share("LOCKSTEP_SHARE_GPUS", "1");
+    EXPECT_THAT(refusal(2, options), HasSubstr("expected one of the two"));
+  }
+  const Variable share("LOCKSTEP_SHARE_GPUS", "yes");
+  EXPECT_THAT(refusal(2, options), HasSubstr("LOCKSTEP_SHARE_GPUS=yes, expected 1"));
 }
 
 // A process loads NCCL once, so these are processes.

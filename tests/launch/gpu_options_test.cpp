@@ -35,7 +35,7 @@ Launched::Variables with_gpus(const Launched::Variables& more = {}) {
 std::string shown_by_ranks(Words options, const Launched::Variables& more = {}) {
   const std::string script =
       "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE visible=${CUDA_VISIBLE_DEVICES-unset} "
-      "device=$LOCKSTEP_DEVICE share=$LOCKSTEP_SHARE_GPUS";
+      "device=$LOCKSTEP_DEVICE share=$LOCKSTEP_SHARE_GPUS$NCCL_MULTI_RANK_GPU_ENABLE";
   options.insert(options.end(), {"-q", "sh", "-c", script});
   const auto ended = run_lockstep(options, with_gpus(more));
   EXPECT_EQ(ended.code, 0) << ended.err;
@@ -72,6 +72,8 @@ TEST_F(GpuOptions, NamedGpusOfAnAllottedList) {
 
 TEST_F(GpuOptions, SharedGpus) {
   EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus"}), "0/5 visible=unset device=cuda share=1\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus=nccl"}),
+            "0/5 visible=unset device=cuda share=nccl1\n");
   EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1", "--share-gpus"}),
             "0/3 visible=1 device=cuda share=1\n");
   EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1"}, {{"LOCKSTEP_SHARE_GPUS", "1"}}),
@@ -197,6 +199,9 @@ INSTANTIATE_TEST_SUITE_P(
                     {"got 99999999999999999999, expected some of 2 GPUs"}},
         RefusedGpus{"UnknownUuid", {"--gpus", "GPU-77777777-7777"}, {"got GPU-77777777-7777"}},
         RefusedGpus{"Duplicate", {"--gpus", "1,0,1"}, {"got GPU 1 twice", "--share-gpus"}},
+        RefusedGpus{"Sharing",
+                    {"-n", "2", "--share-gpus=mpi"},
+                    {"share-gpus: got 'mpi'", "--share-gpus=nccl"}},
         RefusedGpus{"DuplicateWithZeros", {"--gpus", "1,01"}, {"got GPU 01 twice"}},
         RefusedGpus{
             "IndexAndUuid", {"--gpus", "0,GPU-22222222-2222"}, {"CUDA reads no list of both"}},

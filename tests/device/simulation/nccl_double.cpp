@@ -102,6 +102,12 @@ Failure failure = [] {
 std::atomic<int> slow_init{0};
 std::atomic<int> slow_groups{0};
 std::atomic<int> version{default_version};
+
+/// NCCL 2.30 lets ranks share a GPU on request.
+bool may_share_devices() {
+  const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return version >= 23000 && text != nullptr && std::string_view(text) == "1";
+}
 std::atomic<bool> abort_waits_for_device{false};
 std::map<std::uint64_t, ncclComm*>& communicators() {  // by address; never deleted
   static auto& all = *new std::map<std::uint64_t, ncclComm*>;
@@ -562,7 +568,7 @@ ncclResult_t advance_start(ncclComm& comm) {
       unjoined_names.erase(comm.name);
     }
     for (int a = 0; a < comm.size; ++a) {
-      for (int b = 0; b < a; ++b) {
+      for (int b = 0; b < a && !may_share_devices(); ++b) {
         if (comm.world->members[a].device != comm.world->members[b].device) continue;
         if (comm.world->members[a].host != comm.world->members[b].host) continue;
         last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
