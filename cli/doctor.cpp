@@ -108,8 +108,16 @@ Rows versions() {
           {"glibc", gnu_get_libc_version()}};
 }
 
-std::string libtorch() {
+/// The folder of LibTorch's libraries. A relocatable build names it relative to this program's.
+std::filesystem::path torch_folder() {
   const std::filesystem::path folder = LOCKSTEP_TORCH_FOLDER;
+  if (folder.empty()) return folder;
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / folder)
+      .lexically_normal();
+}
+
+std::string libtorch() {
+  const auto folder = torch_folder();
   if (folder.empty()) return "built without it: configure with -DLOCKSTEP_WITH_TORCH=ON";
   const std::string version = LOCKSTEP_TORCH_VERSION;
   const auto library = folder / "libtorch_cpu.so";
@@ -281,7 +289,7 @@ Rows gpus() {
     rows.push_back({"visible", concat(found.gpus.size(), " of ", plural(all, "GPU"),
                                       ", as CUDA_VISIBLE_DEVICES says")});
   }
-  const auto nccl = launch::find_nccl(LOCKSTEP_TORCH_FOLDER);
+  const auto nccl = launch::find_nccl(torch_folder());
   const auto version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
   rows.push_back(
       {"NCCL", concat(version, version.empty() || nccl.problem.empty() ? "" : ": ", nccl.problem)});

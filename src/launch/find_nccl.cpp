@@ -41,8 +41,8 @@ FoundNccl find_nccl(const std::filesystem::path& libtorch) {
   const auto named = detail::variable("LOCKSTEP_NCCL");
   const auto packaged = libtorch / "../../nvidia/nccl/lib/libnccl.so.2";
   const bool is_packaged = !libtorch.empty() && std::filesystem::exists(packaged);
-  const std::string library(
-      named.value_or(is_packaged ? packaged.lexically_normal().string() : "libnccl.so.2"));
+  const std::string library(named.value_or(
+      is_packaged ? std::filesystem::weakly_canonical(packaged).string() : "libnccl.so.2"));
   const auto answer = probe([&] { return ask(library); }, 60s);
   FoundNccl found;
   if (!answer.problem.empty()) {

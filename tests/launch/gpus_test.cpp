@@ -274,6 +274,9 @@ TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
   std::filesystem::create_symlink(LOCKSTEP_FAKE_NCCL, packaged / "libnccl.so.2");
   const ScopedVariable version("FAKE_NCCL_VERSION", "22809");
   EXPECT_EQ(find_nccl(libtorch).version, "2.28.9");
+  std::filesystem::create_directory(folder / "links");
+  std::filesystem::create_directory_symlink(folder / "torch", folder / "links" / "torch");
+  EXPECT_EQ(find_nccl(folder / "links" / "torch" / "lib").version, "2.28.9");
   const ScopedVariable named("LOCKSTEP_NCCL", "/nonexistent/libnccl.so");
   EXPECT_EQ(find_nccl(libtorch).version, "");
 }
