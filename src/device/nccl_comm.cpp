@@ -1,15 +1,19 @@
 #include "device/nccl_comm.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sched.h>
 
 #include <exception>
+#include <future>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/waiting.h"
 #include "core/deadline.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -18,8 +22,8 @@ namespace {
 
 using detail::concat;
 
-/// Longest wait for other ranks when a communicator is destroyed.
-constexpr auto finalize_time = std::chrono::seconds(5);
+/// Longest wait for other ranks in each of the two calls that destroy a communicator.
+constexpr auto end_time = std::chrono::seconds(2);
 /// Time after which the wait for a call of NCCL sleeps between polls. A thread of NCCL ends most
 /// calls sooner.
 constexpr auto call_yield_time = std::chrono::microseconds(200);
@@ -96,16 +100,27 @@ NcclComm::~NcclComm() {
   if (comm_ == nullptr || context_.ended()) return;
   const c10::DeviceGuard on_device(context_.stream().device());
   auto result = library_.comm_finalize(comm_);
-  detail::Deadline deadline(finalize_time);
+  detail::Deadline deadline(end_time);
   while (result == nccl::Result::in_progress && !deadline.passed()) {
     std::this_thread::sleep_for(detail::poll_pause);
     if (library_.comm_get_async_error(comm_, &result) != nccl::Result::success) break;
   }
-  if (result == nccl::Result::success) {
-    library_.comm_destroy(comm_);
-  } else {
+  if (result != nccl::Result::success) {
     abort();
+    return;
   }
+  // ncclCommDestroy waits until all ranks call it. One that has left with an exception and one that
+  // still uses the group must not wait for each other.
+  const detail::SignalsBlocked blocked;
+  std::promise<void> promise;
+  const auto destroyed = promise.get_future();
+  std::thread([promise = std::move(promise), &library = library_, comm = comm_,
+               device = context_.stream().device()]() mutable {
+    c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
+    library.comm_destroy(comm);
+    promise.set_value();
+  }).detach();
+  destroyed.wait_for(end_time);
 }
 
 nccl::Result NcclComm::settle(nccl::Result result) {

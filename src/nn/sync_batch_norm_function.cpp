@@ -285,9 +285,12 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
       const auto none = at::zeros({input.size(1)}, input.options().dtype(dtype));
       return {none, none};
     }
-    // The parameter gradients of evaluation mode are these sums.
+    // The parameter gradients of evaluation mode are these sums. They do not depend on the weight,
+    // but CUDA's kernel needs one, and statistics of the batch, which may be empty.
+    const auto mean = batch.mean.to(dtype);
+    const auto none = at::empty({0}, mean.options());
     auto [unused, product_sum, gradient_sum] = at::native_batch_norm_backward(
-        gradient, input, {}, batch.mean.to(dtype), batch.variance.to(dtype), {}, {},
+        gradient, input, /*weight=*/mean, mean, batch.variance.to(dtype), none, none,
         /*train=*/false, eps, {false, true, true});
     return {product_sum, gradient_sum};
   }

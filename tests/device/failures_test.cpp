@@ -127,6 +127,19 @@ TEST_P(Failures, ARankThatLeaves) {
   EXPECT_THAT(errors[0], HasSubstr("rank 1 left the world"));
 }
 
+TEST_P(Failures, AGroupThatOneRankLeavesEarlier) {
+  const auto begin = Clock::now();
+  on_devices(2, GetParam(), [](const Group& group) {
+    {
+      const auto part = group.split(0);
+      part.all_reduce(ones_on(part, 10)).wait();
+      if (group.rank() == 1) group.host().barrier().wait();
+    }
+    if (group.rank() == 0) group.host().barrier().wait();
+  });
+  EXPECT_LT(Clock::now() - begin, limit(6s));
+}
+
 TEST_P(Failures, DuringTraining) {
   const auto begin = Clock::now();
   const auto errors = errors_of(some_ranks(), GetParam(), [](const Group& group) {

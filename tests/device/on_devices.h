@@ -110,7 +110,7 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
 }
 
 /// A folder that all ranks see, also if they are processes of one launcher. Removed with all it
-/// holds.
+/// holds by the first of them: use it within on_devices().
 class FolderOfRanks {
  public:
   FolderOfRanks() {

@@ -42,7 +42,7 @@ using namespace std::chrono_literals;
 /// Time between two checks of the ranks that remain.
 constexpr auto between_checks = 1000ms;
 /// Time for other ranks to raise the failure, report it and end by themselves.
-constexpr auto settling_time = 500ms;
+constexpr auto settling_time = 1000ms;
 /// The longest settling time, if the rank at fault is ending by itself.
 constexpr auto longest_settling_time = 2000ms;
 /// Longest time for the core dump of a rank that crashed.

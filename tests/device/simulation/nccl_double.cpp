@@ -43,6 +43,7 @@ namespace {
 
 constexpr int default_version = 22907;
 constexpr auto longest_abort = std::chrono::seconds(10);
+constexpr auto longest_destruction = std::chrono::seconds(10);
 
 /// The factor of a PreMulSum: a value, or where a device has it.
 struct Factor {
@@ -771,6 +772,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   }
   wait_for_kernels(*comm, {});
   comm->is_destroyed = true;
+  ++comm->world->ended;
+  const auto begin = std::chrono::steady_clock::now();
+  while (comm->world->ended < comm->size && !simulation::exiting() &&
+         std::chrono::steady_clock::now() - begin < longest_destruction) {
+    pause_briefly();
+  }
   return ncclSuccess;
 }
 
@@ -779,6 +786,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!is_known(comm) || comm->is_destroyed || comm->is_aborted.exchange(true)) {
     return fault(ncclInvalidArgument, "ncclCommAbort of a communicator that has ended");
   }
+  if (comm->world != nullptr) ++comm->world->ended;
   if (!wait_for_kernels(*comm, longest_abort, abort_waits_for_device)) {
     return fault(ncclInternalError,
                  "ncclCommAbort by rank " + std::to_string(comm->rank) +

@@ -74,6 +74,7 @@ struct Member {
 struct World {
   std::atomic<int> size;
   std::atomic<int> joined;
+  std::atomic<int> ended;  // called ncclCommDestroy or ncclCommAbort
   Member members[most_ranks];
   Slot slots[most_ranks];
   Split splits[most_ranks];

@@ -275,6 +275,15 @@ class Call {
     return {at::as_strided(base, view.sizes(), view.strides(), offset)};
   }
 
+  /// Refuses what CUDA's kernel refuses, and the CPU's takes.
+  void expect_what_cuda_takes() const {
+    if (op_.operator_name().name != "aten::native_batch_norm_backward") return;
+    for (const auto* name : {"weight", "save_mean", "save_invstd"}) {
+      const auto at = op_.schema().argumentIndexWithName(name).value();
+      TORCH_CHECK(given_[static_cast<std::size_t>(at)].isTensor(), name_, ": got no ", name);
+    }
+  }
+
   /// Host tensors are read and random numbers are drawn now.
   void take_host_values() {
     for (std::size_t i = 0; i < given_.size(); ++i) {
@@ -297,6 +306,7 @@ class Call {
   }
 
   void find_accesses() {
+    expect_what_cuda_takes();
     const auto& schema = op_.schema();
     results_.resize(schema.returns().size());
     for (std::size_t i = 0; i < given_.size(); ++i) {
