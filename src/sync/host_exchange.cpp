@@ -1,10 +1,14 @@
 #include "sync/host_exchange.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
+#include <chrono>
+#include <exception>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -13,6 +17,7 @@
 #include "comm/communicator.h"
 #include "comm/request.h"
 #include "comm/waiting.h"
+#include "core/deadline.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -33,11 +38,56 @@ class StreamRequest final : public Request {
     while (!test()) std::this_thread::sleep_for(poll_pause);
   }
   void abandon() noexcept override {}
+  /// Whether it is complete, or the device has failed.
+  bool ended() const noexcept {
+    try {
+      return complete();
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
 
  private:
   Group host_;
   c10::Event done_;
 };
+
+/// Lets a device copy these bytes of the host asynchronously, by functions of the CUDA runtime that
+/// LibTorch has loaded. Without them, or if they fail, copies wait.
+class PinnedBytes {
+ public:
+  PinnedBytes(void* data, std::size_t bytes) {
+    using Pin = int (*)(void* data, std::size_t bytes, unsigned flags);
+    static const auto pin = reinterpret_cast<Pin>(::dlsym(RTLD_DEFAULT, "cudaHostRegister"));
+    if (pin != nullptr && pin(data, bytes, 0) == 0) data_ = data;
+  }
+  ~PinnedBytes() {
+    using Unpin = int (*)(void* data);
+    static const auto unpin = reinterpret_cast<Unpin>(::dlsym(RTLD_DEFAULT, "cudaHostUnregister"));
+    if (data_ != nullptr && unpin != nullptr) unpin(data_);
+  }
+  PinnedBytes(const PinnedBytes&) = delete;
+  PinnedBytes& operator=(const PinnedBytes&) = delete;
+
+ private:
+  void* data_ = nullptr;
+};
+
+/// Zeros in the group's memory, which ranks of the host share, pinned. They have pages of their
+/// own, because CUDA pins whole pages.
+at::Tensor pinned_zeros(const Group& host, std::int64_t numel, at::ScalarType dtype) {
+  constexpr std::int64_t page = 4096;
+  const auto bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
+  const auto pages = (bytes + page - 1) / page * page;
+  const auto memory = host.empty({pages + page}, at::kByte);
+  const auto before = reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % page;
+  auto* const data = memory.data_ptr<std::uint8_t>() + (page - before);
+  auto pinned = std::make_shared<PinnedBytes>(data, static_cast<std::size_t>(pages));
+  return at::from_blob(
+             data, {numel}, [memory, pinned](void*) mutable { pinned.reset(); },
+             at::TensorOptions().dtype(dtype))
+      .zero_();
+}
 
 /// The same bucket on the host, in pinned memory, with copies of the parameters.
 Bucket on_host(const Bucket& bucket) {
@@ -48,9 +98,10 @@ Bucket on_host(const Bucket& bucket) {
                       .parameter = slice.parameter.detach().to(at::kCPU).pin_memory(),
                       .offset = slice.offset});
   }
-  const auto pinned = bucket.values().options().device(at::kCPU).pinned_memory(true);
-  return {bucket.index(), at::zeros(bucket.values().sizes(), pinned), std::move(slices),
-          bucket.group().host()};
+  const auto host = bucket.group().host();
+  const auto& values = bucket.values();
+  return {bucket.index(), pinned_zeros(host, values.numel(), values.scalar_type()),
+          std::move(slices), host};
 }
 
 class HostExchange final : public Exchange {
@@ -58,6 +109,13 @@ class HostExchange final : public Exchange {
   HostExchange(const Bucket& bucket,
                const std::function<std::unique_ptr<Exchange>(const Bucket&)>& make)
       : host_(on_host(bucket)), exchange_(make(host_)) {}
+  ~HostExchange() override {
+    // A device that does not complete its copy within this time has failed.
+    Deadline deadline(std::chrono::seconds(10));
+    while (copied_back_ && !copied_back_->ended() && !deadline.passed()) {
+      std::this_thread::sleep_for(poll_pause);
+    }
+  }
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group&) override {
     host_.values().copy_(bucket.values(), /*non_blocking=*/true);
@@ -67,6 +125,7 @@ class HostExchange final : public Exchange {
     auto task = exchange_->exchange(step, host_, host_.group());
     while (!task.finished()) co_await task.advance();
     bucket.values().copy_(host_.values(), /*non_blocking=*/true);
+    copied_back_.emplace(bucket.group());
   }
 
   void before_update(std::int64_t step, const Bucket& bucket) override {
@@ -84,6 +143,7 @@ class HostExchange final : public Exchange {
   Bucket host_;
   std::unique_ptr<Exchange> exchange_;
   std::optional<std::int64_t> update_step_;
+  std::optional<StreamRequest> copied_back_;
 };
 
 }  // namespace

@@ -223,6 +223,16 @@ extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
   return 0;
 }
 
+/// In place of CUDA's functions. Returns success.
+extern "C" int cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+  add_pinned(data, bytes);
+  return 0;
+}
+extern "C" int cudaHostUnregister(void* data) {
+  remove_pinned(data);
+  return 0;
+}
+
 Stream* runtime_stream(const c10::Stream& stream) {
   return simulation::stream(stream.device_index(), static_cast<int>(stream.id()));
 }
