@@ -1,37 +1,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "averaging/average.h"
-#include "averaging/buffer.h"
-#include "averaging/parse.h"
 #include "comm/communicator.h"
-#include "core/text.h"
-#include "kernels/magnitude.h"
 #include "kernels/reduce_rounded.h"
-
-namespace lockstep::inline v0_2 {
-
-std::string Fp16::text() const {
-  std::string text = "fp16";
-  if (clip != 0) text += ":clip=" + detail::shortest(clip);
-  if (!predivide) text += clip != 0 ? ",predivide=off" : ":predivide=off";
-  return text;
-}
-
-void Fp16::check() const {
-  // A clip that rounds to 0 in float32 would disable clipping. magnitude() compares denormals even
-  // where they are flushed.
-  const bool rounds_to_zero = detail::magnitude(clip) > 0 && static_cast<float>(clip) == 0;
-  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max() && !rounds_to_zero, "fp16",
-                 "clip", clip, "0 for no clipping, or a positive float32 number");
-}
-
-}  // namespace lockstep
 
 namespace lockstep::inline v0_2::averaging {
 namespace {
