@@ -16,11 +16,11 @@
 
 #include "core/text.h"
 #include "formats/checkpoint_error.h"
-#include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 

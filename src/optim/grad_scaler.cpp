@@ -23,7 +23,7 @@
 #include "lockstep/error.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 

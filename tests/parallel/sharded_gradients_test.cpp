@@ -12,7 +12,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 #include "tests/parallel/mixed_training.h"
 #include "tests/parallel/refusal.h"
 #include "tests/sync/on_hosts.h"

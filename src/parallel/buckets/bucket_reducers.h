@@ -13,11 +13,10 @@
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "lockstep/model_view.h"
+#include "parallel/buckets/bucket_memory.h"
 #include "parallel/buckets/bucket_plan.h"
 #include "parallel/buckets/comm_stream_scope.h"
-#include "parallel/buckets/gradient_shard.h"
 #include "parallel/buckets/parameter_strategies.h"
-#include "parallel/buckets/transient_memory.h"
 #include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -105,12 +104,13 @@ class ExchangeRound {
 /// The buckets of a model and the order of their exchanges, which is the same on all ranks.
 class BucketReducers {
  public:
-  /// Parameters: dense, and the same on every rank. owner is the source of the collectives.
+  /// Parameters: dense, and the same on every rank. owner is the source of the collectives. parts:
+  /// where ranks can receive their parts of means; else all means are whole.
   /// Ranks: all of the group.
   /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
                  ParameterStrategies strategies, const Source& owner = {},
-                 Shard shard = Shard::none);
+                 std::optional<PartMemory> parts = {});
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
@@ -196,7 +196,7 @@ class BucketReducers {
   std::vector<std::size_t> positions_;  ///< positions by bucket
   bool order_is_set_ = false;
   Product product_ = Product::mean;
-  std::optional<TransientMemory> memory_;  ///< of Shard::gradients
+  std::optional<TransientMemory> memory_;  ///< of PartMemory::own
 };
 
 }  // namespace lockstep::detail

@@ -22,6 +22,7 @@
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 #include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -166,9 +167,9 @@ std::exception_ptr FiniteCheck::take_error(
   for (int rank = 0; rank < group.size(); ++rank) {
     if (all.const_data_ptr<std::uint8_t>()[rank] != 0) ranks.push_back(rank);
   }
-  const auto text = concat(
-      "check_finite rank ", group.rank(), " of ", group.size(), ": the gradient of parameter ",
-      name_of(index), " on ", rank_list(ranks), " has NaN or Inf",
+  const auto text = at_rank(
+      "check_finite", group, "the gradient of parameter ", name_of(index), " on ", rank_list(ranks),
+      " has NaN or Inf",
       others > 0 ? concat(", as have those of ", plural(others, "other parameter")) : "",
       ", expected finite numbers: call zero_grad() to leave this step out, or end training and "
       "look at the batch, the learning rate and the loss. With a GradScaler, which skips such "

@@ -28,6 +28,14 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// What the update of the parameters needs of a wrapper's buckets.
+struct UpdateNeeds {
+  /// The option that divides or shares the update; null if none does. It moves the parameters to
+  /// other memory, and requires a DistributedOptimizer.
+  const char* option = nullptr;
+  std::optional<PartMemory> parts = {};  ///< as BucketReducers takes it
+};
+
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
 /// bucket. All ranks exchange buckets in the same order. A callback at the end of the backward
 /// waits for the exchanges, so that gradients are final when backward() returns. Strategies that
@@ -38,14 +46,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Ranks: all of the group.
   /// check_trainable() must accept the model.
   static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
-                                         const DataParallelOptions& options, const Source& owner);
+                                         const DataParallelOptions& options,
+                                         const UpdateNeeds& needs, const Source& owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
-
-  /// The option that divides or shares the optimizer's update; null if none does. It moves the
-  /// parameters to other memory, and requires a DistributedOptimizer.
-  static const char* update_option(const DataParallelOptions& options);
 
   /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
   void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph);
@@ -158,7 +163,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   class Backward;
 
   Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
-          const Source& owner);
+          const UpdateNeeds& needs, const Source& owner);
   Source source(Source::Content content) const;
   bool is_new_leaf(const at::Tensor& leaf);
   void update_membership();
@@ -181,9 +186,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();
-  StepPlan agree(bool has_followed);
-  bool prepare_step(const StepPlan& plan, bool has_followed);
-  std::exception_ptr dropped_mean_error() const;
+  StepIntent agree(bool has_followed);
+  bool prepare_step(const StepIntent& all, bool has_followed);
+  InvalidArgument dropped_mean_error() const;
 
   Group group_;
   Group host_;  ///< for flags and agreements

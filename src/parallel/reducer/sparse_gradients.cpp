@@ -13,6 +13,7 @@
 #include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 #include "parallel/reducer/consistency_check.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -171,12 +172,11 @@ std::exception_ptr SparseGradients::complete(std::span<std::uint8_t> changed) {
     }
     changed[i] = 0;
     if (error != nullptr) continue;
-    error = std::make_exception_ptr(InvalidArgument(concat(
-        "parameter ", name_of(i), " rank ", group_.rank(), " of ", group_.size(), ": got ",
-        describe_layouts(i),
+    error = std::make_exception_ptr(invalid_at(
+        concat("parameter ", name_of(i)), group_, "got ", describe_layouts(i),
         ", expected sparse gradients of the parameter's dtype and sizes, with one sparse "
         "dimension, because the parameter was declared to have sparse gradients: set sparse = "
-        "false in its layer, or do not use the parameter in operations with dense gradients")));
+        "false in its layer, or do not use the parameter in operations with dense gradients"));
   }
   for (auto& work : works) work.wait();
   for (std::size_t i = 0; i < size(); ++i) {

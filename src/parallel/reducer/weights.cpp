@@ -8,6 +8,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -36,9 +37,8 @@ void Weights::check() {
   const auto weights = all();
   const auto refuse = [&](int rank, auto&&... what) {
     are_set_ = false;
-    throw InvalidArgument(
-        concat("weight rank ", group_.rank(), " of ", group_.size(), ": got ", what...),
-        {.rank = rank, .operation = "weight"});
+    throw InvalidArgument(at_rank("weight", group_, "got ", what...),
+                          {.rank = rank, .operation = "weight"});
   };
   for (std::size_t rank = 0; rank < weights.size(); ++rank) {
     const auto world_rank = group_.communicator().world_rank(static_cast<int>(rank));

@@ -1,10 +1,97 @@
 #include "parallel/update/sharded_parameters.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "parallel/update/own_step.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
+
+using torch::optim::OptimizerParamState;
+
+/// The sharded optimizers of this process. Checkpoints refer to an optimizer only.
+struct Sharded {
+  std::mutex mutex;
+  std::map<const torch::optim::Optimizer*, ShardedState*> states;
+};
+
+Sharded& sharded() {
+  static Sharded all;
+  return all;
+}
+
+/// Calls fn with each parameter and this rank's part of it.
+template <class Function>
+void for_each(const ShardedBucket& bucket, const Function& fn) {
+  for (std::size_t i = 0; i < bucket.parts.size(); ++i) fn(bucket.slices()[i], bucket.parts[i]);
+}
+
+std::unique_ptr<OptimizerParamState> take(ParamStates& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end()) return nullptr;
+  auto state = std::move(found->second);
+  states.erase(found);
+  return state;
+}
+
+/// The tensor number k of a parameter's state on this rank; null if there is none.
+const at::Tensor* tensor_at(const ParamStates& states, const at::Tensor& parameter, std::size_t k) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end()) return nullptr;
+  const auto tensors = tensors_of(*found->second);
+  return k < tensors.size() && tensors[k]->defined() ? tensors[k] : nullptr;
+}
+
+/// Whether a state has a part already, of an earlier DistributedOptimizer.
+bool is_part(const at::Tensor& tensor, const at::Tensor& parameter, std::size_t length) {
+  return tensor.sizes() != parameter.sizes() && tensor.dim() == 1 &&
+         tensor.numel() == static_cast<std::int64_t>(length);
+}
+
+/// Throws: CheckpointError unless the state is that of a whole parameter.
+void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
+  if (tensor.sizes() == parameter.sizes()) return;
+  throw CheckpointError(concat(
+      "optimizer: got the state of ", tensor.numel(), " elements of a parameter of sizes ",
+      parameter.sizes(),
+      ", which remains from a DistributedOptimizer that divided it among ranks, expected the "
+      "state of the whole parameter: save a checkpoint before the DistributedOptimizer is "
+      "destroyed"));
+}
+
+void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = states.find(parameter.unsafeGetTensorImpl());
+      if (found == states.end()) continue;
+      for (const auto* tensor : tensors_of(*found->second)) {
+        if (tensor->defined()) check_whole(*tensor, parameter);
+      }
+    }
+  }
+}
+
+std::size_t most_tensors(const ParamStates& states) {
+  std::size_t most = 0;
+  for (const auto& entry : states) most = std::max(most, tensors_of(*entry.second).size());
+  return most;
+}
+
+}  // namespace
 
 std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
   std::vector<at::Tensor> tensors;
@@ -86,6 +173,149 @@ void ShardedParameters::discard_gradients() const {
 Work ShardedParameters::gather(const ShardedBucket& bucket) const {
   const auto own = flat_part(bucket.flat, bucket.own.begin, bucket.own.length());
   return group_.all_gather(bucket.flat, own);
+}
+
+ShardedState::ShardedState(const ShardedParameters& parameters, torch::optim::Optimizer& optimizer)
+    : parameters_(parameters), optimizer_(optimizer) {
+  cut(optimizer_.state());
+  const std::lock_guard lock(sharded().mutex);
+  sharded().states[&optimizer_] = this;
+}
+
+ShardedState::~ShardedState() {
+  {
+    const std::lock_guard lock(sharded().mutex);
+    sharded().states.erase(&optimizer_);
+  }
+  const bool is_whole = parameters_.group().size() == 1;
+  for (const auto& bucket : parameters_.buckets()) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+      auto state = take(optimizer_.state(), part);
+      if (state == nullptr) return;
+      for (auto* tensor : tensors_of(*state)) {
+        if (!is_whole || !tensor->defined()) continue;
+        *tensor =
+            alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
+      }
+      optimizer_.state()[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
+    });
+  }
+}
+
+ShardedState* ShardedState::of(const torch::optim::Optimizer& optimizer) {
+  const std::lock_guard lock(sharded().mutex);
+  const auto found = sharded().states.find(&optimizer);
+  return found == sharded().states.end() ? nullptr : found->second;
+}
+
+void ShardedState::cut(ParamStates& states) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : parameters_.buckets()) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+      auto state = take(states, slice.parameter);
+      if (state == nullptr) return;
+      const auto range = intersection(bucket.own, slice);
+      for (auto* tensor : tensors_of(*state)) {
+        if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
+        check_whole(*tensor, slice.parameter);
+        const bool is_laid_out = tensor->strides() == slice.values.strides();
+        const auto whole =
+            is_laid_out ? *tensor : at::empty_like(slice.values, tensor->options()).copy_(*tensor);
+        *tensor = flat_part(whole, range.begin, range.length()).clone();
+      }
+      states[part.unsafeGetTensorImpl()] = std::move(state);
+    });
+  }
+}
+
+/// The states of whole parameters on rank 0, empty on other ranks. Ranks: all.
+ParamStates ShardedState::gather() const {
+  const auto& group = parameters_.group();
+  const bool collects = group.rank() == 0;
+  const auto& own = optimizer_.state();
+  ParamStates whole;
+  if (collects) {
+    for (const auto& [parameter, state] : own) whole[parameter] = state->clone();
+  }
+  const std::size_t most = most_tensors(own);
+  for (const auto& bucket : parameters_.buckets()) {
+    if (collects) {
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        if (auto state = take(whole, part))
+          whole[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
+      });
+    }
+    const auto length = static_cast<std::int64_t>(bucket.own.length());
+    for (std::size_t k = 0; k < most; ++k) {
+      at::Tensor packed;
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        const auto* tensor = tensor_at(own, part, k);
+        if (tensor == nullptr) return;
+        if (!packed.defined()) packed = at::zeros({length}, tensor->options());
+        const auto range = intersection(bucket.own, slice);
+        if (range.length() == 0) return;
+        flat_part(packed, slice.offset + range.begin - bucket.own.begin, range.length())
+            .copy_(*tensor);
+      });
+      if (!packed.defined()) continue;
+      const auto all = collects ? at::empty({length * group.size()}, packed.options()) : packed;
+      group.gather(all, packed, 0).wait();
+      if (!collects) continue;
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        if (tensor_at(own, part, k) == nullptr) return;
+        auto& state = *whole[slice.parameter.unsafeGetTensorImpl()];
+        *tensors_of(state)[k] = alias(all, slice.offset, slice.parameter);
+      });
+    }
+  }
+  return whole;
+}
+
+WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& group)
+    : state_(optimizer != nullptr ? ShardedState::of(*optimizer) : nullptr) {
+  if (state_ == nullptr) return;
+  const auto& own = state_->parameters_.group();
+  if (group.size() != own.size()) {
+    throw CheckpointError(concat("optimizer: got a group of ", group.size(),
+                                 " ranks, expected the ", own.size(),
+                                 " ranks that share its state: pass the group of the "
+                                 "DistributedOptimizer"));
+  }
+  const at::NoGradGuard no_grad;
+  try {
+    auto whole = state_->gather();
+    if (own.rank() == 0) state_->whole_ = std::move(whole);
+  } catch (const std::exception& error) {
+    own.communicator().fail(concat("checkpoint: ", error.what()));
+    throw;
+  }
+}
+
+WholeState::WholeState(const torch::optim::Optimizer* optimizer)
+    : state_(optimizer != nullptr ? ShardedState::of(*optimizer) : nullptr) {
+  const at::NoGradGuard no_grad;
+  if (state_ != nullptr && state_->parameters_.group().size() == 1)
+    state_->whole_ = state_->gather();
+}
+
+WholeState::~WholeState() {
+  if (state_ != nullptr) state_->whole_.reset();
+}
+
+const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
+  const auto* const sharded = ShardedState::of(optimizer);
+  if (sharded == nullptr) {
+    check_whole(optimizer, optimizer.state());
+    return optimizer.state();
+  }
+  if (sharded->whole_) {
+    check_whole(optimizer, *sharded->whole_);
+    return *sharded->whole_;
+  }
+  throw CheckpointError(
+      concat("optimizer: its state is divided among ", sharded->parameters_.group().size(),
+             " ranks, expected a checkpoint of all of them: pass the group of the "
+             "DistributedOptimizer to Checkpoint::save()"));
 }
 
 }  // namespace lockstep::detail

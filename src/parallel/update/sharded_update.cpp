@@ -82,12 +82,6 @@ void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& par
     elementwise->set_parts(parts);
 }
 
-const ShardedParameters* ShardedUpdate::divided_gradients() const {
-  const auto buckets = parameters_.buckets();
-  const auto* const shard = buckets.empty() ? nullptr : buckets.front().shard();
-  return shard != nullptr && shard->memory() == PartMemory::own ? &parameters_ : nullptr;
-}
-
 void ShardedUpdate::check_groups() const {
   const auto& groups = optimizer_.param_groups();
   const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };

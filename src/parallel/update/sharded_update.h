@@ -10,7 +10,6 @@
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
 #include "parallel/update/sharded_parameters.h"
-#include "parallel/update/sharded_state.h"
 #include "parallel/update/update.h"
 
 namespace torch::optim {
@@ -33,10 +32,6 @@ class ShardedUpdate final : public Update {
   using Update::step;
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
   void step(UpdateGradients gradients) override;
-
-  /// Not null with Shard::gradients.
-  const ShardedParameters* divided_gradients() const override;
-  void discard_gradients() override { parameters_.discard_gradients(); }
 
  private:
   /// One call of the optimizer's step, for the parameters of one bucket.

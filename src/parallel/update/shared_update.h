@@ -9,9 +9,9 @@
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
-#include "parallel/buckets/shard_range.h"
+#include "parallel/buckets/bucket_memory.h"
 #include "parallel/reducer/reducer.h"
-#include "parallel/update/elementwise_step.h"
+#include "parallel/update/own_step.h"
 #include "parallel/update/update.h"
 
 namespace torch::optim {
