@@ -25,7 +25,6 @@
 #include "lockstep/error.h"
 #include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -517,7 +516,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     }
     std::swap(prepared.state_, optimizer.state());
     own.apply(optimizer);
-    if (const auto* sharded = ShardedState::of(optimizer)) sharded->cut(prepared.state_);
+    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state_);
     return prepared;
   });
 }

@@ -116,9 +116,8 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operati
       gradients[gradient.scalar_type()].push_back(gradient);
     }
   }
-  if (const auto* sharded = detail::ShardedState::of(optimizer)) {
-    for (const auto& part : sharded->parameters().gradients())
-      gradients[part.scalar_type()].push_back(part);
+  if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
+    for (const auto& part : sharded->gradients()) gradients[part.scalar_type()].push_back(part);
   }
   const at::NoGradGuard no_grad;
   auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
@@ -162,8 +161,8 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const 
   const bool is_finite = unscaled.is_finite();
   if (is_finite) {
     step();
-  } else if (const auto* sharded = detail::ShardedState::of(optimizer)) {
-    sharded->parameters().discard_gradients();
+  } else if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
+    sharded->discard_gradients();
   }
   return is_finite;
 }

@@ -249,7 +249,6 @@ bool BucketReducers::exchanges(SyncTarget wanted, std::int64_t step) const {
   return false;
 }
 
-/// The source of a bucket's collectives.
 Source BucketReducers::source(std::size_t index, SyncTarget target) const {
   auto source = owner_;
   source.content =

@@ -16,7 +16,6 @@
 #include "parallel/buckets/bucket_memory.h"
 #include "parallel/buckets/bucket_plan.h"
 #include "parallel/buckets/comm_stream_scope.h"
-#include "parallel/buckets/parameter_strategies.h"
 #include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -173,6 +172,9 @@ class BucketReducers {
   /// Ranks: all of the group.
   void average_parameters();
 
+  /// The source of a bucket's collectives.
+  Source source(std::size_t index, SyncTarget target) const;
+
   /// State of the exchanges, by parameter names.
   State state() const;
   void load(const State& state);
@@ -181,7 +183,6 @@ class BucketReducers {
   friend class ExchangeRound;
 
   BucketReducer make(Bucket bucket, std::size_t strategy);
-  Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);
 

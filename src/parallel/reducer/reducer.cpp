@@ -1,7 +1,6 @@
 #include "parallel/reducer/reducer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -95,19 +94,6 @@ class Reducer::Backward {
   std::shared_ptr<GroupWrappers> wrappers_;
 };
 
-std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& group,
-                                         const DataParallelOptions& options,
-                                         const UpdateNeeds& needs, const Source& owner) {
-  std::shared_ptr<Reducer> reducer(new Reducer(model, group, options, needs, owner));
-  reducer->hooks_.emplace(
-      reducer->gradients_.parameters(),
-      [self = reducer.get()](std::size_t parameter, const at::Tensor& incoming) {
-        self->on_gradient(parameter, incoming);
-      });
-  reducer->update_membership();
-  return reducer;
-}
-
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
                  const UpdateNeeds& needs, const Source& owner)
     : group_(group),
@@ -128,7 +114,12 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
           std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()),
-      check_finite_(options.check_finite) {}
+      check_finite_(options.check_finite),
+      hooks_(gradients_.parameters(), [this](std::size_t parameter, const at::Tensor& incoming) {
+        as_operation("backward", [&] { on_gradient(parameter, incoming); });
+      }) {
+  update_membership();
+}
 
 Reducer::~Reducer() { wrappers_->remove_member(*this); }
 
@@ -139,19 +130,13 @@ Source Reducer::source(Source::Content content) const {
   return source;
 }
 
-Source Reducer::source_of_parameters(std::size_t bucket) const {
-  auto of_bucket = source(Source::Content::parameters);
-  of_bucket.bucket = static_cast<std::int32_t>(bucket);
-  return of_bucket;
-}
-
 void Reducer::set_weight(double samples) {
   const SourceScope scope(host_.communicator(), source(Source::Content::weights));
   weights_.set(samples);
 }
 
 void Reducer::hook_new_accumulators() {
-  for (const auto parameter : hooks_->hook_new_accumulators())
+  for (const auto parameter : hooks_.hook_new_accumulators())
     gradients_.add_unreported_backwards(parameter);
 }
 
@@ -161,26 +146,15 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   // hook.
   const bool has_base = output.is_view() && output._base().requires_grad();
   const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
-  if (watched.is_leaf() && !is_new_leaf(watched)) return;
+  if (watched.is_leaf() && !hooks_.is_new_leaf(watched)) return;
   // The hooks of a leaf outlive the forward, whose graph has saved nothing for it.
   const auto owned = watched.is_leaf() ? nullptr : graph;
   if (owned) owned->set_watched();
   watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
     if (owned) owned->run();
     const auto self = reducer.lock();
-    if (self && !self->is_paused() && self->hooks_->accumulates_here()) self->join_backward();
+    if (self && !self->is_paused() && self->hooks_.accumulates_here()) self->join_backward();
   });
-}
-
-/// Whether the leaf has no hook yet. Leaves keep their hooks from step to step.
-bool Reducer::is_new_leaf(const at::Tensor& leaf) {
-  std::erase_if(watched_leaves_, [](const auto& watched) { return watched.expired(); });
-  const auto is_leaf = [&](const auto& watched) {
-    return watched.lock().get() == leaf.unsafeGetTensorImpl();
-  };
-  if (std::ranges::any_of(watched_leaves_, is_leaf)) return false;
-  watched_leaves_.emplace_back(leaf.getIntrusivePtr());
-  return true;
 }
 
 /// The weight factor of this rank's gradients in a backward. Autograd numbers backwards in the
@@ -218,8 +192,6 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   return backward;
 }
 
-bool Reducer::in_backward() const { return !backward_.expired(); }
-
 void Reducer::finish_backward() {
   auto backward = backward_.lock();
   if (backward == nullptr) backward = new_backward(-1);
@@ -227,10 +199,6 @@ void Reducer::finish_backward() {
 }
 
 void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
-  as_operation("backward", [&] { handle_gradient(parameter, incoming); });
-}
-
-void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
   if (incoming.defined()) gradients_.add_backward(parameter, incoming);
   if (is_paused()) return;
@@ -336,7 +304,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
   // No flags have told the other ranks.
-  if (const auto replaced = hooks_->take_replaced(); !replaced.empty())
+  if (const auto replaced = hooks_.take_replaced(); !replaced.empty())
     std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
 }
 
@@ -374,8 +342,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
 }
 
 void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
-  hooks_->find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
-                        graph);
+  hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
+                       graph);
 }
 
 void Reducer::end_local_backward(const at::Tensor& loss) {
@@ -383,7 +351,7 @@ void Reducer::end_local_backward(const at::Tensor& loss) {
 }
 
 Work Reducer::begin_flags() {
-  for (const auto parameter : hooks_->take_replaced()) gradients_.flag_replaced(parameter);
+  for (const auto parameter : hooks_.take_replaced()) gradients_.flag_replaced(parameter);
   gradients_.complete_flags();
   positions_.write(gradients_.position_bytes());
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));

@@ -45,9 +45,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Ignores parameters without requires_grad. owner is the source of the collectives.
   /// Ranks: all of the group.
   /// check_trainable() must accept the model.
-  static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
-                                         const DataParallelOptions& options,
-                                         const UpdateNeeds& needs, const Source& owner);
+  Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
+          const UpdateNeeds& needs, const Source& owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
@@ -74,7 +73,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The number of the wrapper among those of its group.
   std::uint16_t number() const { return owner_.number; }
   /// Whether a backward runs that has reached the wrapper.
-  bool in_backward() const;
+  bool in_backward() const { return !backward_.expired(); }
   /// Completes the exchange of that backward. If there is none, takes part in that of other ranks
   /// without gradients. Ranks: all.
   void finish_backward();
@@ -140,7 +139,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::span<const std::uint8_t> end_without_exchange();
   std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
   /// The source of collectives that gather the parameters of a bucket.
-  Source source_of_parameters(std::size_t bucket) const;
+  Source source_of_parameters(std::size_t bucket) const {
+    return reducers_.source(bucket, SyncTarget::parameters);
+  }
 
   /// Call before the optimizer's step.
   void before_update();
@@ -162,14 +163,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   class Backward;
 
-  Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
-          const UpdateNeeds& needs, const Source& owner);
   Source source(Source::Content content) const;
-  bool is_new_leaf(const at::Tensor& leaf);
   void update_membership();
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
-  void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   double factor_of(int task);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
@@ -207,9 +204,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<BufferSync> buffers_;
   bool parameters_may_differ_;
   bool check_finite_;
-  std::optional<ParameterHooks> hooks_;
+  ParameterHooks hooks_;
   std::weak_ptr<Backward> backward_;
-  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
   bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()
   bool has_exchanged_ = false;  ///< a backward has ended with an exchange

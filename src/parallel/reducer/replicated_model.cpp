@@ -12,7 +12,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
-#include "parallel/buckets/parameter_strategies.h"
+#include "parallel/buckets/bucket_plan.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
@@ -213,7 +213,7 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
     const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
-    reducer_ = Reducer::create(state, group, options, needs_of(options), source);
+    reducer_ = std::make_shared<Reducer>(state, group, options, needs_of(options), source);
     for (const auto& named : state.parameters) {
       wrapped_.push_back({.named = named,
                           .dtype = named.tensor.scalar_type(),

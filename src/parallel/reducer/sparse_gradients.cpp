@@ -39,6 +39,7 @@ bool has_rows(const at::Tensor& gradient, const at::Tensor& parameter) {
 SparseGradients::SparseGradients(std::vector<NamedTensor> parameters, const Group& group,
                                  const Source& owner, std::size_t first_bucket)
     : group_(group), owner_(owner), first_bucket_(first_bucket) {
+  owner_.content = Source::Content::gradients;
   for (auto& [name, tensor] : parameters) {
     const auto rows = tensor.size(0);
     auto& member = members_.emplace_back();
@@ -74,9 +75,7 @@ const at::Tensor& SparseGradients::contribute(std::size_t index, const at::Tenso
 
 void SparseGradients::begin() {
   if (members_.empty()) return;
-  auto source = owner_;
-  source.content = Source::Content::gradients;
-  const SourceScope scope(group_.communicator(), source);
+  const SourceScope scope(group_.communicator(), owner_);
   work_ = group_.all_gather(all_rows_, own_rows_);
 }
 
@@ -127,7 +126,6 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
     member.values = at::empty(sizes, parameter.options().requires_grad(false));
   }
   auto source = owner_;
-  source.content = Source::Content::gradients;
   source.bucket = static_cast<std::int32_t>(first_bucket_ + index);
   const SourceScope scope(group_.communicator(), source);
   works.push_back(group_.all_gather(member.all_indices, member.indices, rows));

@@ -21,8 +21,58 @@
 #include "lockstep/group.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_parameters.h"
+#include "parallel/update/sharded_update.h"
+#include "parallel/update/shared_update.h"
 #include "parallel/update/update.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// The optimizer's own step, on every rank.
+class WholeUpdate final : public Update {
+ public:
+  WholeUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer)
+      : optimizer_(optimizer), reducer_(reducer) {}
+
+  void step(UpdateGradients /*gradients*/) override {
+    reducer_.before_update();
+    optimizer_.step();
+  }
+  at::Tensor step(const std::function<at::Tensor()>& evaluate) override {
+    return optimizer_.step(evaluate);
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  Reducer& reducer_;
+};
+
+}  // namespace
+
+void Update::check(const torch::optim::Optimizer& optimizer, const DataParallelOptions& options) {
+  if (options.share_memory) {
+    SharedUpdate::check(optimizer);
+  } else if (options.shard != Shard::none) {
+    check_elementwise(optimizer, "shard");
+  }
+}
+
+std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                       const Group& group, const DataParallelOptions& options) {
+  // With one copy of everything, shard has no effect.
+  if (options.share_memory) return std::make_unique<SharedUpdate>(reducer, group, optimizer);
+  if (options.shard != Shard::none)
+    return std::make_unique<ShardedUpdate>(reducer, group, optimizer);
+  return std::make_unique<WholeUpdate>(optimizer, reducer);
+}
+
+at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
+  auto loss = evaluate();
+  step(UpdateGradients::averaged);
+  return loss;
+}
+
+}  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -202,8 +252,8 @@ NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   optimizer_.zero_grad(set_to_none);
-  if (const auto* const sharded = detail::ShardedState::of(optimizer_))
-    sharded->parameters().discard_gradients();
+  if (const auto* const sharded = detail::ShardedParameters::of(optimizer_))
+    sharded->discard_gradients();
 }
 
 void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }
@@ -304,15 +354,15 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
     std::vector<at::Tensor> parameters;
     for (const auto& group : optimizer.optimizer().param_groups())
       parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-    const auto* const sharded = detail::ShardedState::of(optimizer.optimizer());
-    if (sharded == nullptr || !sharded->parameters().divides_gradients())
+    const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
+    if (sharded == nullptr || !sharded->divides_gradients())
       return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> whole;
     for (const auto& parameter : parameters) {
       if (parameter.grad().defined()) whole.push_back(parameter.grad());
     }
-    const auto& parts = sharded->parameters();
+    const auto& parts = *sharded;
     return clip(parts.gradients(), whole, parts.group(), max_norm, norm_type);
   });
 }

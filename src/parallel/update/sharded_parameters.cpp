@@ -26,7 +26,7 @@ using torch::optim::OptimizerParamState;
 /// The sharded optimizers of this process. Checkpoints refer to an optimizer only.
 struct Sharded {
   std::mutex mutex;
-  std::map<const torch::optim::Optimizer*, ShardedState*> states;
+  std::map<const torch::optim::Optimizer*, ShardedParameters*> all;
 };
 
 Sharded& sharded() {
@@ -102,6 +102,11 @@ std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
   return tensors;
 }
 
+at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.strides() == like.strides() ? tensor
+                                            : at::empty_like(like, tensor.options()).copy_(tensor);
+}
+
 void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
   if (!tensor.defined() || tensor.const_data_ptr() != values.const_data_ptr()) return;
   try {
@@ -111,8 +116,9 @@ void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
   }
 }
 
-ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group)
-    : group_(group) {
+ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group,
+                                     torch::optim::Optimizer& optimizer)
+    : group_(group), optimizer_(optimizer) {
   for (const auto& reducer : reducers) {
     const auto& gradients = reducer.bucket;
     const auto own = shard_of(gradients.values(), group_);
@@ -128,15 +134,38 @@ ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, co
       bucket.parts.push_back(flat_part(bucket.flat, slice.offset + part.begin, part.length()));
     }
   }
+  cut(optimizer_.state());
   move_back();
+  const std::lock_guard lock(sharded().mutex);
+  sharded().all[&optimizer_] = this;
 }
 
 ShardedParameters::~ShardedParameters() {
+  {
+    const std::lock_guard lock(sharded().mutex);
+    sharded().all.erase(&optimizer_);
+  }
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+      auto state = take(optimizer_.state(), part);
+      if (state == nullptr) return;
+      for (auto* tensor : tensors_of(*state)) {
+        if (group_.size() > 1 || !tensor->defined()) continue;
+        *tensor =
+            alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
+      }
+      optimizer_.state()[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
+    });
     for (std::size_t i = 0; i < bucket.values.size(); ++i)
       leave(bucket.slices()[i].parameter, bucket.values[i]);
   }
+}
+
+ShardedParameters* ShardedParameters::of(const torch::optim::Optimizer& optimizer) {
+  const std::lock_guard lock(sharded().mutex);
+  const auto found = sharded().all.find(&optimizer);
+  return found == sharded().all.end() ? nullptr : found->second;
 }
 
 void ShardedParameters::move_back() {
@@ -175,42 +204,9 @@ Work ShardedParameters::gather(const ShardedBucket& bucket) const {
   return group_.all_gather(bucket.flat, own);
 }
 
-ShardedState::ShardedState(const ShardedParameters& parameters, torch::optim::Optimizer& optimizer)
-    : parameters_(parameters), optimizer_(optimizer) {
-  cut(optimizer_.state());
-  const std::lock_guard lock(sharded().mutex);
-  sharded().states[&optimizer_] = this;
-}
-
-ShardedState::~ShardedState() {
-  {
-    const std::lock_guard lock(sharded().mutex);
-    sharded().states.erase(&optimizer_);
-  }
-  const bool is_whole = parameters_.group().size() == 1;
-  for (const auto& bucket : parameters_.buckets()) {
-    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
-      auto state = take(optimizer_.state(), part);
-      if (state == nullptr) return;
-      for (auto* tensor : tensors_of(*state)) {
-        if (!is_whole || !tensor->defined()) continue;
-        *tensor =
-            alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
-      }
-      optimizer_.state()[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
-    });
-  }
-}
-
-ShardedState* ShardedState::of(const torch::optim::Optimizer& optimizer) {
-  const std::lock_guard lock(sharded().mutex);
-  const auto found = sharded().states.find(&optimizer);
-  return found == sharded().states.end() ? nullptr : found->second;
-}
-
-void ShardedState::cut(ParamStates& states) const {
+void ShardedParameters::cut(ParamStates& states) const {
   const at::NoGradGuard no_grad;
-  for (const auto& bucket : parameters_.buckets()) {
+  for (const auto& bucket : buckets_) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
       auto state = take(states, slice.parameter);
       if (state == nullptr) return;
@@ -218,9 +214,7 @@ void ShardedState::cut(ParamStates& states) const {
       for (auto* tensor : tensors_of(*state)) {
         if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
         check_whole(*tensor, slice.parameter);
-        const bool is_laid_out = tensor->strides() == slice.values.strides();
-        const auto whole =
-            is_laid_out ? *tensor : at::empty_like(slice.values, tensor->options()).copy_(*tensor);
+        const auto whole = laid_out(*tensor, slice.values);
         *tensor = flat_part(whole, range.begin, range.length()).clone();
       }
       states[part.unsafeGetTensorImpl()] = std::move(state);
@@ -229,16 +223,15 @@ void ShardedState::cut(ParamStates& states) const {
 }
 
 /// The states of whole parameters on rank 0, empty on other ranks. Ranks: all.
-ParamStates ShardedState::gather() const {
-  const auto& group = parameters_.group();
-  const bool collects = group.rank() == 0;
+ParamStates ShardedParameters::gather_state() const {
+  const bool collects = group_.rank() == 0;
   const auto& own = optimizer_.state();
   ParamStates whole;
   if (collects) {
     for (const auto& [parameter, state] : own) whole[parameter] = state->clone();
   }
   const std::size_t most = most_tensors(own);
-  for (const auto& bucket : parameters_.buckets()) {
+  for (const auto& bucket : buckets_) {
     if (collects) {
       for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
         if (auto state = take(whole, part))
@@ -258,8 +251,8 @@ ParamStates ShardedState::gather() const {
             .copy_(*tensor);
       });
       if (!packed.defined()) continue;
-      const auto all = collects ? at::empty({length * group.size()}, packed.options()) : packed;
-      group.gather(all, packed, 0).wait();
+      const auto all = collects ? at::empty({length * group_.size()}, packed.options()) : packed;
+      group_.gather(all, packed, 0).wait();
       if (!collects) continue;
       for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
         if (tensor_at(own, part, k) == nullptr) return;
@@ -272,9 +265,9 @@ ParamStates ShardedState::gather() const {
 }
 
 WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& group)
-    : state_(optimizer != nullptr ? ShardedState::of(*optimizer) : nullptr) {
-  if (state_ == nullptr) return;
-  const auto& own = state_->parameters_.group();
+    : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
+  if (sharded_ == nullptr) return;
+  const auto& own = sharded_->group_;
   if (group.size() != own.size()) {
     throw CheckpointError(concat("optimizer: got a group of ", group.size(),
                                  " ranks, expected the ", own.size(),
@@ -283,8 +276,8 @@ WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& gr
   }
   const at::NoGradGuard no_grad;
   try {
-    auto whole = state_->gather();
-    if (own.rank() == 0) state_->whole_ = std::move(whole);
+    auto whole = sharded_->gather_state();
+    if (own.rank() == 0) sharded_->whole_ = std::move(whole);
   } catch (const std::exception& error) {
     own.communicator().fail(concat("checkpoint: ", error.what()));
     throw;
@@ -292,28 +285,28 @@ WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& gr
 }
 
 WholeState::WholeState(const torch::optim::Optimizer* optimizer)
-    : state_(optimizer != nullptr ? ShardedState::of(*optimizer) : nullptr) {
+    : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
   const at::NoGradGuard no_grad;
-  if (state_ != nullptr && state_->parameters_.group().size() == 1)
-    state_->whole_ = state_->gather();
+  if (sharded_ != nullptr && sharded_->group_.size() == 1)
+    sharded_->whole_ = sharded_->gather_state();
 }
 
 WholeState::~WholeState() {
-  if (state_ != nullptr) state_->whole_.reset();
+  if (sharded_ != nullptr) sharded_->whole_.reset();
 }
 
 const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
-  const auto* const sharded = ShardedState::of(optimizer);
-  if (sharded == nullptr) {
+  const auto* const found = ShardedParameters::of(optimizer);
+  if (found == nullptr) {
     check_whole(optimizer, optimizer.state());
     return optimizer.state();
   }
-  if (sharded->whole_) {
-    check_whole(optimizer, *sharded->whole_);
-    return *sharded->whole_;
+  if (found->whole_) {
+    check_whole(optimizer, *found->whole_);
+    return *found->whole_;
   }
   throw CheckpointError(
-      concat("optimizer: its state is divided among ", sharded->parameters_.group().size(),
+      concat("optimizer: its state is divided among ", found->group_.size(),
              " ranks, expected a checkpoint of all of them: pass the group of the "
              "DistributedOptimizer to Checkpoint::save()"));
 }

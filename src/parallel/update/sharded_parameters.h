@@ -21,6 +21,8 @@ namespace lockstep::inline v0_2::detail {
 /// Tensors over flat memory, one per slice: in the slice's place, with its parameter's sizes and
 /// strides.
 std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat);
+/// The values of a tensor in the strides of another one: the tensor itself if it has them.
+at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like);
 /// Replaces a tensor by a copy in memory of its own if it uses the memory of values. When memory is
 /// short, it stays there and keeps that memory alive.
 void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept;
@@ -39,17 +41,29 @@ struct ShardedBucket {
   GradientShard* shard() const { return reducer->shard.get(); }
 };
 
+/// An optimizer's state, by parameter.
+using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
+
 /// A model's parameters in one flat tensor for each bucket, so that a rank updates a range of it
-/// and the ranks gather the ranges in place.
+/// and the ranks gather the ranges in place. The optimizer has the state of the parts that this
+/// rank updates; checkpoints have it by the whole parameters.
 class ShardedParameters {
  public:
-  /// Moves the parameters. The reducers must outlive it.
-  /// Throws: CommError when memory is short.
-  ShardedParameters(std::span<const BucketReducer> reducers, const Group& group);
-  /// Copies the parameters into memory of their own.
+  /// Moves the parameters, and keeps the parts of the state that the optimizer has. Reducers and
+  /// optimizer must outlive it.
+  /// Throws: CommError when memory is short. CheckpointError if the state is not of whole
+  /// parameters.
+  ShardedParameters(std::span<const BucketReducer> reducers, const Group& group,
+                    torch::optim::Optimizer& optimizer);
+  /// Copies the parameters into memory of their own. The optimizer has the state of the parts under
+  /// the whole parameters then. Another DistributedOptimizer with the same options takes it; any
+  /// other use of it is an error.
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;
+
+  /// Those of this optimizer; null if it is not sharded. Any thread.
+  static ShardedParameters* of(const torch::optim::Optimizer& optimizer);
 
   std::span<const ShardedBucket> buckets() const { return buckets_; }
   const Group& group() const { return group_; }
@@ -70,31 +84,6 @@ class ShardedParameters {
   /// Begins to gather the ranges of one bucket from all ranks. Ranks: all of the group.
   Work gather(const ShardedBucket& bucket) const;
 
- private:
-  Group group_;
-  std::vector<ShardedBucket> buckets_;
-};
-
-/// An optimizer's state, by parameter.
-using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
-
-/// The optimizer's state of sharded parameters. The optimizer has it by the parts that this rank
-/// updates; checkpoints have it by the whole parameters.
-class ShardedState {
- public:
-  /// Keeps the parts of the state that the optimizer has. Parameters and optimizer must outlive it.
-  ShardedState(const ShardedParameters& parameters, torch::optim::Optimizer& optimizer);
-  /// The optimizer has the state of the parts under the whole parameters then. Another
-  /// DistributedOptimizer with the same options takes it; any other use of it is an error.
-  ~ShardedState();
-  ShardedState(const ShardedState&) = delete;
-  ShardedState& operator=(const ShardedState&) = delete;
-
-  /// The state of this optimizer; null if it is not sharded. Any thread.
-  static ShardedState* of(const torch::optim::Optimizer& optimizer);
-
-  const ShardedParameters& parameters() const { return parameters_; }
-
   /// Replaces the states of whole parameters by copies of this rank's parts.
   void cut(ParamStates& states) const;
 
@@ -102,10 +91,11 @@ class ShardedState {
   friend class WholeState;
   friend const ParamStates& whole_state(const torch::optim::Optimizer& optimizer);
 
-  ParamStates gather() const;
+  ParamStates gather_state() const;
 
-  const ShardedParameters& parameters_;
+  Group group_;
   torch::optim::Optimizer& optimizer_;
+  std::vector<ShardedBucket> buckets_;
   std::optional<ParamStates> whole_;  ///< on rank 0, while a WholeState exists
 };
 
@@ -123,7 +113,7 @@ class [[nodiscard]] WholeState {
   WholeState& operator=(const WholeState&) = delete;
 
  private:
-  ShardedState* state_;
+  ShardedParameters* sharded_;
 };
 
 /// The state of an optimizer by whole parameters.

@@ -48,7 +48,6 @@ class ShardedUpdate final : public Update {
   torch::optim::Optimizer& optimizer_;
   Reducer& reducer_;
   ShardedParameters parameters_;
-  ShardedState state_;
   ParameterLists original_;  ///< the optimizer's parameters at construction
   std::vector<Call> calls_;  ///< per bucket
   ParameterLists whole_;     ///< parameters in no bucket, which every rank updates

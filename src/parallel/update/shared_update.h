@@ -80,8 +80,7 @@ class SharedUpdate final : public Update {
   void publish_gradients(UpdateGradients gradients);
   static Gradient mean_gradient(Bucket& bucket, std::size_t slice);
   static Gradient publish_gradient(const SharedBucket& bucket, std::size_t slice, double factor);
-  void average_and_update(SharedBucket& bucket);
-  void update(SharedBucket& bucket);
+  void update(SharedBucket& bucket, UpdateGradients gradients);
   void update(SharedBucket& bucket, std::size_t slice);
 
   Reducer& reducer_;
