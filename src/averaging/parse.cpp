@@ -98,12 +98,6 @@ void expect(bool holds, std::string_view strategy, std::string_view field, doubl
       concat(strategy, ": got a ", field, " of ", shortest(got), ", expected ", expected));
 }
 
-std::string text_of(double value) { return shortest(value); }
-
-std::string text_of(std::int64_t value) { return std::to_string(value); }
-
-std::string text_of(bool value) { return value ? "on" : "off"; }
-
 template <>
 constexpr auto options_of<Fp16> = std::tuple(Option{"clip", &Fp16::clip},
                                              Option{"predivide", &Fp16::predivide});

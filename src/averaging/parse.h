@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/text.h"
 #include "lockstep/averages.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -80,10 +82,6 @@ Result parse_options(Fields& fields) {
   return checked(recipe, fields);
 }
 
-std::string text_of(double value);
-std::string text_of(std::int64_t value);
-std::string text_of(bool value);  ///< "on" or "off"
-
 /// The strategy's text form: "topk:0.01,feedback=off".
 template <class Recipe>
 std::string text_of(std::string_view name, const Recipe& recipe) {
@@ -94,7 +92,13 @@ std::string text_of(std::string_view name, const Recipe& recipe) {
     if (option.shown == Shown::if_changed && value == Recipe{}.*option.value) return;
     (text += std::exchange(separator, ',')) +=
         option.shown == Shown::without_name ? "" : std::string(option.name) + '=';
-    text += text_of(value);
+    if constexpr (std::same_as<decltype(value), const bool>) {
+      text += value ? "on" : "off";
+    } else if constexpr (std::same_as<decltype(value), const double>) {
+      text += shortest(value);
+    } else {
+      text += std::to_string(value);
+    }
   };
   std::apply([&](const auto&... option) { (add(option), ...); }, options_of<Recipe>);
   return text;

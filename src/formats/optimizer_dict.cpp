@@ -192,10 +192,9 @@ struct Kind {
     for (const auto& group : optimizer.param_groups()) {
       auto indices = empty_list();
       for (const at::Tensor& parameter : group.params()) {
-        const auto found = by_parameter.find(parameter.unsafeGetTensorImpl());
-        if (found != by_parameter.end()) {
+        if (auto* const state = detail::find_state(by_parameter, parameter)) {
           GenericDict fields = empty_dict();
-          detail::visit(static_cast<ParamState&>(*found->second), Writer{fields});
+          detail::visit(static_cast<ParamState&>(*state), Writer{fields});
           states.insert(index, fields);
         }
         indices.push_back(index++);

@@ -108,13 +108,11 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operation) {
   detail::check_listed_once(optimizer, operation);  // a gradient would be divided twice
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
-  for (const auto& parameters : optimizer.param_groups()) {
-    for (const auto& parameter : parameters.params()) {
-      const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      expect_supported(gradient, group_, operation);
-      gradients[gradient.scalar_type()].push_back(gradient);
-    }
+  for (const auto& parameter : detail::all_parameters(optimizer)) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    expect_supported(gradient, group_, operation);
+    gradients[gradient.scalar_type()].push_back(gradient);
   }
   if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
     for (const auto& part : sharded->gradients()) gradients[part.scalar_type()].push_back(part);

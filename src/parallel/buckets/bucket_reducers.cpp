@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/waiting.h"
+#include "device/device_communicator.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 #include "sync/between_hosts.h"
@@ -53,6 +54,40 @@ void unpack_parameters(const Bucket& bucket) {
 }
 
 }  // namespace
+
+std::optional<device::CommStream> comm_stream_of(const Group& group) {
+  const auto* ranks = dynamic_cast<const device::DeviceCommunicator*>(&group.communicator());
+  if (ranks == nullptr) return std::nullopt;
+  return ranks->context().stream();
+}
+
+void GradientStreams::add_current(const std::optional<device::CommStream>& comm) {
+  if (!comm) return;
+  const c10::Stream current = comm->current();
+  if (std::ranges::find(streams_, current) == streams_.end()) streams_.push_back(current);
+}
+
+void GradientStreams::order_before_current(const device::CommStream& comm) const {
+  for (const auto& stream : streams_) device::CommStream::order(stream, comm.current());
+}
+
+CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm) {
+  if (!comm) return;
+  caller_ = comm->current();
+  guard_.emplace(comm->stream());
+}
+
+CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm,
+                                 const GradientStreams& gradients)
+    : CommStreamScope(comm) {
+  if (!comm) return;
+  device::CommStream::order(*caller_, comm->stream());
+  gradients.order_before_current(*comm);
+}
+
+void CommStreamScope::block_caller() const {
+  if (guard_) device::CommStream::order(guard_->current_stream(), *caller_);
+}
 
 ExchangeRound::ExchangeRound(BucketReducers& reducers, SyncTarget target, std::int64_t step)
     : reducers_(reducers), target_(target), step_(step) {

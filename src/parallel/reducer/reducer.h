@@ -15,7 +15,6 @@
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "parallel/buckets/bucket_reducers.h"
-#include "parallel/buckets/comm_stream_scope.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/consistency_check.h"
 #include "parallel/reducer/gradient_set.h"
@@ -24,7 +23,6 @@
 #include "parallel/reducer/parameter_hooks.h"
 #include "parallel/reducer/sparse_gradients.h"
 #include "parallel/reducer/step_agreement.h"
-#include "parallel/reducer/weights.h"
 
 namespace lockstep::inline v0_2::detail {
 

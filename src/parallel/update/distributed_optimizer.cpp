@@ -79,9 +79,8 @@ namespace {
 
 std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
   std::unordered_set<const void*> parameters;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
-  }
+  for (const auto& parameter : detail::all_parameters(optimizer))
+    parameters.insert(parameter.unsafeGetTensorImpl());
   return parameters;
 }
 
@@ -96,16 +95,13 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
     std::unordered_set<const void*> of_model;
     for (const auto& [name, tensor] : named) of_model.insert(tensor.unsafeGetTensorImpl());
     std::size_t index = 0;
-    for (const auto& group_of : optimizer.param_groups()) {
-      for (const auto& parameter : group_of.params()) {
-        if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
-          throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
-                                               " of the optimizer, of sizes ", parameter.sizes(),
-                                               ", is not a parameter of the model"),
-                                {.operation = "DistributedOptimizer"});
-        }
-        ++index;
+    for (const auto& parameter : detail::all_parameters(optimizer)) {
+      if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
+        detail::throw_invalid("DistributedOptimizer", "parameter #", index,
+                              " of the optimizer, of sizes ", parameter.sizes(),
+                              ", is not a parameter of the model");
       }
+      ++index;
     }
   });
 }
@@ -351,9 +347,7 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
           "have different gradients, expected one that does, such as fp32");
     }
     optimizer.average_gradients();
-    std::vector<at::Tensor> parameters;
-    for (const auto& group : optimizer.optimizer().param_groups())
-      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    const auto parameters = detail::all_parameters(optimizer.optimizer());
     const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
     if (sharded == nullptr || !sharded->divides_gradients())
       return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
@@ -362,8 +356,7 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
     for (const auto& parameter : parameters) {
       if (parameter.grad().defined()) whole.push_back(parameter.grad());
     }
-    const auto& parts = *sharded;
-    return clip(parts.gradients(), whole, parts.group(), max_norm, norm_type);
+    return clip(sharded->gradients(), whole, sharded->group(), max_norm, norm_type);
   });
 }
 

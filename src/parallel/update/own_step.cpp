@@ -20,6 +20,9 @@
 #include "parallel/update/optimizer_fields.h"
 
 namespace lockstep::inline v0_2::detail {
+
+using torch::optim::OptimizerParamState;
+
 namespace {
 
 /// Whether the optimizer is of a class of LibTorch that updates each element by itself. A derived
@@ -64,7 +67,7 @@ std::string describe_parameter(const at::Tensor& parameter, const std::vector<Na
 }
 
 /// The tensors of a state that its optimizer uses.
-std::vector<at::Tensor*> defined_tensors_of(torch::optim::OptimizerParamState& state) {
+std::vector<at::Tensor*> defined_tensors_of(OptimizerParamState& state) {
   auto tensors = tensors_of(state);
   std::erase_if(tensors, [](const at::Tensor* tensor) { return !tensor->defined(); });
   return tensors;
@@ -78,12 +81,32 @@ ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
   return lists;
 }
 
+std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+OptimizerParamState* find_state(const ParamStates& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  return found == states.end() ? nullptr : found->second.get();
+}
+
+std::unique_ptr<OptimizerParamState> take_state(ParamStates& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end()) return nullptr;
+  auto state = std::move(found->second);
+  states.erase(found);
+  return state;
+}
+
 void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
   const ParametersScope scope(optimizer, lists);
   optimizer.step();
 }
 
-std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
+std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   std::vector<at::Tensor*> tensors;
   visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, at::Tensor>) tensors.push_back(&value);
@@ -91,7 +114,7 @@ std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
   return tensors;
 }
 
-void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps) {
+void add_steps(OptimizerParamState& state, std::int64_t steps) {
   visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
   });
@@ -112,16 +135,14 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const char* opt
 void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
                        const std::vector<NamedTensor>& named) {
   std::unordered_map<const void*, std::size_t> positions;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto position = positions.size();
-      const auto [first, is_new] = positions.emplace(parameter.unsafeGetTensorImpl(), position);
-      if (is_new) continue;
-      throw_invalid(operation, "got ", describe_parameter(parameter, named), " twice, as #",
-                    first->second, " and #", position,
-                    " of the optimizer, expected each parameter once: construct the optimizer with "
-                    "lockstep::parameters(model)");
-    }
+  for (const auto& parameter : all_parameters(optimizer)) {
+    const auto position = positions.size();
+    const auto [first, is_new] = positions.emplace(parameter.unsafeGetTensorImpl(), position);
+    if (is_new) continue;
+    throw_invalid(operation, "got ", describe_parameter(parameter, named), " twice, as #",
+                  first->second, " and #", position,
+                  " of the optimizer, expected each parameter once: construct the optimizer with "
+                  "lockstep::parameters(model)");
   }
 }
 
@@ -145,19 +166,6 @@ bool ElementwiseStep::has(const at::Tensor& parameter) const {
   return group_of(parameter).has_value();
 }
 
-ElementwiseStep::ParamState* ElementwiseStep::find(const at::Tensor& parameter) const {
-  const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-  return found == optimizer_.state().end() ? nullptr : found->second.get();
-}
-
-std::unique_ptr<ElementwiseStep::ParamState> ElementwiseStep::take(const at::Tensor& tensor) {
-  const auto found = optimizer_.state().find(tensor.unsafeGetTensorImpl());
-  if (found == optimizer_.state().end()) return nullptr;
-  auto state = std::move(found->second);
-  optimizer_.state().erase(found);
-  return state;
-}
-
 void ElementwiseStep::step_on(const at::Tensor& parameter, const at::Tensor& elements,
                               const at::Tensor& gradient) {
   ParameterLists lists(optimizer_.param_groups().size());
@@ -173,12 +181,12 @@ std::unique_ptr<ElementwiseStep::ParamState> ElementwiseStep::first_state(
     const at::Tensor& parameter) {
   const auto none = at::empty({0}, parameter.options());
   step_on(parameter, none, at::empty_like(none));
-  return take(none);
+  return take_state(optimizer_.state(), none);
 }
 
 std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
-  if (auto* state = find(parameter)) return defined_tensors_of(*state);
+  if (auto* state = find_state(optimizer_.state(), parameter)) return defined_tensors_of(*state);
   auto state = first_state(parameter);
   if (state == nullptr) return {};
   const auto tensors = defined_tensors_of(*state);
@@ -191,13 +199,14 @@ std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) 
 void ElementwiseStep::begin_update(const at::Tensor& parameter) {
   if (auto first = first_states_.extract(parameter.unsafeGetTensorImpl()))
     optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(first.mapped());
-  if (auto* state = find(parameter)) add_steps(*state, 1);
+  if (auto* state = find_state(optimizer_.state(), parameter)) add_steps(*state, 1);
 }
 
 void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elements) {
   const at::NoGradGuard no_grad;
   const auto& values = elements.values;
-  if (auto* whole = find(parameter); whole != nullptr && !elements.is_first) {
+  if (auto* whole = find_state(optimizer_.state(), parameter);
+      whole != nullptr && !elements.is_first) {
     auto state = whole->clone();
     const auto tensors = defined_tensors_of(*state);
     for (std::size_t k = 0; k < tensors.size(); ++k) *tensors[k] = elements.state[k];
@@ -205,7 +214,7 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
     optimizer_.state()[values.unsafeGetTensorImpl()] = std::move(state);
   }
   step_on(parameter, values, elements.gradient);
-  const auto updated = take(values);
+  const auto updated = take_state(optimizer_.state(), values);
   if (updated == nullptr) return;
   const auto tensors = defined_tensors_of(*updated);
   for (std::size_t k = 0; k < tensors.size(); ++k) {

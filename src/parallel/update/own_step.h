@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lockstep/distributed_optimizer.h"
@@ -19,6 +21,17 @@ namespace lockstep::inline v0_2::detail {
 using ParameterLists = std::vector<std::vector<at::Tensor>>;
 
 ParameterLists parameters_of(const torch::optim::Optimizer& optimizer);
+/// The same in one list.
+std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer);
+
+/// An optimizer's state, by parameter.
+using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
+
+/// The state of a parameter; null if there is none. take_state() removes it.
+torch::optim::OptimizerParamState* find_state(const ParamStates& states,
+                                              const at::Tensor& parameter);
+std::unique_ptr<torch::optim::OptimizerParamState> take_state(ParamStates& states,
+                                                              const at::Tensor& parameter);
 
 /// The optimizer's own step on other tensors, such as parts of its parameters. Each is updated with
 /// the options of its parameter group, its own gradient, and the state that the optimizer has of
@@ -59,8 +72,6 @@ class ElementwiseStep final : public ElementwiseOptimizer {
   using ParamState = torch::optim::OptimizerParamState;
 
   std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
-  ParamState* find(const at::Tensor& parameter) const;
-  std::unique_ptr<ParamState> take(const at::Tensor& tensor);
   std::unique_ptr<ParamState> first_state(const at::Tensor& parameter);
   void step_on(const at::Tensor& parameter, const at::Tensor& elements, const at::Tensor& gradient);
 

@@ -16,12 +16,9 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/update/own_step.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
-
-using torch::optim::OptimizerParamState;
 
 /// The sharded optimizers of this process. Checkpoints refer to an optimizer only.
 struct Sharded {
@@ -40,19 +37,11 @@ void for_each(const ShardedBucket& bucket, const Function& fn) {
   for (std::size_t i = 0; i < bucket.parts.size(); ++i) fn(bucket.slices()[i], bucket.parts[i]);
 }
 
-std::unique_ptr<OptimizerParamState> take(ParamStates& states, const at::Tensor& parameter) {
-  const auto found = states.find(parameter.unsafeGetTensorImpl());
-  if (found == states.end()) return nullptr;
-  auto state = std::move(found->second);
-  states.erase(found);
-  return state;
-}
-
 /// The tensor number k of a parameter's state on this rank; null if there is none.
 const at::Tensor* tensor_at(const ParamStates& states, const at::Tensor& parameter, std::size_t k) {
-  const auto found = states.find(parameter.unsafeGetTensorImpl());
-  if (found == states.end()) return nullptr;
-  const auto tensors = tensors_of(*found->second);
+  auto* const state = find_state(states, parameter);
+  if (state == nullptr) return nullptr;
+  const auto tensors = tensors_of(*state);
   return k < tensors.size() && tensors[k]->defined() ? tensors[k] : nullptr;
 }
 
@@ -74,13 +63,11 @@ void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
 }
 
 void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto found = states.find(parameter.unsafeGetTensorImpl());
-      if (found == states.end()) continue;
-      for (const auto* tensor : tensors_of(*found->second)) {
-        if (tensor->defined()) check_whole(*tensor, parameter);
-      }
+  for (const auto& parameter : all_parameters(optimizer)) {
+    auto* const state = find_state(states, parameter);
+    if (state == nullptr) continue;
+    for (const auto* tensor : tensors_of(*state)) {
+      if (tensor->defined()) check_whole(*tensor, parameter);
     }
   }
 }
@@ -148,7 +135,7 @@ ShardedParameters::~ShardedParameters() {
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
-      auto state = take(optimizer_.state(), part);
+      auto state = take_state(optimizer_.state(), part);
       if (state == nullptr) return;
       for (auto* tensor : tensors_of(*state)) {
         if (group_.size() > 1 || !tensor->defined()) continue;
@@ -208,7 +195,7 @@ void ShardedParameters::cut(ParamStates& states) const {
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
-      auto state = take(states, slice.parameter);
+      auto state = take_state(states, slice.parameter);
       if (state == nullptr) return;
       const auto range = intersection(bucket.own, slice);
       for (auto* tensor : tensors_of(*state)) {
@@ -234,7 +221,7 @@ ParamStates ShardedParameters::gather_state() const {
   for (const auto& bucket : buckets_) {
     if (collects) {
       for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
-        if (auto state = take(whole, part))
+        if (auto state = take_state(whole, part))
           whole[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
       });
     }

@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "lockstep/exchange.h"
@@ -15,6 +13,7 @@
 #include "lockstep/work.h"
 #include "parallel/buckets/bucket_memory.h"
 #include "parallel/buckets/bucket_reducers.h"
+#include "parallel/update/own_step.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -40,9 +39,6 @@ struct ShardedBucket {
   /// This rank's part of the averaged gradients; null if each exchange gives every rank the whole.
   GradientShard* shard() const { return reducer->shard.get(); }
 };
-
-/// An optimizer's state, by parameter.
-using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
 
 /// A model's parameters in one flat tensor for each bucket, so that a rank updates a range of it
 /// and the ranks gather the ranges in place. The optimizer has the state of the parts that this
