@@ -1,10 +1,8 @@
 #include "averaging/parse.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "core/environment.h"
 #include "core/text.h"
 #include "kernels/magnitude.h"
 #include "lockstep/error.h"
@@ -47,22 +45,6 @@ void Fields::refuse(std::string_view field, std::string_view expected) const {
   }
   throw InvalidArgument(
       concat("strategy ", strategy_, ": got ", field, "=", got, ", expected ", expected));
-}
-
-void Fields::read(std::string_view field, double& value) {
-  const auto* text = take(field);
-  if (text == nullptr) return;
-  const auto given = parse_number<double>(*text);
-  if (!given || !std::isfinite(*given)) refuse(field, "a number");
-  value = *given;
-}
-
-void Fields::read(std::string_view field, std::int64_t& value) {
-  const auto* text = take(field);
-  if (text == nullptr) return;
-  const auto given = parse_number<std::int64_t>(*text);
-  if (!given) refuse(field, "a whole number");
-  value = *given;
 }
 
 void Fields::read(std::string_view field, bool& value) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
@@ -12,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/averages.h"
 
@@ -25,9 +27,17 @@ class Fields {
  public:
   Fields(std::string_view strategy, std::string_view options);
 
-  // Sets the value if the field is given. A bool is "on" or "off".
-  void read(std::string_view field, double& value);
-  void read(std::string_view field, std::int64_t& value);
+  /// Sets the value if the field is given.
+  template <class Number>
+  void read(std::string_view field, Number& value) {
+    const auto* text = take(field);
+    if (text == nullptr) return;
+    const auto given = parse_number<Number>(*text);
+    if (!given || !std::isfinite(static_cast<double>(*given)))
+      refuse(field, std::same_as<Number, double> ? "a number" : "a whole number");
+    value = *given;
+  }
+  /// The same for "on" or "off".
   void read(std::string_view field, bool& value);
   /// The index of the value among choices.
   std::size_t choice(std::string_view field, std::initializer_list<std::string_view> choices,

@@ -26,7 +26,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// What the update of the parameters needs of a wrapper's buckets.
+/// The requirements of the parameters' update.
 struct UpdateNeeds {
   /// The option that divides or shares the update; null if none does. It moves the parameters to
   /// other memory, and requires a DistributedOptimizer.

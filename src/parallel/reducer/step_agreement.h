@@ -11,8 +11,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The state of one rank's gradients, and after the step agreement that of all ranks: its
-/// all_reduce takes the maximum of each byte, so a flag is set if some rank has set it.
+/// The state of one rank's gradients. The step agreement makes it the state of all ranks: the
+/// maximum of each byte. So a flag is set if some rank has set it.
 struct StepIntent {
   Compared<std::uint64_t> means{0};   ///< digest of the gradients that are GradientState::averaged
   Compared<std::uint64_t> edited{0};  ///< digest of the gradients that are GradientState::edited

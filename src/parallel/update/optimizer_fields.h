@@ -16,9 +16,9 @@
 
 #include "lockstep/low_precision_optimizer.h"
 
-/// The description of LibTorch's optimizers that all readers and writers of their options and state
-/// use. visit() calls field(name, value) for each field of the options, or of the state of a
-/// parameter. LibTorch and Python use the same names.
+/// The description of LibTorch's optimizers, for everything that reads or writes their options and
+/// state. visit() calls field(name, value) for each field of the options, or of a parameter's
+/// state. LibTorch and Python use the same names.
 namespace lockstep::inline v0_2::detail {
 
 /// The state that FusedOptimizer adds to LibTorch's for a bfloat16 or float16 parameter. Python's

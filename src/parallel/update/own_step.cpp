@@ -35,27 +35,6 @@ bool is_elementwise(const torch::optim::Optimizer& optimizer) {
          (is_derived && dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr);
 }
 
-/// Exchanges the optimizer's parameters with other ones until the end of the scope.
-class ParametersScope {
- public:
-  ParametersScope(torch::optim::Optimizer& optimizer, ParameterLists& lists)
-      : optimizer_(optimizer), lists_(lists) {
-    exchange();
-  }
-  ~ParametersScope() { exchange(); }
-  ParametersScope(const ParametersScope&) = delete;
-  ParametersScope& operator=(const ParametersScope&) = delete;
-
- private:
-  void exchange() {
-    for (std::size_t g = 0; g < lists_.size(); ++g)
-      std::swap(optimizer_.param_groups()[g].params(), lists_[g]);
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  ParameterLists& lists_;
-};
-
 /// All names of a parameter, or its sizes where it has none.
 std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
   std::string names;
@@ -102,8 +81,18 @@ std::unique_ptr<OptimizerParamState> take_state(ParamStates& states, const at::T
 }
 
 void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
-  const ParametersScope scope(optimizer, lists);
-  optimizer.step();
+  const auto exchange = [&] {
+    for (std::size_t g = 0; g < lists.size(); ++g)
+      std::swap(optimizer.param_groups()[g].params(), lists[g]);
+  };
+  exchange();
+  try {
+    optimizer.step();
+  } catch (...) {
+    exchange();
+    throw;
+  }
+  exchange();
 }
 
 std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
