@@ -10,12 +10,14 @@ import base64
 import hashlib
 import pathlib
 import platform
+import re
+import subprocess
 import sys
 import zipfile
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
-# Debian's packages of the header-only libraries that the library contains.
-HEADERS = ("libfmt-dev", "libhwy-dev", "libspdlog-dev", "nlohmann-json3-dev")
+# Debian's packages of the libraries that the wheel contains.
+CONTAINED = ("libfmt-dev", "libhwy-dev", "libspdlog-dev", "nlohmann-json3-dev")
 
 
 def metadata(args, licenses):
@@ -47,7 +49,10 @@ def main():
     info = f"lockstep_torch-{args.version}.dist-info"
     files = {f"lockstep_torch/{path.name}": path.read_bytes()
              for path in sorted(args.package.iterdir()) if path.suffix in (".py", ".so")}
-    licenses = {"LICENSE": SOURCE / "LICENSE"} | {f"{name}.txt": pathlib.Path(f"/usr/share/doc/{name}/copyright") for name in HEADERS}
+    linked = subprocess.run(["ldd", *args.package.glob("*.so")], capture_output=True, text=True, check=True).stdout
+    highway, path = re.search(r"(libhwy\.so\S*) => (\S+)", linked).groups()
+    files[f"lockstep_torch/{highway}"] = pathlib.Path(path).read_bytes()
+    licenses = {"LICENSE": SOURCE / "LICENSE"} | {f"{name}.txt": pathlib.Path(f"/usr/share/doc/{name}/copyright") for name in CONTAINED}
     licenses = {name: path.read_bytes() for name, path in licenses.items() if path.exists()}
     files[f"{info}/METADATA"] = metadata(args, licenses)
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: make_wheel\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()

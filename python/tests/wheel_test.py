@@ -55,7 +55,7 @@ class WheelTest(unittest.TestCase):
             self.assertEqual(output.count(f"trained by {packages}/lockstep_torch/__init__.py False"), 2, output)
 
     def check_content(self, wheel):
-        """The library needs PyTorch and the C and C++ libraries of the platform tag; no path of the build is searched."""
+        """The library needs PyTorch, libhwy beside it, and the C and C++ libraries of the platform tag."""
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
             info = f"lockstep_torch-{lockstep_torch.__version__}.dist-info"
@@ -64,9 +64,10 @@ class WheelTest(unittest.TestCase):
             self.assertIn(f"Tag: {'-'.join(wheel.stem.split('-')[2:])}\n", archive.read(f"{info}/WHEEL").decode())
         self.assertLess(wheel.stat().st_size, 3_000_000)
         dynamic = run("readelf", "--dynamic", "--version-info", library)
-        self.assertNotRegex(dynamic, "R(UN)?PATH")
+        self.assertEqual(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic), ["$ORIGIN"])
+        self.assertIn("lockstep_torch/libhwy.so.1", names)
         torch_libraries = {"libtorch_python.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so"}
-        system = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
+        system = {"libhwy.so.1", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
         self.assertLessEqual(set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)), torch_libraries | system)
         newest = max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", dynamic))
         self.assertLessEqual(newest, int(re.search(r"-manylinux_2_(\d+)_x86_64$", wheel.stem)[1]))
