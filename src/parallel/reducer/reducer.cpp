@@ -1,7 +1,6 @@
 #include "parallel/reducer/reducer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -44,12 +43,6 @@
 // finish_backward().
 
 namespace lockstep::inline v0_2::detail {
-namespace {
-
-/// Name of the count of exchanges in a state. All other names are of parameters.
-constexpr const char* step_name = "lockstep/step";
-
-}  // namespace
 
 /// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
 /// the run even if the callback was not called.
@@ -164,6 +157,14 @@ double Reducer::factor_of(int task) {
   const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
   if (!had_nested) last_factor_ = weights_.take_factor();
   return last_factor_;
+}
+
+void Reducer::check_optimizer() const {
+  if (needs_optimizer_ == nullptr || has_optimizer_) return;
+  throw invalid_in("DistributedDataParallel", group_, needs_optimizer_,
+                   ": got no DistributedOptimizer, expected one before the first forward, because "
+                   "each rank updates a part of the parameters: construct "
+                   "DistributedOptimizer(optimizer, ddp), and call its step()");
 }
 
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
@@ -371,22 +372,6 @@ std::exception_ptr Reducer::end_flags() {
 void Reducer::begin_buffers() {
   const SourceScope scope(group_.communicator(), source(Source::Content::buffers));
   buffers_->begin();
-}
-
-State Reducer::state() const {
-  auto state = reducers_.state();
-  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
-  return state;
-}
-
-void Reducer::load(const State& state) {
-  const auto step = state.find(step_name);
-  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
-    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
-                                 "\", expected the count of exchanges as one Long"));
-  }
-  reducers_.load(state);
-  step_ = step->second.item<std::int64_t>();
 }
 
 }  // namespace lockstep::detail

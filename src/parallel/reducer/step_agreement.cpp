@@ -22,6 +22,12 @@
 // begins.
 
 namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// Name of the count of exchanges in a state. All other names are of parameters.
+constexpr const char* step_name = "lockstep/step";
+
+}  // namespace
 
 StepAgreement::StepAgreement(const Group& group)
     : group_(group.host()), bytes_(group_.empty({sizeof(StepIntent)}, at::kByte)) {}
@@ -171,14 +177,6 @@ void Reducer::update_membership() {
   }
 }
 
-void Reducer::check_optimizer() const {
-  if (needs_optimizer_ == nullptr || has_optimizer_) return;
-  throw invalid_in("DistributedDataParallel", group_, needs_optimizer_,
-                   ": got no DistributedOptimizer, expected one before the first forward, because "
-                   "each rank updates a part of the parameters: construct "
-                   "DistributedOptimizer(optimizer, ddp), and call its step()");
-}
-
 /// For a step that exchanges no gradients.
 void Reducer::exchange_flags() {
   if (!check_finite_ && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
@@ -305,6 +303,22 @@ void Reducer::average_parameters() {
   reducers_.average_parameters();
   buffers_->end();
   buffers_->end_step();
+}
+
+State Reducer::state() const {
+  auto state = reducers_.state();
+  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
+  return state;
+}
+
+void Reducer::load(const State& state) {
+  const auto step = state.find(step_name);
+  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
+    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
+                                 "\", expected the count of exchanges as one Long"));
+  }
+  reducers_.load(state);
+  step_ = step->second.item<std::int64_t>();
 }
 
 }  // namespace lockstep::detail
