@@ -140,13 +140,13 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
       at_rank(
           "consistency check", group_, "parameters differ between ranks at step ", step,
           ", in bucket ", bucket_, ": ", found ? found->text : "no single parameter differs",
-          ". Likely causes: a step with gradients that were not averaged (the model was called "
-          "without its wrapper after torch::load() or to(), or gradients were changed on one "
-          "rank), wrappers used in another order, parameters that a rank changes by itself "
-          "(Embedding with max_norm, sharpness-aware minimisation by its own gradient, which "
-          "needs verify_every = 0), a line search or a condition over a loss that is not averaged "
-          "(Group::mean(), Group::any()). Make the change on every rank, average what it depends "
-          "on, or call broadcast_parameters() after it"),
+          ". Likely causes: a step with gradients that were not averaged (the model called without "
+          "its wrapper after torch::load() or to(), or gradients were changed on one rank), "
+          "wrappers used in another order, parameters that a rank changes by itself (a step, a "
+          "load or a learning rate of one rank only, Embedding with max_norm, SAM by its own "
+          "gradient, which needs verify_every = 0), a line search or a condition over a loss that "
+          "is not averaged (Group::mean(), Group::any()). Make the change on every rank, average "
+          "what it depends on, or call broadcast_parameters() after it"),
       {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
        .operation = "consistency check"});
 }
