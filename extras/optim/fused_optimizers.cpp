@@ -16,8 +16,8 @@
 
 #include "core/operation_error.h"
 #include "extras/optim/low_precision_update.h"
+#include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/param_state_fields.h"
 
 namespace lockstep::inline v0_2 {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "kernels/low_precision.h"
 #include "lockstep/fused_optimizers.h"
-#include "parallel/update/param_state_fields.h"
+#include "parallel/update/optimizer_fields.h"
 
 namespace lockstep::inline v0_2::detail {
 

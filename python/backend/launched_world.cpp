@@ -35,7 +35,7 @@ std::string why_no_mpi(int rank, int size) {
                     ", which starts no MPI processes");
   }
   if (const auto why = lockstep::mpi::available(); !why.empty()) {
-    return "has a lockstep_torch that was " + why;
+    return "cannot use MPI: " + why;
   }
   if (launcher->rank == rank && (size == 0 || launcher->size == size)) return {};
   return c10::str("is rank ", launcher->rank, " of ", launcher->size, " of ", launcher->name());

@@ -102,6 +102,13 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> exchange(
   }
   const py::gil_scoped_release released;
   const auto future = hook.exchange(group->progress(), bucket);
+  try {
+    if (future->hasError()) std::rethrow_exception(future->exception_ptr());
+  } catch (const c10::ValueError& refusal) {
+    group->send_refusal(lockstep::Collective::all_reduce, refusal.msg());
+  } catch (...) {
+    // The world has failed, on every rank.
+  }
   // DDP expects an object of Python.
   return std::make_shared<torch::jit::PythonFutureWrapper>(future->then(
       [](c10::ivalue::Future& complete) {

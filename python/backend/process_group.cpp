@@ -72,9 +72,7 @@ WorkPointer ProcessGroupLockstep::make_work(Title title, const Tensors& inputs,
 // comparison fails on all ranks. The barrier completes on a progress thread: the program has the
 // ValueError.
 
-void ProcessGroupLockstep::decline(lockstep::Collective collective,
-                                   const std::invalid_argument& refusal) {
-  std::string_view what = refusal.what();
+void ProcessGroupLockstep::send_refusal(lockstep::Collective collective, std::string_view what) {
   if (const auto begin = what.find(": got "); begin != what.npos) what.remove_prefix(begin + 6);
   what = what.substr(0, what.find("; "));  // without what the program can do
   lockstep::Issue issue{.shape = std::vector<std::int64_t>(Announcement::most_dimensions),
@@ -89,7 +87,6 @@ void ProcessGroupLockstep::decline(lockstep::Collective collective,
   } catch (const std::exception&) {
     // The world has failed, which the next operation raises.
   }
-  throw;
 }
 
 void ProcessGroupLockstep::expect_root(const char* operation, std::int64_t root) const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -49,6 +50,8 @@ class ProcessGroupLockstep final : public c10d::Backend {
   void shutdown() override;
 
   const std::shared_ptr<Progress>& progress() const { return progress_; }
+  /// Sends the refusal of this rank's arguments to the other ranks.
+  void send_refusal(lockstep::Collective collective, std::string_view refusal);
 
   // reductions.cpp
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -113,9 +116,11 @@ class ProcessGroupLockstep final : public c10d::Backend {
                          Progress::Terms terms);
   WorkPointer begin_recv(Title title, const at::Tensor& tensor, int from, std::uint32_t tag,
                          Progress::Terms terms);
-  /// Sends the refusal of this rank's arguments to the other ranks, and throws it again. Called in
-  /// its handler.
-  [[noreturn]] void decline(lockstep::Collective collective, const std::invalid_argument& refusal);
+  /// Sends the refusal and throws it again. Called in its handler.
+  [[noreturn]] void decline(lockstep::Collective collective, const std::invalid_argument& refusal) {
+    send_refusal(collective, refusal.what());
+    throw;
+  }
   void expect_root(const char* operation, std::int64_t root) const;
   void expect_peer(const char* operation, int peer) const;
 

@@ -7,6 +7,8 @@ library is loaded by the first process group, or by the first use of a name of t
 """
 
 import atexit
+import contextlib
+import ctypes
 import functools
 import os
 import warnings
@@ -30,6 +32,10 @@ def _load():
     # with this variable. With CUDA it would also change the buckets of NCCL.
     if torch.version.cuda is None:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # Before the library, which binds MPI's functions when it is loaded. Only ranks on several hosts use them.
+    if _versions.mpi and not os.environ.keys().isdisjoint(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(_versions.mpi, ctypes.RTLD_GLOBAL)
     from lockstep_torch import _backend
 
     # Callbacks of futures may run on threads of the process groups, which must end before the interpreter does.

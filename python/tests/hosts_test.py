@@ -30,6 +30,12 @@ def is_openmpi():
     return "Open MPI" in version or "OpenRTE" in version  # its mpirun and its mpiexec
 
 
+def mpirun(size, host, *arguments):
+    """The command that runs Python in each rank. host: the name of the rank's host, for the shell."""
+    return [MPIEXEC, "--oversubscribe", "--allow-run-as-root", "-n", str(size), "sh", "-c", f'LOCKSTEP_HOST={host} exec "$@"', "sh",
+            sys.executable, *arguments]
+
+
 def different_ranks(rank, size, folder):
     """PyTorch's ranks are not those of MPI: every rank raises the same error, and may try again."""
     other = (rank + 1) % size
@@ -113,10 +119,18 @@ class HostsTest(unittest.TestCase):
         self.assertEqual(text.count("Start ranks on several hosts with mpirun"), 2, text)
 
     @unittest.skipUnless(is_openmpi(), "LOCKSTEP_MPIEXEC is no mpirun of OpenMPI")
+    def test_without_the_library_of_mpi(self):
+        """Ranks of one host need none; on several hosts every rank raises an exception that says what to do."""
+        program = ("import lockstep_torch, torch.distributed as dist; lockstep_torch._versions.mpi = 'libmpi.absent'; "
+                   "dist.init_process_group('lockstep'); print('joined')")
+        for host, expected in (("a", "joined"), ("$OMPI_COMM_WORLD_RANK", "cannot use MPI: got no libmpi.so.40; install Open MPI")):
+            done = subprocess.run(mpirun(2, host, "-c", program), capture_output=True, text=True, timeout=200)
+            self.assertEqual(done.stdout.count(expected) + done.stderr.count(expected), 2, done.stdout + done.stderr)
+
+    @unittest.skipUnless(is_openmpi(), "LOCKSTEP_MPIEXEC is no mpirun of OpenMPI")
     def test_by_mpirun(self):
         with tempfile.TemporaryDirectory() as folder:
-            command = [MPIEXEC, "--oversubscribe", "--allow-run-as-root", "-n", "3", "sh", "-c",
-                       'LOCKSTEP_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"', "sh", sys.executable, __file__, folder]
+            command = mpirun(3, "host$((OMPI_COMM_WORLD_RANK / 2))", __file__, folder)
             environment = {**os.environ, "LOCKSTEP_BACKEND": "hierarchical", "LOCKSTEP_INTERFACE": "lo", "OMP_NUM_THREADS": "1",
                            "OMPI_MCA_orte_tmpdir_base": folder, "OMPI_MCA_btl_vader_backing_directory": folder}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

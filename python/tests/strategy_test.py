@@ -428,6 +428,19 @@ def killed(rank, size):
     raises(dist.DistBackendError, [f"rank {size - 1}"], lambda: backward(model, rank, 1))
 
 
+def refused_on_one_rank(rank, size):
+    """One rank alone passes the Strategy of another model, and stays: the other ranks raise its error at once."""
+    _, of_another, _ = hooked("topk:0.1")
+    model = DDP(Weighted(), bucket_cap_mb=0.002)
+    last = rank == size - 1
+    model.register_comm_hook(of_another if last else lockstep_torch.Strategy("topk:0.1", model), lockstep_torch.strategy_hook)
+    said = "got bucket 0 with a parameter" if last else f"rank {size - 1} got all_reduce with arguments that it refused (bucket 0 with"
+    raises(ValueError if last else dist.DistBackendError, [said], lambda: backward(model, rank, 0))
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"raised{rank}", "")
+    store.wait([f"raised{other}" for other in range(size)])
+
+
 def another_backend(rank, size):
     model = DDP(Weighted())
     model.register_comm_hook(lockstep_torch.Strategy("topk:0.1"), lockstep_torch.strategy_hook)
@@ -495,6 +508,9 @@ class StrategyTest(unittest.TestCase):
 
     def test_refused_models(self):
         ranks.run(refused_models, 2)
+
+    def test_refusal_of_one_rank(self):
+        ranks.run(refused_on_one_rank, 3)
 
     def test_killed_rank(self):
         ranks.run(killed, 3, ends=(2,))

@@ -1,5 +1,6 @@
 """The wheel, installed by pip into a fresh environment, trains the first program of docs/guides/python.md under torchrun."""
 
+import email
 import importlib.util
 import os
 import pathlib
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 import torch
 
@@ -29,7 +31,9 @@ class WheelTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             wheel = run(sys.executable, SOURCE / "python" / "make_wheel.py", "--package", pathlib.Path(lockstep_torch.__file__).parent,
-                        "--version", lockstep_torch.__version__, "--torch", torch.__version__, "--output", folder).strip()
+                        "--version", lockstep_torch.__version__, "--torch", torch.__version__, "--url", "https://lockstep.example",
+                        "--output", folder).strip()
+            self.check_content(pathlib.Path(wheel))
             run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
             python = folder / "venv" / "bin" / "python"
             # PyTorch as it is installed here: a copy has a gigabyte.
@@ -49,6 +53,32 @@ class WheelTest(unittest.TestCase):
             output = run(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, folder / "program.py",
                          env=environment, cwd=folder)
             self.assertEqual(output.count(f"trained by {packages}/lockstep_torch/__init__.py False"), 2, output)
+
+    def check_content(self, wheel):
+        """The library needs PyTorch, libhwy beside it, and the C and C++ libraries of the platform tag."""
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            info = f"lockstep_torch-{lockstep_torch.__version__}.dist-info"
+            metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+            library = archive.extract(next(name for name in names if name.endswith(".so")), wheel.parent)
+            self.assertIn(f"Tag: {'-'.join(wheel.stem.split('-')[2:])}\n", archive.read(f"{info}/WHEEL").decode())
+        self.assertLess(wheel.stat().st_size, 3_000_000)
+        dynamic = run("readelf", "--dynamic", "--version-info", library)
+        self.assertEqual(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic), ["$ORIGIN"])
+        self.assertIn("lockstep_torch/libhwy.so.1", names)
+        torch_libraries = {"libtorch_python.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so"}
+        system = {"libhwy.so.1", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
+        self.assertLessEqual(set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)), torch_libraries | system)
+        newest = max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", dynamic))
+        self.assertLessEqual(newest, int(re.search(r"-manylinux_2_(\d+)_x86_64$", wheel.stem)[1]))
+        self.assertEqual([metadata[name] for name in ("Name", "Version", "License-Expression", "Project-URL", "Requires-Python")],
+                         ["lockstep-torch", lockstep_torch.__version__, "Apache-2.0", "Homepage, https://lockstep.example",
+                          "==%d.%d.*" % sys.version_info[:2]])
+        self.assertRegex(metadata["Requires-Dist"], r"^torch>=2\.\d+,<2\.\d+$")
+        self.assertIn("torch.distributed", metadata.get_payload())
+        self.assertIn("LICENSE", metadata.get_all("License-File"))
+        for name in metadata.get_all("License-File"):
+            self.assertIn(f"{info}/licenses/{name}", names)
 
     def check_registration(self, python, packages, options):
         """PyTorch finds the backend by its name, and loads its library with the first group."""

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "averaging/average.h"
-#include "averaging/buffer.h"
 #include "comm/communicator.h"
 #include "comm/waiting.h"
 #include "kernels/quantize.h"

@@ -1,10 +1,10 @@
 #include "averaging/parse.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
-#include "core/environment.h"
 #include "core/text.h"
+#include "kernels/magnitude.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -47,24 +47,8 @@ void Fields::refuse(std::string_view field, std::string_view expected) const {
       concat("strategy ", strategy_, ": got ", field, "=", got, ", expected ", expected));
 }
 
-double Fields::real(std::string_view field, double fallback) {
-  const auto* text = take(field);
-  if (text == nullptr) return fallback;
-  const auto value = parse_number<double>(*text);
-  if (!value || !std::isfinite(*value)) refuse(field, "a number");
-  return *value;
-}
-
-std::int64_t Fields::whole(std::string_view field, std::int64_t fallback) {
-  const auto* text = take(field);
-  if (text == nullptr) return fallback;
-  const auto value = parse_number<std::int64_t>(*text);
-  if (!value) refuse(field, "a whole number");
-  return *value;
-}
-
-bool Fields::flag(std::string_view field, bool fallback) {
-  return choice(field, {"off", "on"}, fallback ? 1 : 0) == 1;
+void Fields::read(std::string_view field, bool& value) {
+  value = choice(field, {"off", "on"}, value ? 1 : 0) == 1;
 }
 
 std::size_t Fields::choice(std::string_view field, std::initializer_list<std::string_view> choices,
@@ -96,52 +80,61 @@ void expect(bool holds, std::string_view strategy, std::string_view field, doubl
       concat(strategy, ": got a ", field, " of ", shortest(got), ", expected ", expected));
 }
 
+template <>
+constexpr auto options_of<Fp16> = std::tuple(Option{"clip", &Fp16::clip},
+                                             Option{"predivide", &Fp16::predivide});
+template <>
+constexpr auto options_of<TopK> = std::tuple(Option{"ratio", &TopK::ratio, Shown::without_name},
+                                             Option{"feedback", &TopK::error_feedback},
+                                             Option{"ramp", &TopK::ramp});
+template <>
+constexpr auto options_of<Threshold> = std::tuple(Option{"value", &Threshold::value,
+                                                         Shown::without_name},
+                                                  Option{"feedback", &Threshold::error_feedback});
+template <>
+constexpr auto options_of<Int8> = std::tuple(Option{"feedback", &Int8::error_feedback});
+
 }  // namespace lockstep::detail
+
+namespace lockstep::inline v0_2 {
+
+using detail::expect;
+
+std::string Fp16::text() const { return detail::text_of("fp16", *this); }
+
+void Fp16::check() const {
+  // A clip that rounds to 0 in float32 would disable clipping. magnitude() compares denormals even
+  // where they are flushed.
+  const bool rounds_to_zero = detail::magnitude(clip) > 0 && static_cast<float>(clip) == 0;
+  expect(clip >= 0 && clip <= std::numeric_limits<float>::max() && !rounds_to_zero, "fp16", "clip",
+         clip, "0 for no clipping, or a positive float32 number");
+}
+
+std::string TopK::text() const { return detail::text_of("topk", *this); }
+
+void TopK::check() const {
+  expect(ratio > 0 && ratio <= 1, "topk", "ratio", ratio, "more than 0 and at most 1");
+  expect(ramp >= 0, "topk", "ramp", static_cast<double>(ramp), "0 or more steps");
+}
+
+std::string Threshold::text() const { return detail::text_of("threshold", *this); }
+
+void Threshold::check() const { expect(value >= 0, "threshold", "value", value, "0 or more"); }
+
+}  // namespace lockstep
 
 namespace lockstep::inline v0_2::averaging {
 namespace {
 
-using detail::checked;
-using detail::Fields;
+using detail::parse_options;
 
-Options fp32(Fields& fields) { return checked(AllReduce{}, fields); }
-
-Options fp16(Fields& fields) {
-  Fp16 recipe;
-  recipe.clip = fields.real("clip", recipe.clip);
-  recipe.predivide = fields.flag("predivide", recipe.predivide);
-  return checked(recipe, fields);
-}
-
-Options bf16(Fields& fields) { return checked(Bf16{}, fields); }
-
-Options top_k(Fields& fields) {
-  TopK recipe;
-  recipe.ratio = fields.real("ratio", recipe.ratio);
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  recipe.ramp = fields.whole("ramp", recipe.ramp);
-  return checked(recipe, fields);
-}
-
-Options threshold(Fields& fields) {
-  Threshold recipe;
-  recipe.value = fields.real("value", recipe.value);
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  return checked(recipe, fields);
-}
-
-Options int8(Fields& fields) {
-  Int8 recipe;
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  return checked(recipe, fields);
-}
-
-constexpr Named<Options> strategies[] = {{"fp32", "plain", fp32},
-                                         {"fp16", "half", fp16},
-                                         {"bf16", "", bf16},
-                                         {"topk", "sparseTopK", top_k},
-                                         {"threshold", "sparseThreshold", threshold},
-                                         {"int8", "", int8}};
+constexpr Named<Options> strategies[] = {
+    {"fp32", "plain", parse_options<AllReduce, Options>},
+    {"fp16", "half", parse_options<Fp16, Options>},
+    {"bf16", "", parse_options<Bf16, Options>},
+    {"topk", "sparseTopK", parse_options<TopK, Options>},
+    {"threshold", "sparseThreshold", parse_options<Threshold, Options>},
+    {"int8", "", parse_options<Int8, Options>}};
 
 }  // namespace
 

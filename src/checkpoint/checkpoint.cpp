@@ -8,7 +8,7 @@
 #include "formats/atomic_file.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 

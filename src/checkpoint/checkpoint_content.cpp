@@ -15,7 +15,7 @@
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
-#include "parallel/model_tensors.h"
+#include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2::detail {
 

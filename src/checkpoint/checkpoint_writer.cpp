@@ -16,7 +16,7 @@
 #include "formats/safetensors_reader.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 

@@ -22,10 +22,9 @@
 #include "core/json_depth.h"
 #include "core/text.h"
 #include "formats/checkpoint_error.h"
-#include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
+#include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_state.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -287,18 +286,14 @@ struct MoveTo {
 
 /// Moves the state that a checkpoint contained, which is on the CPU, to the parameters' devices.
 void move_to_parameters(torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.is_cpu()) continue;
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end()) continue;
-      if (!visit_known(*found->second, MoveTo{parameter.device()})) {
-        throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
-                                     parameter.device(),
-                                     ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
-                                     "the model without its optimizer"));
-      }
-    }
+  for (const at::Tensor& parameter : all_parameters(optimizer)) {
+    auto* const state = find_state(optimizer.state(), parameter);
+    if (parameter.is_cpu() || state == nullptr) continue;
+    if (!visit_known(*state, MoveTo{parameter.device()}))
+      throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
+                                   parameter.device(),
+                                   ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
+                                   "the model without its optimizer"));
   }
 }
 
@@ -452,10 +447,9 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer, const M
       for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
         const std::string& name = name_of(parameter, names);
         parameters.push_back(name);
-        const auto found = states.find(parameter.unsafeGetTensorImpl());
-        if (found != states.end())
+        if (auto* const own = find_state(states, parameter))
           description["state"][name] =
-              fields_of(*found->second, concat(optimizer_prefix, name, '/'), result.tensors);
+              fields_of(*own, concat(optimizer_prefix, name, '/'), result.tensors);
       }
       description["groups"].push_back(
           {{"parameters", parameters},
@@ -474,8 +468,7 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
   for (const auto& group : optimizer.param_groups()) {
     const std::vector<const char*> of_group = future_fields(group.options());
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.requires_grad()) continue;
-      if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) continue;
+      if (!parameter.requires_grad() || find_state(optimizer.state(), parameter)) continue;
       auto fields = of_group;
       const char* const own = future_field(low_precision_of(optimizer));
       if (own != nullptr && has_low_precision_state(optimizer, parameter)) fields.push_back(own);
@@ -517,7 +510,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     }
     std::swap(prepared.state_, optimizer.state());
     own.apply(optimizer);
-    if (const auto* sharded = ShardedState::of(optimizer)) sharded->cut(prepared.state_);
+    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state_);
     return prepared;
   });
 }

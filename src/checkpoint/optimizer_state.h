@@ -5,11 +5,10 @@
 
 #include <map>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "lockstep/model_view.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -40,9 +39,6 @@ class PreparedOptimizer {
   void apply(torch::optim::Optimizer& optimizer);
 
  private:
-  using ParamStates =
-      std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
-
   friend PreparedOptimizer prepare_optimizer(const OptimizerState& state,
                                              torch::optim::Optimizer& optimizer,
                                              const ModelView& model);

@@ -100,8 +100,7 @@ void RankContext::remove(BackendCommunicator& group) {
 void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   const auto guard = lock();
   recorder_ = std::move(recorder);
-  stalls_.reset();
-  if (recorder_ == nullptr) return;
+  if (recorder_ == nullptr) return stalls_.reset();
   stalls_.emplace(recorder_);
   for (auto* group : groups_) group->record_in(*recorder_);
 }

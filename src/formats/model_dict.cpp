@@ -16,7 +16,7 @@
 #include "formats/safetensors_reader.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
-#include "parallel/model_tensors.h"
+#include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {
 

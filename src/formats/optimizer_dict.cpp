@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <typeinfo>
 #include <utility>
@@ -16,11 +17,11 @@
 
 #include "core/text.h"
 #include "formats/checkpoint_error.h"
-#include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -149,37 +150,31 @@ struct Reader {
 };
 
 /// Whether a state has tensors, not only the number of steps.
-bool has_state(torch::optim::SGDParamState& state) {
-  return state.momentum_buffer().defined() ||
-         dynamic_cast<detail::LowPrecisionFields*>(&state) != nullptr;
-}
-template <detail::AdamLikeState ParamState>
+template <class ParamState>
 bool has_state(ParamState& state) {
-  return state.exp_avg().defined();
+  if constexpr (std::same_as<ParamState, torch::optim::LBFGSParamState>) return true;
+  const bool has_first = detail::tensors_of(state).front()->defined();
+  if constexpr (!std::same_as<ParamState, torch::optim::SGDParamState>) return has_first;
+  return has_first || dynamic_cast<detail::LowPrecisionFields*>(&state) != nullptr;
 }
-bool has_state(torch::optim::RMSpropParamState& state) { return state.square_avg().defined(); }
-bool has_state(torch::optim::AdagradParamState& state) { return state.sum().defined(); }
-bool has_state(torch::optim::LBFGSParamState&) { return true; }
 
-void check_complete(const torch::optim::SGDOptions&, torch::optim::SGDParamState&,
-                    const std::string&) {}
-void check_complete(const torch::optim::AdagradOptions&, torch::optim::AdagradParamState&,
-                    const std::string&) {}
-void check_complete(const torch::optim::RMSpropOptions& options,
-                    torch::optim::RMSpropParamState& state, const std::string& where) {
-  if ((options.momentum() > 0 && !state.momentum_buffer().defined()) ||
-      (options.centered() && !state.grad_avg().defined()))
-    throw CheckpointError(concat(where, ": found only a part of RMSprop's state"));
-}
-void check_complete(const torch::optim::LBFGSOptions&, torch::optim::LBFGSParamState& state,
-                    const std::string& where) {
-  if (!detail::is_complete(state))
-    throw CheckpointError(concat(where, ": found only a part of LBFGS's state"));
-}
-template <detail::AdamLikeOptions Options, detail::AdamLikeState ParamState>
+/// Checks that the state has every tensor that the next step needs.
+template <class Options, class ParamState>
 void check_complete(const Options& options, ParamState& state, const std::string& where) {
-  if (!state.exp_avg_sq().defined() || (options.amsgrad() && !state.max_exp_avg_sq().defined()))
-    throw CheckpointError(concat(where, ": found only a part of Adam's state"));
+  const auto check = [&](bool is_complete, const char* name) {
+    if (!is_complete) throw CheckpointError(concat(where, ": found only a part of ", name));
+  };
+  if constexpr (std::same_as<Options, torch::optim::LBFGSOptions>) {
+    check(detail::is_complete(state), "LBFGS's state");
+  } else if constexpr (!std::same_as<Options, torch::optim::SGDOptions>) {
+    constexpr bool is_adam = detail::AdamLikeOptions<Options>;
+    for (const std::string_view needed : detail::future_fields(options)) {
+      detail::visit(state, [&]<class Value>(const char* name, const Value& value) {
+        if constexpr (std::same_as<Value, at::Tensor>)
+          check(name != needed || value.defined(), is_adam ? "Adam's state" : "RMSprop's state");
+      });
+    }
+  }
 }
 
 template <class Class>
@@ -197,10 +192,9 @@ struct Kind {
     for (const auto& group : optimizer.param_groups()) {
       auto indices = empty_list();
       for (const at::Tensor& parameter : group.params()) {
-        const auto found = by_parameter.find(parameter.unsafeGetTensorImpl());
-        if (found != by_parameter.end()) {
+        if (auto* const state = detail::find_state(by_parameter, parameter)) {
           GenericDict fields = empty_dict();
-          detail::visit(static_cast<ParamState&>(*found->second), Writer{fields});
+          detail::visit(static_cast<ParamState&>(*state), Writer{fields});
           states.insert(index, fields);
         }
         indices.push_back(index++);
@@ -233,7 +227,7 @@ struct Kind {
       check_same_rule(group, where);
       load_states(optimizer, g, group, states, options.back(), where, new_states);
     }
-    if (const auto* sharded = detail::ShardedState::of(optimizer)) sharded->cut(new_states);
+    if (const auto* sharded = detail::ShardedParameters::of(optimizer)) sharded->cut(new_states);
     optimizer.state() = std::move(new_states);
     for (std::size_t g = 0; g < options.size(); ++g)
       static_cast<Options&>(optimizer.param_groups()[g].options()) = options[g];

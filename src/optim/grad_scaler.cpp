@@ -23,7 +23,7 @@
 #include "lockstep/error.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -108,17 +108,14 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operation) {
   detail::check_listed_once(optimizer, operation);  // a gradient would be divided twice
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
-  for (const auto& parameters : optimizer.param_groups()) {
-    for (const auto& parameter : parameters.params()) {
-      const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      expect_supported(gradient, group_, operation);
-      gradients[gradient.scalar_type()].push_back(gradient);
-    }
+  for (const auto& parameter : detail::all_parameters(optimizer)) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    expect_supported(gradient, group_, operation);
+    gradients[gradient.scalar_type()].push_back(gradient);
   }
-  if (const auto* sharded = detail::ShardedState::of(optimizer)) {
-    for (const auto& part : sharded->parameters().gradients())
-      gradients[part.scalar_type()].push_back(part);
+  if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
+    for (const auto& part : sharded->gradients()) gradients[part.scalar_type()].push_back(part);
   }
   const at::NoGradGuard no_grad;
   auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
@@ -162,8 +159,8 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const 
   const bool is_finite = unscaled.is_finite();
   if (is_finite) {
     step();
-  } else if (const auto* sharded = detail::ShardedState::of(optimizer)) {
-    sharded->parameters().discard_gradients();
+  } else if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
+    sharded->discard_gradients();
   }
   return is_finite;
 }

@@ -117,8 +117,7 @@ void agree(const Group& group, std::string_view operation, std::span<const std::
   const auto different = difference(group, lines, highest);
   if (!different) return;
   throw InvalidArgument(
-      concat(operation, " rank ", group.rank(), " of ", group.size(),
-             ": ranks must hold the same model: ", different->text),
+      at_rank(operation, group, "ranks must hold the same model: ", different->text),
       {.rank = different->rank < 0 ? -1 : group.communicator().world_rank(different->rank),
        .operation = std::string(operation)});
 }

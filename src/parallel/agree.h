@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/text.h"
+#include "lockstep/error.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -21,6 +23,25 @@ struct Compared {
   Integer value;
   Integer complement;
 };
+
+/// "WHAT rank 1 of 4: " and the parts.
+template <class... Parts>
+std::string at_rank(std::string_view what, const Group& group, const Parts&... parts) {
+  return concat(what, " rank ", group.rank(), " of ", group.size(), ": ", parts...);
+}
+
+/// An InvalidArgument with this text.
+template <class... Parts>
+InvalidArgument invalid_at(std::string_view what, const Group& group, const Parts&... parts) {
+  return InvalidArgument(at_rank(what, group, parts...));
+}
+
+/// The same of an operation.
+template <class... Parts>
+InvalidArgument invalid_in(std::string_view operation, const Group& group, const Parts&... parts) {
+  return InvalidArgument(at_rank(operation, group, parts...),
+                         {.operation = std::string(operation)});
+}
 
 /// The first line in which ranks differ.
 struct LineDifference {

@@ -21,52 +21,35 @@ struct alignas(64) BlockHeader {
   std::atomic<int> references;  ///< ranks that still have a tensor over the block
 };
 
-struct OwnedBlock {
-  std::shared_ptr<std::byte> memory;
-  const BlockHeader* header;
-};
-
 /// Blocks in this process's heap that this process has released and other ranks still use. Never
 /// destroyed, since tensors may outlive any static object.
-struct ReleasedMemory {
+struct ReleasedBlocks {
   std::mutex mutex;
-  std::vector<OwnedBlock> memory;
+  std::vector<std::shared_ptr<std::byte>> blocks;
 
-  static ReleasedMemory& get() {
-    static auto* all = new ReleasedMemory;
-    return *all;
-  }
-  void add(OwnedBlock block) {
-    const std::lock_guard lock(mutex);
-    memory.push_back(std::move(block));
-  }
-  void free_unused() {
-    const std::lock_guard lock(mutex);
-    std::erase_if(memory,
-                  [](const OwnedBlock& block) { return block.header->references.load() == 0; });
+  static ReleasedBlocks& get() {
+    static auto& all = *new ReleasedBlocks;
+    return all;
   }
 };
 
-/// One rank's reference to a block. On rank 0 it owns the block.
-class BlockReference {
- public:
-  BlockReference(const Group& group, BlockHeader& header, std::shared_ptr<std::byte> owned)
-      : group_(group), header_(header), owned_(std::move(owned)) {}
-  BlockReference(const BlockReference&) = delete;
-  BlockReference& operator=(const BlockReference&) = delete;
+BlockHeader& header_of(std::byte* block) { return *reinterpret_cast<BlockHeader*>(block); }
 
-  ~BlockReference() {
-    const bool is_last = header_.references.fetch_sub(1) == 1;
-    if (owned_ && !is_last) {
-      ReleasedMemory::get().add({std::move(owned_), &header_});
-    }
-  }
+void free_unused_blocks() {
+  auto& released = ReleasedBlocks::get();
+  const std::lock_guard lock(released.mutex);
+  std::erase_if(released.blocks,
+                [](const auto& block) { return header_of(block.get()).references.load() == 0; });
+}
 
- private:
-  Group group_;  ///< keeps the world's memory mapped
-  BlockHeader& header_;
-  std::shared_ptr<std::byte> owned_;  ///< on rank 0 only
-};
+/// Call when this rank has no tensor over the block any more. owned: on rank 0, the block.
+void release(std::byte* block, std::shared_ptr<std::byte> owned) {
+  const bool is_last = header_of(block).references.fetch_sub(1) == 1;
+  if (!owned || is_last) return;
+  auto& released = ReleasedBlocks::get();
+  const std::lock_guard lock(released.mutex);
+  released.blocks.push_back(std::move(owned));
+}
 
 }  // namespace
 
@@ -81,7 +64,7 @@ void check_shares_memory(const Group& group) {
 }
 
 at::Tensor shared_memory(const Group& group, std::size_t bytes) {
-  ReleasedMemory::get().free_unused();
+  free_unused_blocks();
   auto& communicator = group.communicator();
   std::shared_ptr<std::byte> owned;
   std::int64_t address = 0;
@@ -92,11 +75,10 @@ at::Tensor shared_memory(const Group& group, std::size_t bytes) {
   }
   communicator.broadcast(&address, 1, DType::i64, 0).wait();
   auto* memory = communicator.at_place(static_cast<std::uint64_t>(address));
-  auto reference = std::make_shared<BlockReference>(group, *reinterpret_cast<BlockHeader*>(memory),
-                                                    std::move(owned));
+  // The group keeps the world's memory mapped.
   return at::from_blob(
       memory + sizeof(BlockHeader), {static_cast<std::int64_t>(bytes)},
-      [reference = std::move(reference)](void*) mutable { reference.reset(); }, at::kByte);
+      [group, memory, owned = std::move(owned)](void*) { release(memory, owned); }, at::kByte);
 }
 
 }  // namespace lockstep::detail

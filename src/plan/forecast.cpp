@@ -108,10 +108,11 @@ Strategy parse_strategy(std::string_view text) {
   const auto strategy = [&](Kind kind, double value = 0) {
     return Strategy{.kind = kind, .value = value, .text = std::string(text)};
   };
-  const auto of_whole_number = [&](Kind kind, std::string_view field, int usual) {
+  const auto of_whole_number = [&](Kind kind, std::string_view field, std::int64_t whole) {
     detail::Fields fields(name, options);
-    const auto value = static_cast<double>(fields.whole(field, usual));
+    fields.read(field, whole);
     fields.finish();
+    const auto value = static_cast<double>(whole);
     detail::expect(value >= 1, name, field, value, "a whole number from 1 on");
     return strategy(kind, value);
   };

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/host_exchange.h"
@@ -172,16 +171,6 @@ class AdasumExchange final : public Exchange {
 };
 
 }  // namespace
-
-std::string Adasum::text() const {
-  return of == SyncTarget::gradients ? "adasum:of=gradients" : "adasum";
-}
-
-void Adasum::check() const {
-  if (of == SyncTarget::none) {
-    throw InvalidArgument("adasum: got nothing to exchange, expected parameters or gradients");
-  }
-}
 
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   check();

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "averaging/parse.h"
+#include "averaging/average.h"
 #include "core/text.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
@@ -205,19 +205,6 @@ class PowerSgdExchange final : public Exchange {
 };
 
 }  // namespace
-
-std::string PowerSgd::text() const {
-  std::string text = "power_sgd:rank=" + std::to_string(rank);
-  if (!error_feedback) text += ",feedback=off";
-  if (!warm_start) text += ",warm_start=off";
-  return text;
-}
-
-void PowerSgd::check() const {
-  constexpr std::int64_t max_rank = 1 << 20;
-  detail::expect(rank >= 1 && rank <= max_rank, "power_sgd", "rank", static_cast<double>(rank),
-                 "1 to 2^20");
-}
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();

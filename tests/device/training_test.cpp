@@ -86,7 +86,7 @@ constexpr int steps = 4;
 template <class Train>
 void compare(const Group& group, const Train& trained, bool is_all_reduce, double tolerance) {
   const auto got = trained(group);
-  const auto& hosts = group.host().communicator().hosts();
+  const auto hosts = group.host().communicator().hosts();
   const bool has_one_host = std::ranges::all_of(hosts, [&](int host) { return host == hosts[0]; });
   if (has_one_host || is_all_reduce) {
     expect_equal(got, trained(group.host()), tolerance);

@@ -79,11 +79,9 @@ TEST_F(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
 
 TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
   simulation::install();
-  if (simulation::device_type() != at::kCUDA) {
-    EXPECT_THAT(refusal(2, {.device = at::kCUDA}),
-                AllOf(HasSubstr("got no cuda device on rank 0, and this build of LibTorch"),
-                      HasSubstr("LOCKSTEP_DEVICE=cpu")));
-  }
+  EXPECT_THAT(refusal(2, {.device = at::kXPU}),
+              AllOf(HasSubstr("got no xpu device on rank 0, and this build of LibTorch"),
+                    HasSubstr("LOCKSTEP_DEVICE=cpu")));
   EXPECT_THAT(refusal(9, {.device = simulation::device_type()}),
               AllOf(HasSubstr(detail::concat("got 9 ranks and 8 ", simulation::type_name(),
                                              " devices on this host")),

@@ -16,7 +16,7 @@ endif()
 # All dependencies are packages that exist: the build needs the same ones, so they are installed here.
 step(dpkg-deb --field "${runtime}" Depends)
 expect("${output}" "libc6")
-expect("${output}" "libspdlog")
+expect("${output}" "libhwy")
 step(dpkg-deb --field "${dev}" Depends)
 expect("${output}" "lockstep (= ${VERSION})")
 string(REGEX REPLACE "(\\([^)]*\\)|[, \n])+" ";" dependencies "${output}")

@@ -1,9 +1,14 @@
 """Checks the files of packages/ as far as that needs neither Docker nor SLURM."""
 
+import importlib.util
+import json
+import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -63,6 +68,61 @@ class Sbatch(unittest.TestCase):
         self.assertGreater(len(options), 3)
         for option in options:
             self.assertRegex(option, r"^--[a-z-]+(=\S+)?$")
+
+
+def mapping(required: str = "", **properties) -> dict:
+    return {"type": "object", "required": required.split(), "properties": properties, "additionalProperties": False}
+
+
+class MpiJob(unittest.TestCase):
+    """The fields that the manifest uses, as the operator's CustomResourceDefinition and Kubernetes define them."""
+
+    TEXT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}
+    CONTAINER = mapping("name image command", name=TEXT, image=TEXT, command={"type": "array", "items": TEXT},
+                        env={"type": "array", "items": mapping("name value", name=TEXT, value=TEXT)},
+                        resources=mapping(limits={"type": "object", "additionalProperties": TEXT}))
+    TEMPLATE = mapping("spec", spec=mapping("containers", containers={"type": "array", "items": CONTAINER}))
+    REPLICAS = mapping("replicas template", replicas=NUMBER, template=TEMPLATE)
+    SPEC = mapping("mpiReplicaSpecs", slotsPerWorker=NUMBER, launcherCreationPolicy={"enum": ["AtStartup", "WaitForWorkersReady"]},
+                   runPolicy=mapping(cleanPodPolicy={"enum": ["None", "Running", "All"]}, backoffLimit=NUMBER),
+                   mpiReplicaSpecs=mapping("Launcher Worker", Launcher=REPLICAS, Worker=REPLICAS))
+    JOB = mapping("apiVersion kind metadata spec", apiVersion={"const": "kubeflow.org/v2beta1"}, kind={"const": "MPIJob"},
+                  metadata=mapping("name", name=TEXT), spec=SPEC)
+
+    @unittest.skipUnless(importlib.util.find_spec("yaml") and importlib.util.find_spec("jsonschema"), "no yaml or no jsonschema")
+    def test_manifest(self):
+        import jsonschema
+        import yaml
+
+        job = yaml.safe_load((ROOT / "packages/lockstep.mpijob.yaml").read_text())
+        jsonschema.validate(job, self.JOB)
+        spec = job["spec"]
+        launcher, workers = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
+        container, = launcher["template"]["spec"]["containers"]
+        ranks = int(container["command"][container["command"].index("-n") + 1])
+        self.assertEqual(ranks, spec["slotsPerWorker"] * workers["replicas"])
+        image = (ROOT / "packages/Dockerfile").read_text()
+        folder, program = container["command"][-1].split("/build/bin/")
+        self.assertIn(f"WORKDIR {folder}\n", image)
+        self.assertTrue((ROOT / f"examples/{program}.cpp").exists(), program)
+        self.assertIn("openssh-server", image)
+        self.assertEqual(workers["template"]["spec"]["containers"][0]["command"][0], "/usr/sbin/sshd")
+
+
+class Conan(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("conan"), "no conan")
+    def test_recipe(self):
+        with tempfile.TemporaryDirectory() as home:
+            done = subprocess.run(["conan", "inspect", ROOT / "packages", "--format=json"], env=os.environ | {"CONAN_HOME": home},
+                                  check=True, capture_output=True, text=True)
+        recipe = json.loads(done.stdout)
+        header = (ROOT / "include/lockstep/version.h").read_text()
+        self.assertEqual(recipe["version"].split("."), re.findall(r"LOCKSTEP_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+        self.assertEqual((recipe["name"], recipe["license"]), ("lockstep", "Apache-2.0"))
+        text = (ROOT / "packages/conanfile.py").read_text()
+        folders = re.search(r'for folder in \((.*)\)', text)[1]
+        for name in re.findall(r"add_subdirectory\((\w+)\)", (ROOT / "CMakeLists.txt").read_text()):
+            self.assertTrue(name in ("tests", "python") or f'"{name}"' in folders, name)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
-#include "parallel/update/sharded_state.h"
+#include "parallel/update/sharded_parameters.h"
 #include "tests/parallel/mixed_training.h"
 #include "tests/parallel/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -129,7 +129,7 @@ TEST_P(ShardedGradients, ExistInPartsOnly) {
     TwoTrainings pair(world);
     pair.backward(world, 0);
     std::int64_t elements = 0;
-    for (const auto& part : detail::ShardedState::of(*pair.adam)->parameters().gradients())
+    for (const auto& part : detail::ShardedParameters::of(*pair.adam)->gradients())
       elements += part.numel();
     std::int64_t all = 0;
     for (const auto& parameter : pair.parts.parameters()) {
@@ -141,7 +141,7 @@ TEST_P(ShardedGradients, ExistInPartsOnly) {
     world.all_reduce(sum).wait();
     EXPECT_EQ(sum.item<std::int64_t>(), all);
     pair.in_parts->zero_grad();
-    EXPECT_TRUE(detail::ShardedState::of(*pair.adam)->parameters().gradients().empty());
+    EXPECT_TRUE(detail::ShardedParameters::of(*pair.adam)->gradients().empty());
     const auto before = pair.parts.parameters()[0].detach().clone();
     pair.in_parts->step();  // without gradients
     EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));

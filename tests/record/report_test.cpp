@@ -346,7 +346,7 @@ TEST_F(Report, CommandServesAtAnAddressWithAToken) {
   write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
   const auto command = "echo $$; exec '" LOCKSTEP_BINARY_DIR "/lockstep' report '" +
                        folder.path().string() + "' --serve";
-  const std::unique_ptr<FILE, decltype(&::pclose)> out(::popen(command.c_str(), "r"), ::pclose);
+  const std::unique_ptr<FILE, int (*)(FILE*)> out(::popen(command.c_str(), "r"), ::pclose);
   int pid = 0;
   unsigned port = 0;
   std::array<char, 40> token{};

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/mpi/library.h"
+#include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -52,6 +53,9 @@ using testing::SimulatedMessage;
 using testing::SimulatedMpiJob;
 using testing::SimulatedMpiProcess;
 
+std::string available() { return {}; }
+std::string version() { return "simulated"; }
+
 void Library::join(std::chrono::milliseconds /*timeout*/) {}
 bool Library::running() { return true; }
 bool Library::main_thread_only() { return false; }
@@ -61,7 +65,6 @@ void Library::at_end(std::function<void()> last_call) {
   SimulatedMpiJob::own().last_call = std::move(last_call);
 }
 void Library::abandon() {}
-std::string Library::version() { return "simulated"; }
 
 /// The pending messages of this rank.
 struct MpiTransport::Requests {

@@ -140,11 +140,13 @@ TEST(Checkpoint, KeepsTheTensorsUnderTheirNames) {
 TEST(Checkpoint, RestoresTheOptionsOfEveryGroup) {
   const TemporaryFolder folder;
   const auto groups = [](const Net& net, double lr) {
+    const auto options = torch::optim::AdamOptions(0.5).betas(std::make_tuple(0.8, 0.7));
     std::vector<torch::optim::OptimizerParamGroup> result;
     result.emplace_back(net.first->parameters());
-    result.emplace_back(net.second->parameters(), std::make_unique<torch::optim::AdamOptions>(lr));
-    return std::make_unique<torch::optim::Adam>(
-        result, torch::optim::AdamOptions(0.5).betas(std::make_tuple(0.8, 0.7)));
+    result.emplace_back(net.second->parameters(),
+                        std::make_unique<torch::optim::AdamOptions>(options));
+    result.back().options().set_lr(lr);
+    return std::make_unique<torch::optim::Adam>(result, options);
   };
   Training saved;
   saved.optimizer = groups(*saved.model, 0.125);

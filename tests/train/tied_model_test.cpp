@@ -12,7 +12,7 @@
 #include "lockstep/init.h"
 #include "lockstep/model_files.h"
 #include "lockstep/several_optimizers.h"
-#include "parallel/model_tensors.h"
+#include "parallel/reducer/model_state.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"

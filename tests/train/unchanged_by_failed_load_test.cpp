@@ -25,7 +25,7 @@
 #include "lockstep/samplers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
-#include "parallel/model_tensors.h"
+#include "parallel/reducer/model_state.h"
 #include "tests/parallel/models.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/mpi/mpi.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/system/process.h"
@@ -40,17 +41,13 @@ std::function<void()>& last_call() {
   return call;
 }
 
-bool initialized() {
-  int answer = 0;
-  MPI_Initialized(&answer);
-  return answer != 0;
+bool answer(int (*question)(int*)) {
+  int flag = 0;
+  question(&flag);
+  return flag != 0;
 }
-
-bool finalized() {
-  int answer = 0;
-  MPI_Finalized(&answer);
-  return answer != 0;
-}
+bool initialized() { return answer(MPI_Initialized); }
+bool finalized() { return answer(MPI_Finalized); }
 
 int thread_level() {
   int level = MPI_THREAD_SINGLE;
@@ -105,6 +102,14 @@ void finalize_at_exit(int exit_code, void*) {
 
 }  // namespace
 
+std::string available() {
+#ifdef LOCKSTEP_MPI_LIBRARY
+  // Its functions are weak symbols: null if it was not loaded before this module.
+  if (MPI_Init_thread == nullptr) return "got no " LOCKSTEP_MPI_LIBRARY "; install Open MPI";
+#endif
+  return {};
+}
+
 void Library::join(std::chrono::milliseconds timeout) {
   last_call();  // outlives the handler below, which is registered after it
   process();
@@ -132,11 +137,7 @@ bool Library::running() { return initialized() && !finalized() && !process().in_
 
 bool Library::main_thread_only() { return thread_level() < MPI_THREAD_SERIALIZED; }
 
-bool Library::on_main_thread() {
-  int answer = 0;
-  MPI_Is_thread_main(&answer);
-  return answer != 0;
-}
+bool Library::on_main_thread() { return answer(MPI_Is_thread_main); }
 
 std::string Library::why_no_thread() {
   // If the program initialised MPI for one thread at a time, a progress thread could call MPI at
@@ -164,7 +165,7 @@ void Library::at_end(std::function<void()> call) {
 
 void Library::abandon() { abandoned = true; }
 
-std::string Library::version() {
+std::string version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
   MPI_Get_library_version(text.data(), &length);

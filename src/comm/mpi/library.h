@@ -29,8 +29,6 @@ class Library {
   /// Prevents MPI_Finalize at exit, after the world has failed: it would wait for other ranks for
   /// ever.
   static void abandon();
-
-  static std::string version();
 };
 
 }  // namespace lockstep::mpi

@@ -16,10 +16,6 @@
 
 namespace lockstep::inline v0_2::mpi {
 
-std::string available() { return {}; }
-
-std::string version() { return Library::version(); }
-
 bool by_thread(const Options& options) {
   Library::join(options.timeout);
   const auto progress = options.progress;

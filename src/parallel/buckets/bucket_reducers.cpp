@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/waiting.h"
+#include "device/device_communicator.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 #include "sync/between_hosts.h"
@@ -47,23 +48,46 @@ bool can_average_parts(const Strategy& strategy, const BucketReducer& reducer) {
   return topology.has_consecutive_ranks && strategy.text() == AllReduce{}.text();
 }
 
-/// Memory of a bucket for its lifetime.
-at::Tensor values_of(const PlannedBucket& planned, Shard shard, const Group& group) {
-  auto length = planned.numel;
-  if (shard == Shard::optimizer) {  // the last parts may extend beyond the bucket
-    length = shard_length(planned.numel, c10::elementSize(planned.dtype), group.size()) *
-             static_cast<std::size_t>(group.size());
-  }
-  const auto memory = group.empty({static_cast<std::int64_t>(length)}, planned.dtype).zero_();
-  return flat_part(memory, 0, planned.numel);
-}
-
 /// Copies a bucket's values back into its parameters.
 void unpack_parameters(const Bucket& bucket) {
   for (const auto& slice : bucket.slices()) slice.parameter.copy_(slice.values);
 }
 
 }  // namespace
+
+std::optional<device::CommStream> comm_stream_of(const Group& group) {
+  const auto* ranks = dynamic_cast<const device::DeviceCommunicator*>(&group.communicator());
+  if (ranks == nullptr) return std::nullopt;
+  return ranks->context().stream();
+}
+
+void GradientStreams::add_current(const std::optional<device::CommStream>& comm) {
+  if (!comm) return;
+  const c10::Stream current = comm->current();
+  if (std::ranges::find(streams_, current) == streams_.end()) streams_.push_back(current);
+}
+
+void GradientStreams::order_before_current(const device::CommStream& comm) const {
+  for (const auto& stream : streams_) device::CommStream::order(stream, comm.current());
+}
+
+CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm) {
+  if (!comm) return;
+  caller_ = comm->current();
+  guard_.emplace(comm->stream());
+}
+
+CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm,
+                                 const GradientStreams& gradients)
+    : CommStreamScope(comm) {
+  if (!comm) return;
+  device::CommStream::order(*caller_, comm->stream());
+  gradients.order_before_current(*comm);
+}
+
+void CommStreamScope::block_caller() const {
+  if (guard_) device::CommStream::order(guard_->current_stream(), *caller_);
+}
 
 ExchangeRound::ExchangeRound(BucketReducers& reducers, SyncTarget target, std::int64_t step)
     : reducers_(reducers), target_(target), step_(step) {
@@ -141,7 +165,7 @@ std::exception_ptr ExchangeRound::complete() {
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
                                BucketCaps caps, ParameterStrategies strategies, const Source& owner,
-                               Shard shard)
+                               std::optional<PartMemory> parts)
     : group_(group),
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
@@ -154,7 +178,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                      .device = tensor.device(),
                      .strategy = strategies_.index_of(name)});
   }
-  const bool is_transient = shard == Shard::gradients;
+  const bool is_transient = parts == PartMemory::own;
   const auto plan = bucket_plan(specs, is_transient ? TransientMemory::limited(caps) : caps);
   if (is_transient) memory_.emplace(plan, group_);
   reducers_.reserve(plan.size());
@@ -167,15 +191,11 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
     }
     const auto index = reducers_.size();
     const auto values =
-        memory_ ? memory_->values(index, planned) : values_of(planned, shard, group_);
+        memory_ ? memory_->values(index, planned) : bucket_values(planned, parts, group_);
     auto& reducer =
         reducers_.emplace_back(make({index, values, std::move(slices), group_}, planned.strategy));
-    if (is_transient) {
-      reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::own);
-    } else if (shard == Shard::optimizer &&
-               can_average_parts(strategies_[planned.strategy], reducer)) {
-      reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::bucket);
-    }
+    if (is_transient || (parts && can_average_parts(strategies_[planned.strategy], reducer)))
+      reducer.shard = std::make_unique<GradientShard>(reducer.bucket, *parts);
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -264,7 +284,6 @@ bool BucketReducers::exchanges(SyncTarget wanted, std::int64_t step) const {
   return false;
 }
 
-/// The source of a bucket's collectives.
 Source BucketReducers::source(std::size_t index, SyncTarget target) const {
   auto source = owner_;
   source.content =

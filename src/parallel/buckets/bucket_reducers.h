@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -10,17 +13,48 @@
 #include <vector>
 
 #include "comm/operation.h"
+#include "device/comm_stream.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "lockstep/model_view.h"
+#include "parallel/buckets/bucket_memory.h"
 #include "parallel/buckets/bucket_plan.h"
-#include "parallel/buckets/comm_stream_scope.h"
-#include "parallel/buckets/gradient_shard.h"
-#include "parallel/buckets/parameter_strategies.h"
-#include "parallel/buckets/transient_memory.h"
 #include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// The stream on which a group exchanges buckets; none for a group on the CPU.
+std::optional<device::CommStream> comm_stream_of(const Group& group);
+
+/// The streams that have written gradients since the begin of a backward. Autograd may run parts of
+/// one backward on different streams.
+class GradientStreams {
+ public:
+  /// Adds the current stream. No effect without a comm stream.
+  void add_current(const std::optional<device::CommStream>& comm);
+  /// Makes later work of the current stream wait for the work that these streams have now.
+  void order_before_current(const device::CommStream& comm) const;
+
+ private:
+  std::vector<c10::Stream> streams_;
+};
+
+/// Makes the group's stream the current one until the end of the scope. No effect for a group on
+/// the CPU.
+class CommStreamScope {
+ public:
+  explicit CommStreamScope(const std::optional<device::CommStream>& comm);
+  /// The same. Work in the scope comes after the work that the current stream and the streams of
+  /// the gradients have at its begin.
+  CommStreamScope(const std::optional<device::CommStream>& comm, const GradientStreams& gradients);
+  /// Makes later work of the stream that was current before the scope wait for the work of the
+  /// scope so far.
+  void block_caller() const;
+
+ private:
+  std::optional<c10::Stream> caller_;
+  std::optional<c10::StreamGuard> guard_;
+};
 
 /// The result of an exchange of gradients on each rank.
 enum class Product : std::uint8_t {
@@ -105,12 +139,13 @@ class ExchangeRound {
 /// The buckets of a model and the order of their exchanges, which is the same on all ranks.
 class BucketReducers {
  public:
-  /// Parameters: dense, and the same on every rank. owner is the source of the collectives.
+  /// Parameters: dense, and the same on every rank. owner is the source of the collectives. parts:
+  /// where ranks can receive their parts of means; else all means are whole.
   /// Ranks: all of the group.
   /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
                  ParameterStrategies strategies, const Source& owner = {},
-                 Shard shard = Shard::none);
+                 std::optional<PartMemory> parts = {});
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
@@ -173,6 +208,9 @@ class BucketReducers {
   /// Ranks: all of the group.
   void average_parameters();
 
+  /// The source of a bucket's collectives.
+  Source source(std::size_t index, SyncTarget target) const;
+
   /// State of the exchanges, by parameter names.
   State state() const;
   void load(const State& state);
@@ -181,7 +219,6 @@ class BucketReducers {
   friend class ExchangeRound;
 
   BucketReducer make(Bucket bucket, std::size_t strategy);
-  Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);
 
@@ -196,7 +233,7 @@ class BucketReducers {
   std::vector<std::size_t> positions_;  ///< positions by bucket
   bool order_is_set_ = false;
   Product product_ = Product::mean;
-  std::optional<TransientMemory> memory_;  ///< of Shard::gradients
+  std::optional<TransientMemory> memory_;  ///< of PartMemory::own
 };
 
 }  // namespace lockstep::detail

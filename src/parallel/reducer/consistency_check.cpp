@@ -137,10 +137,9 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
   }
   const auto found = difference(group_, lines);
   throw ReplicaError(
-      concat(
-          "consistency check rank ", group_.rank(), " of ", group_.size(),
-          ": parameters differ between ranks at step ", step, ", in bucket ", bucket_, ": ",
-          found ? found->text : "no single parameter differs",
+      at_rank(
+          "consistency check", group_, "parameters differ between ranks at step ", step,
+          ", in bucket ", bucket_, ": ", found ? found->text : "no single parameter differs",
           ". Likely causes: a step with gradients that were not averaged (accumulated under "
           "no_sync(), a model called without its wrapper after torch::load() or to(), gradients "
           "changed on one rank), wrappers used in another order, parameters that a rank changes by "

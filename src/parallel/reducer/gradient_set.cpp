@@ -14,7 +14,7 @@
 #include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/buckets/shard_range.h"
+#include "parallel/buckets/bucket_memory.h"
 #include "parallel/reducer/gradient.h"
 #include "sync/bucket_layout.h"
 
@@ -258,23 +258,23 @@ std::exception_ptr GradientSet::layout_error(std::size_t index, const Group& gro
   const auto& [name, parameter, offset, values] = *members_[index].slice;
   const auto& gradient = parameter.grad();
   const bool is_here = gradient.defined() && !has_layout(gradient, false);
-  return std::make_exception_ptr(InvalidArgument(concat(
-      "parameter ", name, " rank ", group.rank(), " of ", group.size(), ": got a ",
+  return std::make_exception_ptr(invalid_at(
+      concat("parameter ", name), group, "got a ",
       is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
               : std::string("sparse gradient on another rank"),
       ", expected a dense one: list the parameter in DataParallelOptions::sparse_gradients, or "
-      "set sparse = false where it is used")));
+      "set sparse = false where it is used"));
 }
 
 std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& group) const {
   const auto& member = members_[index];
-  return std::make_exception_ptr(InvalidArgument(concat(
-      "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(),
-      ": got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
+  return std::make_exception_ptr(invalid_at(
+      concat("parameter ", member.slice->name), group,
+      "got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
       " in its place, on ", member.record.is_local() ? "another" : "this",
       " rank, whose gradient is not averaged, expected the tensor that was registered when the "
       "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
-      "wrap the model again; if it is unused on purpose, call its requires_grad_(false)")));
+      "wrap the model again; if it is unused on purpose, call its requires_grad_(false)"));
 }
 
 std::exception_ptr GradientSet::take_error(std::int64_t step, const Group& group) {
@@ -348,97 +348,6 @@ void GradientSet::restore(std::size_t index) {
 
 GradientState GradientSet::state_of(const Member& member) const {
   return member.record.state(member.slice->parameter.grad(), member.slice->values);
-}
-
-/// Whether the gradient is in the memory of a mean that must not be averaged again.
-bool GradientSet::is_final_mean(const Member& member) const {
-  return has_residual(member) && !member.may_accumulate &&
-         is_stored_in(member.slice->parameter.grad(), member.slice->values);
-}
-
-bool GradientSet::has_lost_mean() const {
-  return std::ranges::any_of(members_, [&](const Member& member) {
-    const auto state = state_of(member);
-    return state == GradientState::edited || state == GradientState::local_after_edit;
-  });
-}
-
-StepIntent GradientSet::intent(std::int64_t step) const {
-  StepIntent own{.has_lost_mean = has_lost_mean(), .step = static_cast<std::uint32_t>(step)};
-  // Each digest covers the one before.
-  const auto add = [](std::uint64_t& total, std::size_t index, std::uint64_t next) {
-    const std::array<std::uint64_t, 3> input{total, index, next};
-    total = digest(std::as_bytes(std::span(input)));
-  };
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const auto& member = members_[i];
-    if (target(member, step) != SyncTarget::gradients) continue;
-    const auto& gradient = member.slice->parameter.grad();
-    switch (state_of(member)) {
-      case GradientState::none:
-        break;
-      case GradientState::local:
-      case GradientState::local_after_edit:
-        own.has_local = true;
-        break;
-      case GradientState::averaged:
-        add(own.means, i, digest_of_mean(gradient));
-        own.has_final_mean = own.has_final_mean || is_final_mean(member);
-        break;
-      case GradientState::assigned:
-      case GradientState::edited:
-        if (!gradient.defined()) break;
-        if (!has_layout(gradient, member.is_sparse)) {
-          own.has_local = true;  // the exchange reports it on every rank
-          break;
-        }
-        if (!member.is_sparse) expect_copyable(gradient, *member.slice);
-        add(own.edited, i, checksum(gradient));
-        own.has_edited_mean = own.has_edited_mean || is_final_mean(member);
-        break;
-    }
-  }
-  return own;
-}
-
-void GradientSet::mark_differing_as_local(const StepPlan& plan, const Group& group) {
-  const bool not_allowed = (!plan.means_alike && plan.some_have_final_mean) ||
-                           (!plan.edited_alike && plan.some_have_edited_mean);
-  std::string names;
-  for (auto& member : members_) {
-    if (!member.slice->parameter.grad().defined() || member.record.is_local()) continue;
-    const bool alike =
-        state_of(member) == GradientState::averaged ? plan.means_alike : plan.edited_alike;
-    if (alike) continue;
-    if (!not_allowed) {
-      member.record.set_local();
-    } else if (is_final_mean(member)) {
-      names += concat(names.empty() ? "" : ", ", member.slice->name);
-    }
-  }
-  if (!not_allowed) return;
-  throw InvalidArgument(concat(
-      "DistributedOptimizer rank ", group.rank(), " of ", group.size(),
-      ": the averaged gradient of ", names.empty() ? "a parameter" : "parameter ", names,
-      " was changed in place", names.empty() ? " on another rank" : "",
-      ", to other values than on another rank, expected the same change on every rank: the "
-      "strategy keeps a residual and cannot average the mean again: call zero_grad() before you "
-      "set gradients by hand, clip by a norm that is the same on all ranks, or use a strategy "
-      "without error feedback"));
-}
-
-void GradientSet::rescale_means_from_step(double factor) {
-  for (const auto index : from_step_) {
-    auto& member = members_[index];
-    auto& gradient = member.slice->parameter.mutable_grad();
-    if (!gradient.defined()) continue;
-    if (factor == 0) {
-      gradient = at::Tensor();
-    } else {
-      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
-      member.record.set_local();
-    }
-  }
 }
 
 void GradientSet::keep_averages() {

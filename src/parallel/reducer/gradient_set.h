@@ -110,7 +110,7 @@ class GradientSet {
   bool has_lost_mean() const;
   /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
-  void mark_differing_as_local(const StepPlan& plan, const Group& group);
+  void mark_differing_as_local(const StepIntent& all, const Group& group);
   /// For a step after exchanges in which some ranks took part from step(). These pass the factor 0
   /// and drop the means. The others multiply theirs by the factor and mark them as local.
   void rescale_means_from_step(double factor);

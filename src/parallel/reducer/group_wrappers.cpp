@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "group/per_group.h"
-#include "lockstep/error.h"
+#include "parallel/agree.h"
 #include "parallel/reducer/reducer.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -102,13 +102,10 @@ void GroupWrappers::refuse(const at::Tensor& reached_by_some) const {
     auto& list = members_[i]->in_backward() ? here : elsewhere;
     list += concat(list.empty() ? "DistributedDataParallel #" : ", #", members_[i]->number());
   }
-  throw InvalidArgument(
-      concat("backward rank ", group_.rank(), " of ", group_.size(),
-             ": got a backward that reached ", here, " on this rank and ",
-             elsewhere.empty() ? "fewer of them" : elsewhere,
-             " on others, expected one at least that every rank reaches: use wrappers in the same "
-             "order on all ranks"),
-      {.operation = "backward"});
+  throw invalid_in("backward", group_, "got a backward that reached ", here, " on this rank and ",
+                   elsewhere.empty() ? "fewer of them" : elsewhere,
+                   " on others, expected one at least that every rank reaches: use wrappers in the "
+                   "same order on all ranks");
 }
 
 }  // namespace lockstep::detail

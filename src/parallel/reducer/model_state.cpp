@@ -10,7 +10,6 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
-#include "parallel/model_tensors.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/consistency_check.h"
 #include "parallel/reducer/gradient.h"

@@ -12,8 +12,8 @@
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/model_tensors.h"
 #include "parallel/reducer/buffer_sync.h"
+#include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {
 namespace {

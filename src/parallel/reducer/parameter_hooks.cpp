@@ -150,6 +150,16 @@ std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
   return suspects;
 }
 
+bool ParameterHooks::is_new_leaf(const at::Tensor& leaf) {
+  std::erase_if(watched_leaves_, [](const auto& watched) { return watched.expired(); });
+  const auto is_leaf = [&](const auto& watched) {
+    return watched.lock().get() == leaf.unsafeGetTensorImpl();
+  };
+  if (std::ranges::any_of(watched_leaves_, is_leaf)) return false;
+  watched_leaves_.emplace_back(leaf.getIntrusivePtr());
+  return true;
+}
+
 void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {
   if (!is_hooked(*torch::autograd::impl::grad_accumulator(parameter))) return;
   refuse(name,

@@ -52,6 +52,10 @@ class ParameterHooks {
   /// The parameters that the last find_replaced() has found.
   std::vector<std::size_t> take_replaced() { return std::exchange(replaced_, {}); }
 
+  /// Whether this is the first call with the leaf, which an output of the model is. Leaves keep
+  /// their hooks from step to step.
+  bool is_new_leaf(const at::Tensor& leaf);
+
   /// Throws: InvalidArgument when a wrapper has hooked the parameter.
   static void check_unhooked(const std::string& name, const at::Tensor& parameter);
 
@@ -81,6 +85,7 @@ class ParameterHooks {
 
   std::shared_ptr<const Callback> callback_;
   std::vector<Hooked> hooked_;
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::vector<Suspect> suspects_;      ///< of the last backward
   std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
 };

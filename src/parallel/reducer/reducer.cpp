@@ -1,8 +1,6 @@
 #include "parallel/reducer/reducer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -24,7 +22,7 @@
 //    notes the change.
 // 2. GradientSet::move_into_bucket() copies the gradient into its slice of a bucket, and .grad()
 //    becomes the slice. On a device, step 4 copies all gradients of a bucket at once, by
-//    move_all_into(). A bucket with TransientMemory (Shard::gradients) has memory from step 4 on,
+//    move_all_into(). A bucket with TransientMemory has memory from step 4 on,
 //    where move_out() moves the gradients into it.
 // 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
 //    order that is the same on every rank, so one may wait for another. In the first backward, and
@@ -45,12 +43,6 @@
 // finish_backward().
 
 namespace lockstep::inline v0_2::detail {
-namespace {
-
-/// Name of the count of exchanges in a state. All other names are of parameters.
-constexpr const char* step_name = "lockstep/step";
-
-}  // namespace
 
 /// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
 /// the run even if the callback was not called.
@@ -95,29 +87,16 @@ class Reducer::Backward {
   std::shared_ptr<GroupWrappers> wrappers_;
 };
 
-std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& group,
-                                         const DataParallelOptions& options, const Source& owner) {
-  std::shared_ptr<Reducer> reducer(new Reducer(model, group, options, owner));
-  reducer->hooks_.emplace(
-      reducer->gradients_.parameters(),
-      [self = reducer.get()](std::size_t parameter, const at::Tensor& incoming) {
-        self->on_gradient(parameter, incoming);
-      });
-  reducer->update_membership();
-  return reducer;
-}
-
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
-                 const Source& owner)
+                 const UpdateNeeds& needs, const Source& owner)
     : group_(group),
       host_(group.host()),
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
-      needs_optimizer_(update_option(options)),
+      needs_optimizer_(needs.option),
       wrappers_(GroupWrappers::of(group)),
       reducers_(trainable(model, GradientLayout::dense), group, options.buckets,
-                ParameterStrategies(options), owner,
-                options.share_memory ? Shard::none : options.shard),
+                ParameterStrategies(options), owner, needs.parts),
       sparse_(trainable(model, GradientLayout::sparse), group, owner, reducers_.size()),
       gradients_(reducers_, sparse_, group, options.check_finite),
       agreement_(group),
@@ -128,57 +107,14 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
           std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()),
-      check_finite_(options.check_finite) {}
-
-const char* Reducer::update_option(const DataParallelOptions& options) {
-  if (options.share_memory) return "share_memory";
-  return options.shard != Shard::none ? "shard" : nullptr;
+      check_finite_(options.check_finite),
+      hooks_(gradients_.parameters(), [this](std::size_t parameter, const at::Tensor& incoming) {
+        as_operation("backward", [&] { on_gradient(parameter, incoming); });
+      }) {
+  update_membership();
 }
 
 Reducer::~Reducer() { wrappers_->remove_member(*this); }
-
-void Reducer::check_unattached() const {
-  if (!has_optimizer_) return;
-  throw InvalidArgument(
-      concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
-             ": got a DistributedDataParallel that has a DistributedOptimizer, expected one for "
-             "each: destroy the other one first, or construct both over the model with "
-             "optimized_only"),
-      {.operation = "DistributedOptimizer"});
-}
-
-void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
-  reducers_.set_optimized(is_optimized);
-  if (owner_.owner == Source::Owner::distributed_optimizer)
-    gradients_.allow_accumulation(is_optimized);
-  has_optimizer_ = true;
-  update_membership();
-}
-
-void Reducer::detach_optimizer() {
-  has_optimizer_ = false;
-  update_membership();
-}
-
-/// A DistributedOptimizer's own agreement lets a rank without a loss take part.
-void Reducer::update_membership() {
-  if (has_optimizer_ || owner_.owner == Source::Owner::distributed_optimizer) {
-    wrappers_->remove_member(*this);
-  } else {
-    wrappers_->add_member(*this);
-  }
-}
-
-void Reducer::check_optimizer() const {
-  if (needs_optimizer_ == nullptr || has_optimizer_) return;
-  throw InvalidArgument(
-      concat("DistributedDataParallel rank ", group_.rank(), " of ", group_.size(), ": ",
-             needs_optimizer_,
-             ": got no DistributedOptimizer, expected one before the first forward, because each "
-             "rank updates a part of the parameters: construct DistributedOptimizer(optimizer, "
-             "ddp), and call its step()"),
-      {.operation = "DistributedDataParallel"});
-}
 
 /// The source of this wrapper's collectives.
 Source Reducer::source(Source::Content content) const {
@@ -187,19 +123,13 @@ Source Reducer::source(Source::Content content) const {
   return source;
 }
 
-Source Reducer::source_of_parameters(std::size_t bucket) const {
-  auto of_bucket = source(Source::Content::parameters);
-  of_bucket.bucket = static_cast<std::int32_t>(bucket);
-  return of_bucket;
-}
-
 void Reducer::set_weight(double samples) {
   const SourceScope scope(host_.communicator(), source(Source::Content::weights));
   weights_.set(samples);
 }
 
 void Reducer::hook_new_accumulators() {
-  for (const auto parameter : hooks_->hook_new_accumulators())
+  for (const auto parameter : hooks_.hook_new_accumulators())
     gradients_.add_unreported_backwards(parameter);
 }
 
@@ -209,26 +139,15 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   // hook.
   const bool has_base = output.is_view() && output._base().requires_grad();
   const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
-  if (watched.is_leaf() && !is_new_leaf(watched)) return;
+  if (watched.is_leaf() && !hooks_.is_new_leaf(watched)) return;
   // The hooks of a leaf outlive the forward, whose graph has saved nothing for it.
   const auto owned = watched.is_leaf() ? nullptr : graph;
   if (owned) owned->set_watched();
   watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
     if (owned) owned->run();
     const auto self = reducer.lock();
-    if (self && !self->is_paused() && self->hooks_->accumulates_here()) self->join_backward();
+    if (self && !self->is_paused() && self->hooks_.accumulates_here()) self->join_backward();
   });
-}
-
-/// Whether the leaf has no hook yet. Leaves keep their hooks from step to step.
-bool Reducer::is_new_leaf(const at::Tensor& leaf) {
-  std::erase_if(watched_leaves_, [](const auto& watched) { return watched.expired(); });
-  const auto is_leaf = [&](const auto& watched) {
-    return watched.lock().get() == leaf.unsafeGetTensorImpl();
-  };
-  if (std::ranges::any_of(watched_leaves_, is_leaf)) return false;
-  watched_leaves_.emplace_back(leaf.getIntrusivePtr());
-  return true;
 }
 
 /// The weight factor of this rank's gradients in a backward. Autograd numbers backwards in the
@@ -238,6 +157,14 @@ double Reducer::factor_of(int task) {
   const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
   if (!had_nested) last_factor_ = weights_.take_factor();
   return last_factor_;
+}
+
+void Reducer::check_optimizer() const {
+  if (needs_optimizer_ == nullptr || has_optimizer_) return;
+  throw invalid_in("DistributedDataParallel", group_, needs_optimizer_,
+                   ": got no DistributedOptimizer, expected one before the first forward, because "
+                   "each rank updates a part of the parameters: construct "
+                   "DistributedOptimizer(optimizer, ddp), and call its step()");
 }
 
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
@@ -266,8 +193,6 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   return backward;
 }
 
-bool Reducer::in_backward() const { return !backward_.expired(); }
-
 void Reducer::finish_backward() {
   auto backward = backward_.lock();
   if (backward == nullptr) backward = new_backward(-1);
@@ -275,10 +200,6 @@ void Reducer::finish_backward() {
 }
 
 void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
-  as_operation("backward", [&] { handle_gradient(parameter, incoming); });
-}
-
-void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
   if (incoming.defined()) gradients_.add_backward(parameter, incoming);
   if (is_paused()) return;
@@ -321,10 +242,9 @@ bool Reducer::exchanges_gradients() const {
 void Reducer::begin_agreement(Backward& backward) {
   if (!backward.agreement_begun && has_optimizer_) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
-    agreement_.begin({.in_backward = true,
-                      .has_lost_mean = some_in_step_ && gradients_.has_lost_mean(),
-                      .product = reducers_.product(),
-                      .step = static_cast<std::uint32_t>(step_)});
+    agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
+                      .in_backward = StepAgreement::place_of(reducers_.product()),
+                      .has_lost_mean = some_in_step_ && gradients_.has_lost_mean()});
   }
   backward.agreement_begun = true;
 }
@@ -385,7 +305,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
   // No flags have told the other ranks.
-  if (const auto replaced = hooks_->take_replaced(); !replaced.empty())
+  if (const auto replaced = hooks_.take_replaced(); !replaced.empty())
     std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
 }
 
@@ -401,8 +321,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   // the order of collectives on every rank.
   round.wait_to_begin();
   begin_agreement(backward);
-  const auto plan = has_optimizer_ ? agreement_.end() : StepPlan{};
-  some_in_step_ = plan.some_in_backward && plan.some_in_step;
+  const auto all = has_optimizer_ ? agreement_.end() : StepIntent{};
+  some_in_step_ = all.in_backward != 0 && all.in_step != 0;
   // Parameters stay equal only under strategies that average every gradient.
   if (!parameters_may_differ_) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
   gradients_.prepare_sparse(backward.factor);
@@ -410,9 +330,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
-  if (!error && some_in_step_ && plan.some_have_followed && plan.some_have_lost_mean) {
-    error = dropped_mean_error();
-  }
+  if (!error && some_in_step_ && all.has_followed != 0 && all.has_lost_mean != 0)
+    error = std::make_exception_ptr(dropped_mean_error());
   flags.wait();
   buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
@@ -424,8 +343,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
 }
 
 void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
-  hooks_->find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
-                        graph);
+  hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
+                       graph);
 }
 
 void Reducer::end_local_backward(const at::Tensor& loss) {
@@ -433,7 +352,7 @@ void Reducer::end_local_backward(const at::Tensor& loss) {
 }
 
 Work Reducer::begin_flags() {
-  for (const auto parameter : hooks_->take_replaced()) gradients_.flag_replaced(parameter);
+  for (const auto parameter : hooks_.take_replaced()) gradients_.flag_replaced(parameter);
   gradients_.complete_flags();
   positions_.write(gradients_.position_bytes());
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
@@ -450,154 +369,9 @@ std::exception_ptr Reducer::end_flags() {
   return error ? error : finite_error;
 }
 
-/// For a step that exchanges no gradients.
-void Reducer::exchange_flags() {
-  if (!check_finite_ && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
-  for (std::size_t i = 0; check_finite_ && i < reducers_.size(); ++i) gradients_.set_flags(i, 1);
-  begin_flags().wait();
-  if (const auto error = end_flags()) std::rethrow_exception(error);
-}
-
 void Reducer::begin_buffers() {
   const SourceScope scope(group_.communicator(), source(Source::Content::buffers));
   buffers_->begin();
-}
-
-void Reducer::average_local_gradients() {
-  const at::NoGradGuard no_grad;
-  hook_new_accumulators();
-  if (!exchanges_gradients()) return exchange_flags();
-  weights_.check();  // before any collective, as in a backward
-  bool has_followed = false;
-  while (true) {
-    const auto plan = agree(has_followed);
-    const Request request(*this, plan.product);
-    if (!plan.some_in_backward) {
-      some_in_step_ = false;
-      const bool exchanges = prepare_step(plan, has_followed);
-      gradients_.forget_means_from_step();
-      if (!exchanges) return;
-    }
-    const auto backward = new_backward(-1);
-    backward->agreement_begun = true;
-    finish(*backward);
-    if (!plan.some_in_backward) return;
-    has_followed = true;
-  }
-}
-
-at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
-  const bool is_number = !loss.defined() || loss.numel() == 1;
-  // A factor of 0 must also remove NaN.
-  const double own = loss.defined() && is_number && last_factor_ != 0 ? loss.item<double>() : 0;
-  const auto sums = at::empty({2}, at::kDouble);
-  auto* const values = sums.data_ptr<double>();
-  values[0] = own * last_factor_;
-  values[1] = is_number ? 0 : 1;
-  {
-    const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
-    host_.all_reduce(sums).wait();
-  }
-  if (values[1] != 0) {
-    throw InvalidArgument(
-        concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
-               ": step(closure): got a loss of ",
-               is_number ? std::string("several elements on another rank")
-                         : concat(loss.numel(), " elements on this rank"),
-               ", expected one element: return the mean or the sum of the losses"));
-  }
-  return at::scalar_tensor(values[0] / group_.size(), at::kDouble);
-}
-
-/// Call when all ranks are in step(). Returns whether they exchange their gradients.
-bool Reducer::prepare_step(const StepPlan& plan, bool has_followed) {
-  if (!plan.some_have_local && plan.means_alike && plan.edited_alike) return false;
-  if (plan.some_have_followed && plan.some_have_local && plan.some_have_lost_mean) {
-    std::rethrow_exception(dropped_mean_error());
-  }
-  if (!plan.means_alike || !plan.edited_alike) gradients_.mark_differing_as_local(plan, group_);
-  if (plan.some_have_followed && !plan.some_have_local) {
-    // A rank that joined ran zero_grad() or clipping before it had the means. The others' gradients
-    // count instead of its own.
-    set_weight(has_followed ? 0 : 1);
-    gradients_.rescale_means_from_step(weights_.take_factor());
-  }
-  return true;
-}
-
-/// The error for local gradients that contain the last mean on some ranks only.
-std::exception_ptr Reducer::dropped_mean_error() const {
-  return std::make_exception_ptr(InvalidArgument(concat(
-      "DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
-      ": got a backward after the mean of the one before was dropped or changed, while another "
-      "rank is in step() and holds that mean, expected step() on all ranks after a backward that "
-      "some ranks omit: call step() before zero_grad(), or run a backward on every rank")));
-}
-
-StepPlan Reducer::agree(bool has_followed) {
-  auto own = gradients_.intent(step_);
-  own.has_followed = has_followed;
-  own.product = reducers_.product();
-  const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
-  agreement_.begin(own);
-  return agreement_.end();
-}
-
-double Reducer::begin_without_exchange() {
-  const double factor = weights_.take_factor();
-  for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
-  return factor;
-}
-
-std::span<const std::uint8_t> Reducer::end_without_exchange() {
-  auto flags = begin_flags();
-  begin_buffers();
-  flags.wait();
-  buffers_->end();
-  const auto error = end_flags();
-  gradients_.end_without_exchange();
-  group_.communicator().count_step();
-  if (error) std::rethrow_exception(error);
-  return gradients_.changed();
-}
-
-void Reducer::before_update() {
-  if (parameters_may_differ_) reducers_.before_update(step_);
-}
-
-void Reducer::exchange_parameters() {
-  const auto step = step_++;
-  if (parameters_may_differ_) reducers_.count_skipped(step);
-  if (reducers_.exchanges(SyncTarget::parameters, step)) {
-    begin_buffers();
-    reducers_.exchange_parameters(step);
-    buffers_->end();
-  }
-  buffers_->end_step();
-}
-
-void Reducer::average_parameters() {
-  if (!parameters_may_differ_) return;
-  begin_buffers();
-  reducers_.average_parameters();
-  buffers_->end();
-  buffers_->end_step();
-}
-
-State Reducer::state() const {
-  auto state = reducers_.state();
-  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
-  return state;
-}
-
-void Reducer::load(const State& state) {
-  const auto step = state.find(step_name);
-  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
-    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
-                                 "\", expected the count of exchanges as one Long"));
-  }
-  reducers_.load(state);
-  step_ = step->second.item<std::int64_t>();
 }
 
 }  // namespace lockstep::detail

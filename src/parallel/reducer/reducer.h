@@ -15,7 +15,6 @@
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "parallel/buckets/bucket_reducers.h"
-#include "parallel/buckets/comm_stream_scope.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/consistency_check.h"
 #include "parallel/reducer/gradient_set.h"
@@ -24,9 +23,16 @@
 #include "parallel/reducer/parameter_hooks.h"
 #include "parallel/reducer/sparse_gradients.h"
 #include "parallel/reducer/step_agreement.h"
-#include "parallel/reducer/weights.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// The requirements of the parameters' update.
+struct UpdateNeeds {
+  /// The option that divides or shares the update; null if none does. It moves the parameters to
+  /// other memory, and requires a DistributedOptimizer.
+  const char* option = nullptr;
+  std::optional<PartMemory> parts = {};  ///< as BucketReducers takes it
+};
 
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
 /// bucket. All ranks exchange buckets in the same order. A callback at the end of the backward
@@ -37,15 +43,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Ignores parameters without requires_grad. owner is the source of the collectives.
   /// Ranks: all of the group.
   /// check_trainable() must accept the model.
-  static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
-                                         const DataParallelOptions& options, const Source& owner);
+  Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
+          const UpdateNeeds& needs, const Source& owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
-
-  /// The option that divides or shares the optimizer's update; null if none does. It moves the
-  /// parameters to other memory, and requires a DistributedOptimizer.
-  static const char* update_option(const DataParallelOptions& options);
 
   /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
   void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph);
@@ -69,7 +71,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The number of the wrapper among those of its group.
   std::uint16_t number() const { return owner_.number; }
   /// Whether a backward runs that has reached the wrapper.
-  bool in_backward() const;
+  bool in_backward() const { return !backward_.expired(); }
   /// Completes the exchange of that backward. If there is none, takes part in that of other ranks
   /// without gradients. Ranks: all.
   void finish_backward();
@@ -135,7 +137,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::span<const std::uint8_t> end_without_exchange();
   std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
   /// The source of collectives that gather the parameters of a bucket.
-  Source source_of_parameters(std::size_t bucket) const;
+  Source source_of_parameters(std::size_t bucket) const {
+    return reducers_.source(bucket, SyncTarget::parameters);
+  }
 
   /// Call before the optimizer's step.
   void before_update();
@@ -157,14 +161,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   class Backward;
 
-  Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
-          const Source& owner);
   Source source(Source::Content content) const;
-  bool is_new_leaf(const at::Tensor& leaf);
   void update_membership();
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
-  void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   double factor_of(int task);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
@@ -181,9 +181,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();
-  StepPlan agree(bool has_followed);
-  bool prepare_step(const StepPlan& plan, bool has_followed);
-  std::exception_ptr dropped_mean_error() const;
+  StepIntent agree(bool has_followed);
+  bool prepare_step(const StepIntent& all, bool has_followed);
+  InvalidArgument dropped_mean_error() const;
 
   Group group_;
   Group host_;  ///< for flags and agreements
@@ -202,9 +202,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<BufferSync> buffers_;
   bool parameters_may_differ_;
   bool check_finite_;
-  std::optional<ParameterHooks> hooks_;
+  ParameterHooks hooks_;
   std::weak_ptr<Backward> backward_;
-  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
   bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()
   bool has_exchanged_ = false;  ///< a backward has ended with an exchange

@@ -6,19 +6,42 @@
 
 #include "comm/communicator.h"
 #include "core/enum_names.h"
+#include "core/environment.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
-#include "parallel/buckets/parameter_strategies.h"
-#include "parallel/model_tensors.h"
+#include "parallel/buckets/bucket_plan.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/shared_memory.h"
 
 namespace lockstep::inline v0_2 {
+namespace {
+
+/// Options may be constructed before main(), so this does not fix the environment for init().
+Environment usable_environment() {
+  try {
+    return Environment::read();
+  } catch (const InvalidArgument&) {
+    return {};  // init() reports it
+  }
+}
+
+}  // namespace
+
+BucketCaps default_buckets() {
+  BucketCaps caps;
+  if (const auto mib = usable_environment().bucket_mib) {
+    caps.rest = static_cast<std::size_t>(*mib) << 20;
+    caps.first = std::min(caps.first, caps.rest);
+  }
+  return caps;
+}
+
+bool default_share_memory() { return usable_environment().share_memory; }
 
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->pause();
@@ -104,6 +127,14 @@ void check_shareable(const ModelState& model, const Group& group,
   }
 }
 
+UpdateNeeds needs_of(const DataParallelOptions& options) {
+  // With one copy of everything, shard has no effect.
+  if (options.share_memory) return {.option = "share_memory"};
+  if (options.shard == Shard::none) return {};
+  return {.option = "shard",
+          .parts = options.shard == Shard::gradients ? PartMemory::own : PartMemory::bucket};
+}
+
 ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
   ModelState state(model);
   state.declare_sparse(options.sparse_gradients);
@@ -137,7 +168,7 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   } else if (options.shard != Shard::none) {
     check_shardable(group, options);
   }
-  if (const auto* const option = Reducer::update_option(options)) check_movable(state, option);
+  if (const auto* const option = needs_of(options).option) check_movable(state, option);
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
@@ -182,16 +213,15 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
     const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
-    reducer_ = Reducer::create(state, group, options, source);
+    reducer_ = std::make_shared<Reducer>(state, group, options, needs_of(options), source);
     for (const auto& named : state.parameters) {
       wrapped_.push_back({.named = named,
                           .dtype = named.tensor.scalar_type(),
                           .trainable = named.tensor.requires_grad()});
     }
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(
-        concat(operation_, " rank ", group.rank(), " of ", group.size(), ": ", error.what()),
-        {.rank = error.rank(), .operation = operation_});
+    throw InvalidArgument(at_rank(operation_, group, error.what()),
+                          {.rank = error.rank(), .operation = operation_});
   } catch (const std::exception& error) {
     group.communicator().fail(concat(operation_, ": ", error.what()));
     throw;
@@ -229,30 +259,28 @@ std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
   reducer_->check_optimizer();
   reducer_->hook_new_accumulators();
   if (reducer_->buffers().take_unused_graph()) {
-    log::notice(concat(operation_, " rank ", group_.rank(), " of ", group_.size(),
-                       ": got a forward with gradients that no backward followed, expected a "
-                       "backward, or a forward under NoGradGuard: if another rank has run that "
-                       "backward, the ranks average gradients of different steps from there on"));
+    log::notice(at_rank(operation_, group_,
+                        "got a forward with gradients that no backward followed, expected a "
+                        "backward, or a forward under NoGradGuard: if another rank has run that "
+                        "backward, the ranks average gradients of different steps from there on"));
   }
   return reducer_->buffers().begin_graph();
 }
 
 void ReplicatedModel::check_movable() const {
-  if (const auto* const option = Reducer::update_option(options_))
+  if (const auto* const option = needs_of(options_).option)
     detail::check_movable(state_of(model_, options_), option);
 }
 
 void ReplicatedModel::refuse_output(const std::type_info& type) const {
   const auto name = c10::demangle(type.name());
-  throw InvalidArgument(
-      concat(
-          operation_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
-          ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or variants "
-          "of tensors: declare `void visit_tensors(const ",
-          name,
-          "& output, const auto& visit)` in its namespace, which calls visit with every tensor "
-          "of the output, or train with DistributedOptimizer, which needs no output"),
-      {.operation = operation_});
+  throw invalid_in(
+      operation_, group_, "forward returned ", name,
+      ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or variants of "
+      "tensors: declare `void visit_tensors(const ",
+      name,
+      "& output, const auto& visit)` in its namespace, which calls visit with every tensor of the "
+      "output, or train with DistributedOptimizer, which needs no output");
 }
 
 void ReplicatedModel::watch(const at::Tensor& output,

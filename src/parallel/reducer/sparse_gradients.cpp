@@ -13,6 +13,7 @@
 #include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 #include "parallel/reducer/consistency_check.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -38,6 +39,7 @@ bool has_rows(const at::Tensor& gradient, const at::Tensor& parameter) {
 SparseGradients::SparseGradients(std::vector<NamedTensor> parameters, const Group& group,
                                  const Source& owner, std::size_t first_bucket)
     : group_(group), owner_(owner), first_bucket_(first_bucket) {
+  owner_.content = Source::Content::gradients;
   for (auto& [name, tensor] : parameters) {
     const auto rows = tensor.size(0);
     auto& member = members_.emplace_back();
@@ -73,9 +75,7 @@ const at::Tensor& SparseGradients::contribute(std::size_t index, const at::Tenso
 
 void SparseGradients::begin() {
   if (members_.empty()) return;
-  auto source = owner_;
-  source.content = Source::Content::gradients;
-  const SourceScope scope(group_.communicator(), source);
+  const SourceScope scope(group_.communicator(), owner_);
   work_ = group_.all_gather(all_rows_, own_rows_);
 }
 
@@ -126,7 +126,6 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
     member.values = at::empty(sizes, parameter.options().requires_grad(false));
   }
   auto source = owner_;
-  source.content = Source::Content::gradients;
   source.bucket = static_cast<std::int32_t>(first_bucket_ + index);
   const SourceScope scope(group_.communicator(), source);
   works.push_back(group_.all_gather(member.all_indices, member.indices, rows));
@@ -171,12 +170,11 @@ std::exception_ptr SparseGradients::complete(std::span<std::uint8_t> changed) {
     }
     changed[i] = 0;
     if (error != nullptr) continue;
-    error = std::make_exception_ptr(InvalidArgument(concat(
-        "parameter ", name_of(i), " rank ", group_.rank(), " of ", group_.size(), ": got ",
-        describe_layouts(i),
+    error = std::make_exception_ptr(invalid_at(
+        concat("parameter ", name_of(i)), group_, "got ", describe_layouts(i),
         ", expected sparse gradients of the parameter's dtype and sizes, with one sparse "
         "dimension, because the parameter was declared to have sparse gradients: set sparse = "
-        "false in its layer, or do not use the parameter in operations with dense gradients")));
+        "false in its layer, or do not use the parameter in operations with dense gradients"));
   }
   for (auto& work : works) work.wait();
   for (std::size_t i = 0; i < size(); ++i) {

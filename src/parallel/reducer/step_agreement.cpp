@@ -1,80 +1,324 @@
 #include "parallel/reducer/step_agreement.h"
 
-#include <cstring>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/agree.h"
+#include "parallel/reducer/gradient.h"
+#include "parallel/reducer/gradient_set.h"
+#include "parallel/reducer/reducer.h"
+
+// The step agreement, and what gradients and reducer do for a DistributedOptimizer, whose step() it
+// begins.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// The content of the all_reduce, which takes the maximum of each byte.
-struct Message {
-  explicit Message(const StepIntent& intent)
-      : means(intent.means),
-        edited(intent.edited),
-        step(intent.step),
-        in_backward(intent.in_backward ? place_of(intent) : 0),
-        in_step(intent.in_backward ? 0 : place_of(intent)),
-        has_followed(intent.has_followed ? 1 : 0),
-        has_local(intent.has_local ? 1 : 0),
-        has_lost_mean(intent.has_lost_mean ? 1 : 0),
-        has_final_mean(intent.has_final_mean ? 1 : 0),
-        has_edited_mean(intent.has_edited_mean ? 1 : 0) {}
-
-  static std::uint8_t place_of(const StepIntent& intent) {
-    return static_cast<std::uint8_t>(1 + static_cast<int>(intent.product));
-  }
-
-  Compared<std::uint64_t> means;
-  Compared<std::uint64_t> edited;
-  Compared<std::uint32_t> step;
-  std::uint8_t in_backward;  ///< 0 for no, else 1 + the product
-  std::uint8_t in_step;      ///< the same
-  std::uint8_t has_followed;
-  std::uint8_t has_local;
-  std::uint8_t has_lost_mean;
-  std::uint8_t has_final_mean;
-  std::uint8_t has_edited_mean;
-  std::uint8_t padding = 0;
-};
-static_assert(sizeof(Message) == 48);
+/// Name of the count of exchanges in a state. All other names are of parameters.
+constexpr const char* step_name = "lockstep/step";
 
 }  // namespace
 
 StepAgreement::StepAgreement(const Group& group)
-    : group_(group.host()), bytes_(group_.empty({sizeof(Message)}, at::kByte)) {}
+    : group_(group.host()), bytes_(group_.empty({sizeof(StepIntent)}, at::kByte)) {}
 
 void StepAgreement::begin(const StepIntent& own) {
-  const Message message(own);
-  step_ = own.step;
-  std::memcpy(bytes_.mutable_data_ptr(), &message, sizeof message);
+  step_ = own.step.value;
+  std::memcpy(bytes_.mutable_data_ptr(), &own, sizeof own);
   work_ = group_.all_reduce(bytes_, ReduceOp::max);
 }
 
-StepPlan StepAgreement::end() {
+StepIntent StepAgreement::end() {
   work_.wait();
-  Message all({});
+  StepIntent all;
   std::memcpy(static_cast<void*>(&all), bytes_.const_data_ptr(), sizeof all);
   if (!all.step.is_equal()) {
-    throw InvalidArgument(concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
-                                 ": got ", step_,
-                                 " steps so far on this rank, and another number on another rank, "
-                                 "expected the same number on all ranks: "
-                                 "call step() on all ranks or on none"));
+    throw invalid_at("DistributedOptimizer", group_, "got ", step_,
+                     " steps so far on this rank, and another number on another rank, expected the "
+                     "same number on all ranks: call step() on all ranks or on none");
   }
-  const auto place = all.in_backward != 0 ? all.in_backward : all.in_step;
-  return {.some_in_backward = all.in_backward != 0,
-          .some_in_step = all.in_step != 0,
-          .some_have_followed = all.has_followed != 0,
-          .some_have_local = all.has_local != 0,
-          .some_have_lost_mean = all.has_lost_mean != 0,
-          .some_have_final_mean = all.has_final_mean != 0,
-          .some_have_edited_mean = all.has_edited_mean != 0,
-          .product = static_cast<Product>(place - 1),
-          .means_alike = all.means.is_equal(),
-          .edited_alike = all.edited.is_equal()};
+  return all;
+}
+
+/// Whether the gradient is in the memory of a mean that must not be averaged again.
+bool GradientSet::is_final_mean(const Member& member) const {
+  return has_residual(member) && !member.may_accumulate &&
+         is_stored_in(member.slice->parameter.grad(), member.slice->values);
+}
+
+bool GradientSet::has_lost_mean() const {
+  return std::ranges::any_of(members_, [&](const Member& member) {
+    const auto state = state_of(member);
+    return state == GradientState::edited || state == GradientState::local_after_edit;
+  });
+}
+
+StepIntent GradientSet::intent(std::int64_t step) const {
+  StepIntent own{.step = Compared(static_cast<std::uint32_t>(step)),
+                 .has_lost_mean = has_lost_mean()};
+  std::uint64_t means = 0;
+  std::uint64_t edited = 0;
+  // Each digest covers the one before.
+  const auto add = [](std::uint64_t& total, std::size_t index, std::uint64_t next) {
+    const std::array<std::uint64_t, 3> input{total, index, next};
+    total = digest(std::as_bytes(std::span(input)));
+  };
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
+    if (target(member, step) != SyncTarget::gradients) continue;
+    const auto& gradient = member.slice->parameter.grad();
+    switch (state_of(member)) {
+      case GradientState::none:
+        break;
+      case GradientState::local:
+      case GradientState::local_after_edit:
+        own.has_local = 1;
+        break;
+      case GradientState::averaged:
+        add(means, i, digest_of_mean(gradient));
+        own.has_final_mean |= is_final_mean(member);
+        break;
+      case GradientState::assigned:
+      case GradientState::edited:
+        if (!gradient.defined()) break;
+        if (!has_layout(gradient, member.is_sparse)) {
+          own.has_local = 1;  // the exchange reports it on every rank
+          break;
+        }
+        if (!member.is_sparse) expect_copyable(gradient, *member.slice);
+        add(edited, i, checksum(gradient));
+        own.has_edited_mean |= is_final_mean(member);
+        break;
+    }
+  }
+  own.means = Compared(means);
+  own.edited = Compared(edited);
+  return own;
+}
+
+void GradientSet::mark_differing_as_local(const StepIntent& all, const Group& group) {
+  const bool means_alike = all.means.is_equal();
+  const bool edited_alike = all.edited.is_equal();
+  const bool not_allowed =
+      (!means_alike && all.has_final_mean != 0) || (!edited_alike && all.has_edited_mean != 0);
+  std::string names;
+  for (auto& member : members_) {
+    if (!member.slice->parameter.grad().defined() || member.record.is_local()) continue;
+    const bool alike = state_of(member) == GradientState::averaged ? means_alike : edited_alike;
+    if (alike) continue;
+    if (!not_allowed) {
+      member.record.set_local();
+    } else if (is_final_mean(member)) {
+      names += concat(names.empty() ? "" : ", ", member.slice->name);
+    }
+  }
+  if (!not_allowed) return;
+  throw invalid_at(
+      "DistributedOptimizer", group, "the averaged gradient of ",
+      names.empty() ? "a parameter" : "parameter ", names, " was changed in place",
+      names.empty() ? " on another rank" : "",
+      ", to other values than on another rank, expected the same change on every rank: the "
+      "strategy keeps a residual and cannot average the mean again: call zero_grad() before you "
+      "set gradients by hand, clip by a norm that is the same on all ranks, or use a strategy "
+      "without error feedback");
+}
+
+void GradientSet::rescale_means_from_step(double factor) {
+  for (const auto index : from_step_) {
+    auto& member = members_[index];
+    auto& gradient = member.slice->parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (factor == 0) {
+      gradient = at::Tensor();
+    } else {
+      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
+      member.record.set_local();
+    }
+  }
+}
+
+void Reducer::check_unattached() const {
+  if (!has_optimizer_) return;
+  throw invalid_in("DistributedOptimizer", group_,
+                   "got a DistributedDataParallel that has a DistributedOptimizer, expected one "
+                   "for each: destroy the other one first, or construct both over the model with "
+                   "optimized_only");
+}
+
+void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
+  reducers_.set_optimized(is_optimized);
+  if (owner_.owner == Source::Owner::distributed_optimizer)
+    gradients_.allow_accumulation(is_optimized);
+  has_optimizer_ = true;
+  update_membership();
+}
+
+void Reducer::detach_optimizer() {
+  has_optimizer_ = false;
+  update_membership();
+}
+
+/// A DistributedOptimizer's own agreement lets a rank without a loss take part.
+void Reducer::update_membership() {
+  if (has_optimizer_ || owner_.owner == Source::Owner::distributed_optimizer) {
+    wrappers_->remove_member(*this);
+  } else {
+    wrappers_->add_member(*this);
+  }
+}
+
+/// For a step that exchanges no gradients.
+void Reducer::exchange_flags() {
+  if (!check_finite_ && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
+  for (std::size_t i = 0; check_finite_ && i < reducers_.size(); ++i) gradients_.set_flags(i, 1);
+  begin_flags().wait();
+  if (const auto error = end_flags()) std::rethrow_exception(error);
+}
+
+void Reducer::average_local_gradients() {
+  const at::NoGradGuard no_grad;
+  hook_new_accumulators();
+  if (!exchanges_gradients()) return exchange_flags();
+  weights_.check();  // before any collective, as in a backward
+  bool has_followed = false;
+  while (true) {
+    const auto all = agree(has_followed);
+    const Request request(*this, all.product());
+    if (all.in_backward == 0) {
+      some_in_step_ = false;
+      const bool exchanges = prepare_step(all, has_followed);
+      gradients_.forget_means_from_step();
+      if (!exchanges) return;
+    }
+    const auto backward = new_backward(-1);
+    backward->agreement_begun = true;
+    finish(*backward);
+    if (all.in_backward == 0) return;
+    has_followed = true;
+  }
+}
+
+at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
+  const bool is_number = !loss.defined() || loss.numel() == 1;
+  // A factor of 0 must also remove NaN.
+  const double own = loss.defined() && is_number && last_factor_ != 0 ? loss.item<double>() : 0;
+  const auto sums = at::empty({2}, at::kDouble);
+  auto* const values = sums.data_ptr<double>();
+  values[0] = own * last_factor_;
+  values[1] = is_number ? 0 : 1;
+  {
+    const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+    host_.all_reduce(sums).wait();
+  }
+  if (values[1] != 0) {
+    throw invalid_at("DistributedOptimizer", group_, "step(closure): got a loss of ",
+                     is_number ? std::string("several elements on another rank")
+                               : concat(loss.numel(), " elements on this rank"),
+                     ", expected one element: return the mean or the sum of the losses");
+  }
+  return at::scalar_tensor(values[0] / group_.size(), at::kDouble);
+}
+
+/// Call when all ranks are in step(). Returns whether they exchange their gradients.
+bool Reducer::prepare_step(const StepIntent& all, bool has_followed) {
+  const bool are_alike = all.means.is_equal() && all.edited.is_equal();
+  if (all.has_local == 0 && are_alike) return false;
+  if (all.has_followed != 0 && all.has_local != 0 && all.has_lost_mean != 0)
+    throw dropped_mean_error();
+  if (!are_alike) gradients_.mark_differing_as_local(all, group_);
+  if (all.has_followed != 0 && all.has_local == 0) {
+    // A rank that joined ran zero_grad() or clipping before it had the means. The others' gradients
+    // count instead of its own.
+    set_weight(has_followed ? 0 : 1);
+    gradients_.rescale_means_from_step(weights_.take_factor());
+  }
+  return true;
+}
+
+/// The error for local gradients that contain the last mean on some ranks only.
+InvalidArgument Reducer::dropped_mean_error() const {
+  return invalid_at(
+      "DistributedOptimizer", group_,
+      "got a backward after the mean of the one before was dropped or changed, while another "
+      "rank is in step() and holds that mean, expected step() on all ranks after a backward that "
+      "some ranks omit: call step() before zero_grad(), or run a backward on every rank");
+}
+
+/// The step agreement of a rank in step().
+StepIntent Reducer::agree(bool has_followed) {
+  auto own = gradients_.intent(step_);
+  own.has_followed = has_followed;
+  own.in_step = StepAgreement::place_of(reducers_.product());
+  const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+  agreement_.begin(own);
+  return agreement_.end();
+}
+
+double Reducer::begin_without_exchange() {
+  const double factor = weights_.take_factor();
+  for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
+  return factor;
+}
+
+std::span<const std::uint8_t> Reducer::end_without_exchange() {
+  auto flags = begin_flags();
+  begin_buffers();
+  flags.wait();
+  buffers_->end();
+  const auto error = end_flags();
+  gradients_.end_without_exchange();
+  group_.communicator().count_step();
+  if (error) std::rethrow_exception(error);
+  return gradients_.changed();
+}
+
+void Reducer::before_update() {
+  if (parameters_may_differ_) reducers_.before_update(step_);
+}
+
+void Reducer::exchange_parameters() {
+  const auto step = step_++;
+  if (parameters_may_differ_) reducers_.count_skipped(step);
+  if (reducers_.exchanges(SyncTarget::parameters, step)) {
+    begin_buffers();
+    reducers_.exchange_parameters(step);
+    buffers_->end();
+  }
+  buffers_->end_step();
+}
+
+void Reducer::average_parameters() {
+  if (!parameters_may_differ_) return;
+  begin_buffers();
+  reducers_.average_parameters();
+  buffers_->end();
+  buffers_->end_step();
+}
+
+State Reducer::state() const {
+  auto state = reducers_.state();
+  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
+  return state;
+}
+
+void Reducer::load(const State& state) {
+  const auto step = state.find(step_name);
+  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
+    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
+                                 "\", expected the count of exchanges as one Long"));
+  }
+  reducers_.load(state);
+  step_ = step->second.item<std::int64_t>();
 }
 
 }  // namespace lockstep::detail

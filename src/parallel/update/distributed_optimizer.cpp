@@ -1,11 +1,17 @@
 #include "lockstep/distributed_optimizer.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/operation_error.h"
@@ -15,16 +21,66 @@
 #include "lockstep/group.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
+#include "parallel/update/sharded_update.h"
+#include "parallel/update/shared_update.h"
 #include "parallel/update/update.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// The optimizer's own step, on every rank.
+class WholeUpdate final : public Update {
+ public:
+  WholeUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer)
+      : optimizer_(optimizer), reducer_(reducer) {}
+
+  void step(UpdateGradients /*gradients*/) override {
+    reducer_.before_update();
+    optimizer_.step();
+  }
+  at::Tensor step(const std::function<at::Tensor()>& evaluate) override {
+    return optimizer_.step(evaluate);
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  Reducer& reducer_;
+};
+
+}  // namespace
+
+void Update::check(const torch::optim::Optimizer& optimizer, const DataParallelOptions& options) {
+  if (options.share_memory) {
+    SharedUpdate::check(optimizer);
+  } else if (options.shard != Shard::none) {
+    check_elementwise(optimizer, "shard");
+  }
+}
+
+std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                       const Group& group, const DataParallelOptions& options) {
+  // With one copy of everything, shard has no effect.
+  if (options.share_memory) return std::make_unique<SharedUpdate>(reducer, group, optimizer);
+  if (options.shard != Shard::none)
+    return std::make_unique<ShardedUpdate>(reducer, group, optimizer);
+  return std::make_unique<WholeUpdate>(optimizer, reducer);
+}
+
+at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
+  auto loss = evaluate();
+  step(UpdateGradients::averaged);
+  return loss;
+}
+
+}  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 namespace {
 
 std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
   std::unordered_set<const void*> parameters;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
-  }
+  for (const auto& parameter : detail::all_parameters(optimizer))
+    parameters.insert(parameter.unsafeGetTensorImpl());
   return parameters;
 }
 
@@ -39,16 +95,13 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
     std::unordered_set<const void*> of_model;
     for (const auto& [name, tensor] : named) of_model.insert(tensor.unsafeGetTensorImpl());
     std::size_t index = 0;
-    for (const auto& group_of : optimizer.param_groups()) {
-      for (const auto& parameter : group_of.params()) {
-        if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
-          throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
-                                               " of the optimizer, of sizes ", parameter.sizes(),
-                                               ", is not a parameter of the model"),
-                                {.operation = "DistributedOptimizer"});
-        }
-        ++index;
+    for (const auto& parameter : detail::all_parameters(optimizer)) {
+      if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
+        detail::throw_invalid("DistributedOptimizer", "parameter #", index,
+                              " of the optimizer, of sizes ", parameter.sizes(),
+                              ", is not a parameter of the model");
       }
+      ++index;
     }
   });
 }
@@ -195,7 +248,8 @@ NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   optimizer_.zero_grad(set_to_none);
-  update_->discard_gradients();
+  if (const auto* const sharded = detail::ShardedParameters::of(optimizer_))
+    sharded->discard_gradients();
 }
 
 void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }
@@ -219,6 +273,91 @@ State DistributedOptimizer::state() const { return model_->state(); }
 
 void DistributedOptimizer::load_state(const State& state) {
   detail::as_operation("load_state", [&] { model_->load_state(state); });
+}
+
+namespace {
+
+/// The norm of several vectors as one, from their norms. It accumulates powers in Double, in the
+/// order of the calls.
+class TotalNorm {
+ public:
+  explicit TotalNorm(double type) : type_(type) {}
+
+  void add(const at::Tensor& values) {
+    if (values.numel() == 0) return;
+    const double norm =
+        at::linalg_vector_norm(values, type_, {}, false, at::kDouble).item<double>();
+    add(std::isinf(type_) ? norm : std::pow(norm, type_));
+  }
+  /// Adds the sum() of another rank.
+  void add(double sum) {
+    if (!std::isinf(type_)) {
+      sum_ += sum;
+    } else if (std::isnan(sum) || sum > sum_) {  // std::max could drop NaN
+      sum_ = sum;
+    }
+  }
+  /// The sum of powers, or the largest magnitude.
+  double sum() const { return sum_; }
+  double value() const { return std::isinf(type_) ? sum_ : std::pow(sum_, 1 / type_); }
+
+ private:
+  double type_;
+  double sum_ = 0;
+};
+
+/// Clips gradients of which this rank has parts, and gradients that every rank has.
+double clip(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& whole,
+            const Group& group, double max_norm, double norm_type) {
+  TotalNorm own(norm_type);
+  for (const auto& part : parts) own.add(part);
+  if (group.rank() == 0) {
+    for (const auto& gradient : whole) own.add(gradient);
+  }
+  const auto sum = at::empty({1}, at::kDouble).fill_(own.sum());
+  const auto sums = at::empty({group.size()}, at::kDouble);
+  group.all_gather(sums, sum).wait();
+  TotalNorm total(norm_type);
+  for (int rank = 0; rank < group.size(); ++rank) total.add(sums[rank].item<double>());
+  const double factor = max_norm / (total.value() + 1e-6);
+  if (!(factor >= 1)) {  // also for NaN
+    for (const auto* gradients : {&parts, &whole}) {
+      for (const auto& gradient : *gradients) gradient.mul_(factor);
+    }
+  }
+  return total.value();
+}
+
+}  // namespace
+
+double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
+  constexpr const char* operation = "clip_grad_norm";
+  return detail::as_operation(operation, [&] {
+    if (!(max_norm >= 0)) {
+      detail::throw_invalid(operation, "got max_norm = ", max_norm, ", expected 0 or more");
+    }
+    if (!(norm_type >= 1)) {
+      detail::throw_invalid(operation, "got norm_type = ", norm_type,
+                            ", expected 1 or more, such as 2 or infinity");
+    }
+    if (optimizer.replicas_may_differ()) {
+      detail::throw_invalid(
+          operation,
+          "got a strategy that does not average every gradient, so that the ranks "
+          "have different gradients, expected one that does, such as fp32");
+    }
+    optimizer.average_gradients();
+    const auto parameters = detail::all_parameters(optimizer.optimizer());
+    const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
+    if (sharded == nullptr || !sharded->divides_gradients())
+      return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> whole;
+    for (const auto& parameter : parameters) {
+      if (parameter.grad().defined()) whole.push_back(parameter.grad());
+    }
+    return clip(sharded->gradients(), whole, sharded->group(), max_norm, norm_type);
+  });
 }
 
 }  // namespace lockstep

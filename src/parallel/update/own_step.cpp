@@ -1,7 +1,11 @@
 #include "parallel/update/own_step.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Type.h>
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <type_traits>
@@ -11,11 +15,14 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
-#include "parallel/update/param_state_fields.h"
+#include "lockstep/low_precision_optimizer.h"
+#include "parallel/update/optimizer_fields.h"
 
 namespace lockstep::inline v0_2::detail {
+
+using torch::optim::OptimizerParamState;
+
 namespace {
 
 /// Whether the optimizer is of a class of LibTorch that updates each element by itself. A derived
@@ -28,27 +35,6 @@ bool is_elementwise(const torch::optim::Optimizer& optimizer) {
          (is_derived && dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr);
 }
 
-/// Exchanges the optimizer's parameters with other ones until the end of the scope.
-class ParametersScope {
- public:
-  ParametersScope(torch::optim::Optimizer& optimizer, ParameterLists& lists)
-      : optimizer_(optimizer), lists_(lists) {
-    exchange();
-  }
-  ~ParametersScope() { exchange(); }
-  ParametersScope(const ParametersScope&) = delete;
-  ParametersScope& operator=(const ParametersScope&) = delete;
-
- private:
-  void exchange() {
-    for (std::size_t g = 0; g < lists_.size(); ++g)
-      std::swap(optimizer_.param_groups()[g].params(), lists_[g]);
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  ParameterLists& lists_;
-};
-
 /// All names of a parameter, or its sizes where it has none.
 std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
   std::string names;
@@ -59,6 +45,13 @@ std::string describe_parameter(const at::Tensor& parameter, const std::vector<Na
                        : concat("parameter ", names);
 }
 
+/// The tensors of a state that its optimizer uses.
+std::vector<at::Tensor*> defined_tensors_of(OptimizerParamState& state) {
+  auto tensors = tensors_of(state);
+  std::erase_if(tensors, [](const at::Tensor* tensor) { return !tensor->defined(); });
+  return tensors;
+}
+
 }  // namespace
 
 ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -67,12 +60,42 @@ ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
   return lists;
 }
 
-void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
-  const ParametersScope scope(optimizer, lists);
-  optimizer.step();
+std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
 }
 
-std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
+OptimizerParamState* find_state(const ParamStates& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  return found == states.end() ? nullptr : found->second.get();
+}
+
+std::unique_ptr<OptimizerParamState> take_state(ParamStates& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end()) return nullptr;
+  auto state = std::move(found->second);
+  states.erase(found);
+  return state;
+}
+
+void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
+  const auto exchange = [&] {
+    for (std::size_t g = 0; g < lists.size(); ++g)
+      std::swap(optimizer.param_groups()[g].params(), lists[g]);
+  };
+  exchange();
+  try {
+    optimizer.step();
+  } catch (...) {
+    exchange();
+    throw;
+  }
+  exchange();
+}
+
+std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   std::vector<at::Tensor*> tensors;
   visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, at::Tensor>) tensors.push_back(&value);
@@ -80,7 +103,7 @@ std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
   return tensors;
 }
 
-void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps) {
+void add_steps(OptimizerParamState& state, std::int64_t steps) {
   visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
   });
@@ -101,17 +124,130 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const char* opt
 void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
                        const std::vector<NamedTensor>& named) {
   std::unordered_map<const void*, std::size_t> positions;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto position = positions.size();
-      const auto [first, is_new] = positions.emplace(parameter.unsafeGetTensorImpl(), position);
-      if (is_new) continue;
-      throw_invalid(operation, "got ", describe_parameter(parameter, named), " twice, as #",
-                    first->second, " and #", position,
-                    " of the optimizer, expected each parameter once: construct the optimizer with "
-                    "lockstep::parameters(model)");
+  for (const auto& parameter : all_parameters(optimizer)) {
+    const auto position = positions.size();
+    const auto [first, is_new] = positions.emplace(parameter.unsafeGetTensorImpl(), position);
+    if (is_new) continue;
+    throw_invalid(operation, "got ", describe_parameter(parameter, named), " twice, as #",
+                  first->second, " and #", position,
+                  " of the optimizer, expected each parameter once: construct the optimizer with "
+                  "lockstep::parameters(model)");
+  }
+}
+
+/// The parameter group of a parameter. Parameters may be added to the optimizer at any time.
+std::optional<std::size_t> ElementwiseStep::group_of(const at::Tensor& parameter) const {
+  const auto& groups = optimizer_.param_groups();
+  std::size_t count = 0;
+  for (const auto& group : groups) count += group.params().size();
+  if (count != counted_) {
+    groups_.clear();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      for (const auto& other : groups[g].params()) groups_[other.unsafeGetTensorImpl()] = g;
     }
+    counted_ = count;
+  }
+  const auto found = groups_.find(parameter.unsafeGetTensorImpl());
+  return found == groups_.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool ElementwiseStep::has(const at::Tensor& parameter) const {
+  return group_of(parameter).has_value();
+}
+
+void ElementwiseStep::step_on(const at::Tensor& parameter, const at::Tensor& elements,
+                              const at::Tensor& gradient) {
+  ParameterLists lists(optimizer_.param_groups().size());
+  lists[*group_of(parameter)].push_back(elements);
+  elements.mutable_grad() = gradient;
+  detail::step_on(optimizer_, lists);
+  elements.mutable_grad().reset();
+}
+
+/// The state that the optimizer makes of a parameter: which tensors that has, follows from a step
+/// on no elements. Null if it has none. The tensors that an update will define are empty.
+std::unique_ptr<ElementwiseStep::ParamState> ElementwiseStep::first_state(
+    const at::Tensor& parameter) {
+  const auto none = at::empty({0}, parameter.options());
+  step_on(parameter, none, at::empty_like(none));
+  return take_state(optimizer_.state(), none);
+}
+
+std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  if (auto* state = find_state(optimizer_.state(), parameter)) return defined_tensors_of(*state);
+  auto state = first_state(parameter);
+  if (state == nullptr) return {};
+  const auto tensors = defined_tensors_of(*state);
+  for (auto* tensor : tensors) tensor->reset();
+  add_steps(*state, -1);
+  first_states_[parameter.unsafeGetTensorImpl()] = std::move(state);
+  return tensors;
+}
+
+void ElementwiseStep::begin_update(const at::Tensor& parameter) {
+  if (auto first = first_states_.extract(parameter.unsafeGetTensorImpl()))
+    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(first.mapped());
+  if (auto* state = find_state(optimizer_.state(), parameter)) add_steps(*state, 1);
+}
+
+void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elements) {
+  const at::NoGradGuard no_grad;
+  const auto& values = elements.values;
+  if (auto* whole = find_state(optimizer_.state(), parameter);
+      whole != nullptr && !elements.is_first) {
+    auto state = whole->clone();
+    const auto tensors = defined_tensors_of(*state);
+    for (std::size_t k = 0; k < tensors.size(); ++k) *tensors[k] = elements.state[k];
+    add_steps(*state, -1);  // the step adds it
+    optimizer_.state()[values.unsafeGetTensorImpl()] = std::move(state);
+  }
+  step_on(parameter, values, elements.gradient);
+  const auto updated = take_state(optimizer_.state(), values);
+  if (updated == nullptr) return;
+  const auto tensors = defined_tensors_of(*updated);
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    // The first step makes tensors of its own.
+    if (tensors[k]->const_data_ptr() == elements.state[k].const_data_ptr()) continue;
+    elements.state[k].copy_(*tensors[k]);
   }
 }
 
 }  // namespace lockstep::detail
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+constexpr std::array mode_names{"nearest", "master", "stochastic", "kahan"};
+
+}  // namespace
+
+std::string_view name(LowPrecision mode) { return mode_names.at(static_cast<std::size_t>(mode)); }
+
+LowPrecision parse_low_precision(std::string_view text) {
+  for (std::size_t i = 0; i < mode_names.size(); ++i) {
+    if (text == mode_names[i]) return static_cast<LowPrecision>(i);
+  }
+  detail::throw_invalid("parse_low_precision", "got '", text,
+                        "', expected nearest, master, stochastic or kahan");
+}
+
+bool LowPrecisionOptimizer::computes_in_float32(const at::Tensor& parameter) const {
+  const auto dtype = parameter.scalar_type();
+  return low_precision_ != LowPrecision::nearest && (dtype == at::kBFloat16 || dtype == at::kHalf);
+}
+
+at::ScalarType LowPrecisionOptimizer::state_dtype(const at::Tensor& parameter) const {
+  const bool is_float = low_precision_ == LowPrecision::master && computes_in_float32(parameter);
+  return is_float ? at::kFloat : parameter.scalar_type();
+}
+
+void LowPrecisionOptimizer::check_shareable() const {
+  if (low_precision_ == LowPrecision::nearest) return;
+  detail::throw_invalid("DistributedOptimizer",
+                        "share_memory: got an optimizer with LowPrecision::", name(low_precision_),
+                        ", expected LowPrecision::nearest: use shard = Shard::optimizer or "
+                        "Shard::gradients, which divide its state, too");
+}
+
+}  // namespace lockstep

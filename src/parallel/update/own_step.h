@@ -3,9 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -14,6 +21,17 @@ namespace lockstep::inline v0_2::detail {
 using ParameterLists = std::vector<std::vector<at::Tensor>>;
 
 ParameterLists parameters_of(const torch::optim::Optimizer& optimizer);
+/// The same in one list.
+std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer);
+
+/// An optimizer's state, by parameter.
+using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
+
+/// The state of a parameter; null if there is none. take_state() removes it.
+torch::optim::OptimizerParamState* find_state(const ParamStates& states,
+                                              const at::Tensor& parameter);
+std::unique_ptr<torch::optim::OptimizerParamState> take_state(ParamStates& states,
+                                                              const at::Tensor& parameter);
 
 /// The optimizer's own step on other tensors, such as parts of its parameters. Each is updated with
 /// the options of its parameter group, its own gradient, and the state that the optimizer has of
@@ -36,5 +54,32 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const char* opt
 /// its step would update that parameter twice. named: gives the parameter's names.
 void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
                        const std::vector<NamedTensor>& named = {});
+
+/// An optimizer of torch::optim as an ElementwiseOptimizer. update() runs the optimizer's own step
+/// on the elements; the optimizer has the state of whole parameters.
+class ElementwiseStep final : public ElementwiseOptimizer {
+ public:
+  /// check_elementwise() must accept the optimizer, which must outlive this object.
+  explicit ElementwiseStep(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  bool has(const at::Tensor& parameter) const override;
+  /// Of a parameter without state, the tensors that begin_update() adds to the optimizer's state.
+  std::vector<at::Tensor*> state_of(const at::Tensor& parameter) override;
+  void begin_update(const at::Tensor& parameter) override;
+  void update(const at::Tensor& parameter, const Elements& elements) override;
+
+ private:
+  using ParamState = torch::optim::OptimizerParamState;
+
+  std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
+  std::unique_ptr<ParamState> first_state(const at::Tensor& parameter);
+  void step_on(const at::Tensor& parameter, const at::Tensor& elements, const at::Tensor& gradient);
+
+  torch::optim::Optimizer& optimizer_;
+  /// States of parameters whose first update has not begun.
+  std::unordered_map<const void*, std::unique_ptr<ParamState>> first_states_;
+  mutable std::unordered_map<const void*, std::size_t> groups_;  ///< by parameter
+  mutable std::size_t counted_ = 0;                              ///< parameters in groups_
+};
 
 }  // namespace lockstep::detail

@@ -1,10 +1,84 @@
 #include "parallel/update/sharded_parameters.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// The sharded optimizers of this process. Checkpoints refer to an optimizer only.
+struct Sharded {
+  std::mutex mutex;
+  std::map<const torch::optim::Optimizer*, ShardedParameters*> all;
+};
+
+Sharded& sharded() {
+  static Sharded all;
+  return all;
+}
+
+/// Calls fn with each parameter and this rank's part of it.
+template <class Function>
+void for_each(const ShardedBucket& bucket, const Function& fn) {
+  for (std::size_t i = 0; i < bucket.parts.size(); ++i) fn(bucket.slices()[i], bucket.parts[i]);
+}
+
+/// The tensor number k of a parameter's state on this rank; null if there is none.
+const at::Tensor* tensor_at(const ParamStates& states, const at::Tensor& parameter, std::size_t k) {
+  auto* const state = find_state(states, parameter);
+  if (state == nullptr) return nullptr;
+  const auto tensors = tensors_of(*state);
+  return k < tensors.size() && tensors[k]->defined() ? tensors[k] : nullptr;
+}
+
+/// Whether a state has a part already, of an earlier DistributedOptimizer.
+bool is_part(const at::Tensor& tensor, const at::Tensor& parameter, std::size_t length) {
+  return tensor.sizes() != parameter.sizes() && tensor.dim() == 1 &&
+         tensor.numel() == static_cast<std::int64_t>(length);
+}
+
+/// Throws: CheckpointError unless the state is that of a whole parameter.
+void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
+  if (tensor.sizes() == parameter.sizes()) return;
+  throw CheckpointError(concat(
+      "optimizer: got the state of ", tensor.numel(), " elements of a parameter of sizes ",
+      parameter.sizes(),
+      ", which remains from a DistributedOptimizer that divided it among ranks, expected the "
+      "state of the whole parameter: save a checkpoint before the DistributedOptimizer is "
+      "destroyed"));
+}
+
+void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
+  for (const auto& parameter : all_parameters(optimizer)) {
+    auto* const state = find_state(states, parameter);
+    if (state == nullptr) continue;
+    for (const auto* tensor : tensors_of(*state)) {
+      if (tensor->defined()) check_whole(*tensor, parameter);
+    }
+  }
+}
+
+std::size_t most_tensors(const ParamStates& states) {
+  std::size_t most = 0;
+  for (const auto& entry : states) most = std::max(most, tensors_of(*entry.second).size());
+  return most;
+}
+
+}  // namespace
 
 std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
   std::vector<at::Tensor> tensors;
@@ -13,6 +87,11 @@ std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
     tensors.push_back(alias(flat, place, slice.parameter));
   }
   return tensors;
+}
+
+at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.strides() == like.strides() ? tensor
+                                            : at::empty_like(like, tensor.options()).copy_(tensor);
 }
 
 void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
@@ -24,8 +103,9 @@ void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
   }
 }
 
-ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group)
-    : group_(group) {
+ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group,
+                                     torch::optim::Optimizer& optimizer)
+    : group_(group), optimizer_(optimizer) {
   for (const auto& reducer : reducers) {
     const auto& gradients = reducer.bucket;
     const auto own = shard_of(gradients.values(), group_);
@@ -41,15 +121,38 @@ ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, co
       bucket.parts.push_back(flat_part(bucket.flat, slice.offset + part.begin, part.length()));
     }
   }
+  cut(optimizer_.state());
   move_back();
+  const std::lock_guard lock(sharded().mutex);
+  sharded().all[&optimizer_] = this;
 }
 
 ShardedParameters::~ShardedParameters() {
+  {
+    const std::lock_guard lock(sharded().mutex);
+    sharded().all.erase(&optimizer_);
+  }
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+      auto state = take_state(optimizer_.state(), part);
+      if (state == nullptr) return;
+      for (auto* tensor : tensors_of(*state)) {
+        if (group_.size() > 1 || !tensor->defined()) continue;
+        *tensor =
+            alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
+      }
+      optimizer_.state()[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
+    });
     for (std::size_t i = 0; i < bucket.values.size(); ++i)
       leave(bucket.slices()[i].parameter, bucket.values[i]);
   }
+}
+
+ShardedParameters* ShardedParameters::of(const torch::optim::Optimizer& optimizer) {
+  const std::lock_guard lock(sharded().mutex);
+  const auto found = sharded().all.find(&optimizer);
+  return found == sharded().all.end() ? nullptr : found->second;
 }
 
 void ShardedParameters::move_back() {
@@ -86,6 +189,113 @@ void ShardedParameters::discard_gradients() const {
 Work ShardedParameters::gather(const ShardedBucket& bucket) const {
   const auto own = flat_part(bucket.flat, bucket.own.begin, bucket.own.length());
   return group_.all_gather(bucket.flat, own);
+}
+
+void ShardedParameters::cut(ParamStates& states) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+      auto state = take_state(states, slice.parameter);
+      if (state == nullptr) return;
+      const auto range = intersection(bucket.own, slice);
+      for (auto* tensor : tensors_of(*state)) {
+        if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
+        check_whole(*tensor, slice.parameter);
+        const auto whole = laid_out(*tensor, slice.values);
+        *tensor = flat_part(whole, range.begin, range.length()).clone();
+      }
+      states[part.unsafeGetTensorImpl()] = std::move(state);
+    });
+  }
+}
+
+/// The states of whole parameters on rank 0, empty on other ranks. Ranks: all.
+ParamStates ShardedParameters::gather_state() const {
+  const bool collects = group_.rank() == 0;
+  const auto& own = optimizer_.state();
+  ParamStates whole;
+  if (collects) {
+    for (const auto& [parameter, state] : own) whole[parameter] = state->clone();
+  }
+  const std::size_t most = most_tensors(own);
+  for (const auto& bucket : buckets_) {
+    if (collects) {
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        if (auto state = take_state(whole, part))
+          whole[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
+      });
+    }
+    const auto length = static_cast<std::int64_t>(bucket.own.length());
+    for (std::size_t k = 0; k < most; ++k) {
+      at::Tensor packed;
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        const auto* tensor = tensor_at(own, part, k);
+        if (tensor == nullptr) return;
+        if (!packed.defined()) packed = at::zeros({length}, tensor->options());
+        const auto range = intersection(bucket.own, slice);
+        if (range.length() == 0) return;
+        flat_part(packed, slice.offset + range.begin - bucket.own.begin, range.length())
+            .copy_(*tensor);
+      });
+      if (!packed.defined()) continue;
+      const auto all = collects ? at::empty({length * group_.size()}, packed.options()) : packed;
+      group_.gather(all, packed, 0).wait();
+      if (!collects) continue;
+      for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
+        if (tensor_at(own, part, k) == nullptr) return;
+        auto& state = *whole[slice.parameter.unsafeGetTensorImpl()];
+        *tensors_of(state)[k] = alias(all, slice.offset, slice.parameter);
+      });
+    }
+  }
+  return whole;
+}
+
+WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& group)
+    : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
+  if (sharded_ == nullptr) return;
+  const auto& own = sharded_->group_;
+  if (group.size() != own.size()) {
+    throw CheckpointError(concat("optimizer: got a group of ", group.size(),
+                                 " ranks, expected the ", own.size(),
+                                 " ranks that share its state: pass the group of the "
+                                 "DistributedOptimizer"));
+  }
+  const at::NoGradGuard no_grad;
+  try {
+    auto whole = sharded_->gather_state();
+    if (own.rank() == 0) sharded_->whole_ = std::move(whole);
+  } catch (const std::exception& error) {
+    own.communicator().fail(concat("checkpoint: ", error.what()));
+    throw;
+  }
+}
+
+WholeState::WholeState(const torch::optim::Optimizer* optimizer)
+    : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
+  const at::NoGradGuard no_grad;
+  if (sharded_ != nullptr && sharded_->group_.size() == 1)
+    sharded_->whole_ = sharded_->gather_state();
+}
+
+WholeState::~WholeState() {
+  if (sharded_ != nullptr) sharded_->whole_.reset();
+}
+
+const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
+  const auto* const found = ShardedParameters::of(optimizer);
+  if (found == nullptr) {
+    check_whole(optimizer, optimizer.state());
+    return optimizer.state();
+  }
+  if (found->whole_) {
+    check_whole(optimizer, *found->whole_);
+    return *found->whole_;
+  }
+  throw CheckpointError(
+      concat("optimizer: its state is divided among ", found->group_.size(),
+             " ranks, expected a checkpoint of all of them: pass the group of the "
+             "DistributedOptimizer to Checkpoint::save()"));
 }
 
 }  // namespace lockstep::detail

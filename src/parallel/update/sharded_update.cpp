@@ -1,7 +1,6 @@
 #include "parallel/update/sharded_update.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -25,10 +24,8 @@ at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
     return bucket.shard() != nullptr ? bucket.shard()->gradient(index) : at::Tensor();
   }
   expect_copyable(gradient, slice);
-  const bool is_laid_out = gradient.strides() == slice.values.strides();
   const auto range = intersection(bucket.own, slice);
-  return flat_part(is_laid_out ? gradient : at::empty_like(slice.values).copy_(gradient),
-                   range.begin, range.length());
+  return flat_part(laid_out(gradient, slice.values), range.begin, range.length());
 }
 
 }  // namespace
@@ -37,8 +34,7 @@ ShardedUpdate::ShardedUpdate(Reducer& reducer, const Group& group,
                              torch::optim::Optimizer& optimizer)
     : optimizer_(optimizer),
       reducer_(reducer),
-      parameters_(reducer.bucket_reducers(), group),
-      state_(parameters_, optimizer),
+      parameters_(reducer.bucket_reducers(), group, optimizer),
       original_(parameters_of(optimizer)) {
   struct Place {
     std::size_t bucket;
@@ -80,12 +76,6 @@ ShardedUpdate::~ShardedUpdate() { set_parts({}); }
 void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) {
   if (auto* const elementwise = dynamic_cast<ElementwiseOptimizer*>(&optimizer_))
     elementwise->set_parts(parts);
-}
-
-const ShardedParameters* ShardedUpdate::divided_gradients() const {
-  const auto buckets = parameters_.buckets();
-  const auto* const shard = buckets.empty() ? nullptr : buckets.front().shard();
-  return shard != nullptr && shard->memory() == PartMemory::own ? &parameters_ : nullptr;
 }
 
 void ShardedUpdate::check_groups() const {

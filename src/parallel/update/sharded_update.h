@@ -10,7 +10,6 @@
 #include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
 #include "parallel/update/sharded_parameters.h"
-#include "parallel/update/sharded_state.h"
 #include "parallel/update/update.h"
 
 namespace torch::optim {
@@ -34,10 +33,6 @@ class ShardedUpdate final : public Update {
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
   void step(UpdateGradients gradients) override;
 
-  /// Not null with Shard::gradients.
-  const ShardedParameters* divided_gradients() const override;
-  void discard_gradients() override { parameters_.discard_gradients(); }
-
  private:
   /// One call of the optimizer's step, for the parameters of one bucket.
   struct Call {
@@ -53,7 +48,6 @@ class ShardedUpdate final : public Update {
   torch::optim::Optimizer& optimizer_;
   Reducer& reducer_;
   ShardedParameters parameters_;
-  ShardedState state_;
   ParameterLists original_;  ///< the optimizer's parameters at construction
   std::vector<Call> calls_;  ///< per bucket
   ParameterLists whole_;     ///< parameters in no bucket, which every rank updates

@@ -304,30 +304,29 @@ void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
   of.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-void SharedUpdate::update(SharedBucket& bucket) {
-  for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update(bucket, i);
-}
-
-/// Counts in the statistics as an all_reduce of the bucket.
-void SharedUpdate::average_and_update(SharedBucket& bucket) {
+void SharedUpdate::update(SharedBucket& bucket, UpdateGradients gradients) {
+  const auto update_all = [&] {
+    for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update(bucket, i);
+  };
+  if (gradients == UpdateGradients::averaged) return update_all();
+  // Counts in the statistics as an all_reduce of the bucket.
   auto& statistics = GroupStatistics::of(group_.communicator());
   const auto bytes = bucket.gradients->values().nbytes();
   const DenseBytesScope dense_bytes_scope(statistics, bytes);
   const WorkTimer timer(
       statistics.count(Collective::all_reduce, static_cast<int>(bucket.gradients->index()), bytes)
           .working);
-  update(bucket);
+  update_all();
 }
 
 void SharedUpdate::step(UpdateGradients gradients) {
   const at::NoGradGuard no_grad;
   check_in_place();
   if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(cached_bytes)}, at::kByte);
-  const bool exchanged = gradients == UpdateGradients::averaged;
   publish_gradients(gradients);
   try {
     allocate_state();
-    for (auto& bucket : buckets_) exchanged ? update(bucket) : average_and_update(bucket);
+    for (auto& bucket : buckets_) update(bucket, gradients);
   } catch (const std::exception& error) {
     // Other ranks use the parameters, of which some are updated and some are not.
     world_.communicator().fail(concat("DistributedOptimizer: ", error.what()));

@@ -9,9 +9,9 @@
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
-#include "parallel/buckets/shard_range.h"
+#include "parallel/buckets/bucket_memory.h"
 #include "parallel/reducer/reducer.h"
-#include "parallel/update/elementwise_step.h"
+#include "parallel/update/own_step.h"
 #include "parallel/update/update.h"
 
 namespace torch::optim {
@@ -80,8 +80,7 @@ class SharedUpdate final : public Update {
   void publish_gradients(UpdateGradients gradients);
   static Gradient mean_gradient(Bucket& bucket, std::size_t slice);
   static Gradient publish_gradient(const SharedBucket& bucket, std::size_t slice, double factor);
-  void average_and_update(SharedBucket& bucket);
-  void update(SharedBucket& bucket);
+  void update(SharedBucket& bucket, UpdateGradients gradients);
   void update(SharedBucket& bucket, std::size_t slice);
 
   Reducer& reducer_;

@@ -15,8 +15,6 @@ class Optimizer;
 
 namespace lockstep::inline v0_2::detail {
 
-class ShardedParameters;
-
 /// Which gradients an update uses.
 enum class UpdateGradients : bool {
   local,    ///< each rank's own gradients; the update averages them
@@ -50,12 +48,6 @@ class Update {
   /// The step of an optimizer that evaluates the loss. evaluate() computes and averages the
   /// gradients, and returns the mean loss. Returns what the optimizer returns. Ranks: all.
   virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
-
-  /// The parts of averaged gradients that this rank has instead of the whole; null if it has the
-  /// whole.
-  virtual const ShardedParameters* divided_gradients() const { return nullptr; }
-  /// Discards parts of averaged gradients that no zero_grad() reaches.
-  virtual void discard_gradients() {}
 };
 
 }  // namespace lockstep::detail

@@ -213,13 +213,14 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 }  // namespace
 
-/// In place of CUDA's function, which is called where it is loaded.
+/// In place of CUDA's function, which is called, too, where it is loaded: it may have no GPU.
 extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
   using Function = int (*)(int*);
   static const auto real =
       reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "cudaThreadExchangeStreamCaptureMode"));
-  if (real != nullptr) return real(mode);
+  int mode_of_cuda = *mode;
   exchange_capture_mode(*mode);
+  if (real != nullptr) real(&mode_of_cuda);
   return 0;
 }
 

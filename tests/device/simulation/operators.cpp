@@ -66,6 +66,14 @@ at::Tensor sample_on_cpu(const at::Tensor& t) {
   return at::empty_strided(t.sizes(), t.strides(), options).fill_(t.is_floating_point() ? 1 : 0);
 }
 
+/// LibTorch 2.11 reads results that are references to arguments, as nll_loss_forward.output has,
+/// after it has released the arguments. A copy keeps their tensors.
+void call(const c10::OperatorHandle& op, Stack& stack, bool meta = false) {
+  const Stack kept = stack;
+  constexpr c10::DispatchKeySet only(c10::DispatchKey::Meta);
+  meta ? op.redispatchBoxed(only, &stack) : op.callBoxed(&stack);
+}
+
 /// A copy of the value with f applied to every tensor, and simulated devices replaced.
 template <class F>
 c10::IValue mapped(const c10::IValue& value, c10::DeviceType to, const F& f) {
@@ -138,7 +146,7 @@ Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
       op.operator_name().name.find("convolution") == std::string::npos) {
     try {
       results = mapped(stack, c10::DeviceType::Meta, on_meta);
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &results);
+      call(op, results, true);
     } catch (const c10::NotImplementedError&) {
       results.clear();
     }
@@ -151,7 +159,7 @@ Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
       if (const auto found = known.find(name); found != known.end()) return found->second;
     }
     results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
-    op.callBoxed(&results);
+    call(op, results);
   }
   Shapes shapes;
   for (const auto& value : results) {
@@ -330,7 +338,7 @@ class Call {
     auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
     {
       const at::AutoDispatchBelowAutograd below;
-      kernel_.callBoxed(&here);
+      call(kernel_, here);
     }
     Stack results;
     for (std::size_t r = 0; r < here.size(); ++r) {
@@ -384,7 +392,7 @@ class Call {
     auto here = std::make_shared<Stack>(mapped(given, c10::DeviceType::CPU, on_cpu));
     enqueue(stream_, name_, Kind::kernel, accesses_, [kernel = kernel_, here, targets] {
       const at::AutoDispatchBelowAutograd below;
-      kernel.callBoxed(here.get());
+      call(kernel, *here);
       for (const auto& [r, aliases] : targets) {
         const auto& result = (*here)[r];
         for (std::size_t i = 0; i < aliases.size(); ++i) {
