@@ -374,4 +374,27 @@ void Reducer::begin_buffers() {
   buffers_->begin();
 }
 
+void Reducer::average_local_gradients() {
+  const at::NoGradGuard no_grad;
+  hook_new_accumulators();
+  if (!exchanges_gradients()) return exchange_flags();
+  weights_.check();  // before any collective, as in a backward
+  bool has_followed = false;
+  while (true) {
+    const auto all = agree(has_followed);
+    const Request request(*this, all.product());
+    if (all.in_backward == 0) {
+      some_in_step_ = false;
+      const bool exchanges = prepare_step(all, has_followed);
+      gradients_.forget_means_from_step();
+      if (!exchanges) return;
+    }
+    const auto backward = new_backward(-1);
+    backward->agreement_begun = true;
+    finish(*backward);
+    if (all.in_backward == 0) return;
+    has_followed = true;
+  }
+}
+
 }  // namespace lockstep::detail

@@ -91,7 +91,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
       case GradientState::assigned:
       case GradientState::edited:
         if (!gradient.defined()) break;
-        if (!has_layout(gradient, member.is_sparse)) {
+        if ((gradient.layout() == at::kSparse) != member.is_sparse) {
           own.has_local = 1;  // the exchange reports it on every rank
           break;
         }
@@ -183,29 +183,6 @@ void Reducer::exchange_flags() {
   for (std::size_t i = 0; check_finite_ && i < reducers_.size(); ++i) gradients_.set_flags(i, 1);
   begin_flags().wait();
   if (const auto error = end_flags()) std::rethrow_exception(error);
-}
-
-void Reducer::average_local_gradients() {
-  const at::NoGradGuard no_grad;
-  hook_new_accumulators();
-  if (!exchanges_gradients()) return exchange_flags();
-  weights_.check();  // before any collective, as in a backward
-  bool has_followed = false;
-  while (true) {
-    const auto all = agree(has_followed);
-    const Request request(*this, all.product());
-    if (all.in_backward == 0) {
-      some_in_step_ = false;
-      const bool exchanges = prepare_step(all, has_followed);
-      gradients_.forget_means_from_step();
-      if (!exchanges) return;
-    }
-    const auto backward = new_backward(-1);
-    backward->agreement_begun = true;
-    finish(*backward);
-    if (all.in_backward == 0) return;
-    has_followed = true;
-  }
 }
 
 at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
