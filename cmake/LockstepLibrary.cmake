@@ -61,9 +61,14 @@ function(lockstep_program target)
   endif()
 endfunction()
 
-# A program of LibTorch: for its templates the same holds. GCC refuses the precompiled header with -O0.
+# A program of LibTorch: for its templates the same holds. GCC refuses the precompiled header with -O0, and
+# from GCC 13 on with -O1. GCC 14 warns of functions of LibTorch that it inlines.
+set(lockstep_torch_options -O1)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  set(lockstep_torch_options -O2 -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow)
+endif()
 function(lockstep_torch_program target)
   lockstep_configure(${target})
   target_precompile_headers(${target} REUSE_FROM lockstep)
-  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  target_compile_options(${target} PRIVATE "$<$<NOT:$<CONFIG:Debug>>:${lockstep_torch_options}>")
 endfunction()

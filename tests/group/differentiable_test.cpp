@@ -333,7 +333,7 @@ TEST_P(DifferentiableInTraining, GradientsOfDistributedDataParallelAreThoseOfOne
       const auto features = ddp(batch.narrow(0, first, 4));
       contrastive(features, differentiable::all_gather(features, group), first).backward();
       for (const auto& parameter : model->named_parameters()) {
-        const auto& gradient = expected.named_parameters()[parameter.key()].grad();
+        const auto gradient = expected.named_parameters()[parameter.key()].grad();
         EXPECT_LT(distance(parameter.value().grad(), gradient), 1e-12) << parameter.key();
       }
     });

@@ -140,12 +140,13 @@ at::Tensor flattened(const nn::Module& model) {
 /// the given part of the way that these have gone.
 TEST(SyncTraining, TakesEveryStrategy) {
   at::Tensor exact;
-  for (const auto& [strategy, nearer] : {std::pair<std::string, double>("fp32", 0),
-                                         {"fp16", 0.01},
-                                         {"int8", 0.1},
-                                         {"topk:0.3", 0.5},
-                                         {"power_sgd", 0.5}}) {
-    on_ranks(3, [&, &strategy = strategy, &nearer = nearer](const Group& world) {
+  for (const auto& each : {std::pair<std::string, double>("fp32", 0),
+                           {"fp16", 0.01},
+                           {"int8", 0.1},
+                           {"topk:0.3", 0.5},
+                           {"power_sgd", 0.5}}) {
+    on_ranks(3, [&](const Group& world) {
+      const auto& [strategy, nearer] = each;
       SCOPED_TRACE(strategy);
       auto model = std::make_shared<NormNet>(at::kFloat);
       convert_sync_batchnorm(*model, world);

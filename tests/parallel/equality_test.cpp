@@ -209,7 +209,7 @@ TEST_P(SharpnessAware, MinimisationEqualsOneProcess) {
         const Perturbation perturbation(whole->parameters());
         backward();
         for (std::size_t i = 0; i < sums.size(); ++i) {
-          const auto& gradient = whole->parameters()[i].grad();
+          const auto gradient = whole->parameters()[i].grad();
           sums[i] = sums[i].defined() ? sums[i] + gradient : gradient.clone();
         }
       }

@@ -133,7 +133,7 @@ TEST_P(SharedUpdate, KeepsTheBitsOfEveryDtypeAndOfLargeParameters) {
         of_one_copy.backward_and_update(models[0].loss(world, step));
         of_own.backward_and_update(models[1].loss(world, step));
         for (const auto& parameter : models[0].named_parameters()) {
-          const auto& expected = models[1].named_parameters()[parameter.key()];
+          const auto expected = models[1].named_parameters()[parameter.key()];
           EXPECT_TRUE(torch::equal(parameter.value(), expected)) << parameter.key() << step;
         }
         world.barrier().wait();

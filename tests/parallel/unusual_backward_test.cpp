@@ -54,13 +54,13 @@ TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
     DataParallelOptions options;
     bool inner_first;
   };
-  for (const auto& [options, inner_first] :
+  for (const auto& each :
        {Case{{}, false}, Case{{}, true}, Case{one_each, false}, Case{one_each, true}}) {
-    on_ranks(3, [&, &options = options, &inner_first = inner_first](const Group& world) {
+    on_ranks(3, [&](const Group& world) {
       auto model = std::make_shared<WithNested>();
-      DistributedDataParallel ddp(model, world, options);
+      DistributedDataParallel ddp(model, world, each.options);
       for (int step = 1; step <= 2; ++step) {
-        ddp(coefficients(world.rank(), *model), inner_first).backward();
+        ddp(coefficients(world.rank(), *model), each.inner_first).backward();
         EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
         EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
       }

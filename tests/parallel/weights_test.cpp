@@ -224,19 +224,18 @@ TEST(Weight, ThatIsUnusableIsRefusedOnEveryRank) {
     double rank0, others;
     std::string text;
   };
-  for (const auto& [rank0, others, text] :
-       {Case{1, -2, "got -2 on rank 1, expected 0 or more"},
-        Case{std::nan(""), 1, "got nan on rank 0, expected 0 or more"},
-        Case{0, 0, "got 0 on every rank"}}) {
-    on_ranks(3, [&, rank0 = rank0, others = others, &text = text](const Group& world) {
+  for (const auto& each : {Case{1, -2, "got -2 on rank 1, expected 0 or more"},
+                           Case{std::nan(""), 1, "got nan on rank 0, expected 0 or more"},
+                           Case{0, 0, "got 0 on every rank"}}) {
+    on_ranks(3, [&](const Group& world) {
       auto model = std::make_shared<Terms>(some_shapes);
       DistributedDataParallel ddp(model, world);
-      ddp.weight(world.rank() == 0 ? rank0 : others);
+      ddp.weight(world.rank() == 0 ? each.rank0 : each.others);
       try {
         ddp(coefficients(world.rank(), *model)).backward();
         ADD_FAILURE() << "took the weights";
       } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), HasSubstr(text));
+        EXPECT_THAT(error.what(), HasSubstr(each.text));
       }
       model->zero_grad();
       ddp(coefficients(world.rank(), *model)).backward();

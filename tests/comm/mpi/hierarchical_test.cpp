@@ -240,12 +240,15 @@ class TwoHosts : public Mpi {
       // OpenMPI ends a rank of the other host that calls it in the moment in which it finds the
       // connection closed, before the rank can say anything.
       const bool by_mpi = rank != 2 && of_rank.empty() &&
-                          ended.err.find("has unexpectedly disconnected") != std::string::npos;
+                          (ended.err.find("has unexpectedly disconnected") != std::string::npos ||
+                           ended.err.find("Socket closed") != std::string::npos);  // OpenMPI 5
       if (by_mpi) continue;
       EXPECT_THAT(of_rank, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
     }
     EXPECT_LT(until_known(3), 2s);
-    EXPECT_THAT(ended.err, ContainsRegex("lockstep: rank 3 on host lockstep[0-9]+-2 has ended"));
+    // OpenMPI 5 writes a byte 0, at which a regular expression ends.
+    EXPECT_THAT(ended.err, HasSubstr("lockstep: rank 3 on host lockstep"));
+    EXPECT_THAT(ended.err, HasSubstr("-2 has ended"));
   }
 };
 

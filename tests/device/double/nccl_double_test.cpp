@@ -177,13 +177,14 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NcclDoubleRanks, ::testing::Values(1, 2, 3, 4, 7
 void check_collectives(Rank& self) {
   const int n = self.size();
   const auto count = static_cast<std::size_t>(length);
-  for (const auto& [dtype, type] : dtypes) {
+  for (const auto& [dtype, type_of_nccl] : dtypes) {
+    const auto type = type_of_nccl;
     SCOPED_TRACE(c10::toString(dtype));
     for (const auto op : {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg}) {
       if (op == ncclAvg && !at::isFloatingType(dtype)) continue;
       const auto in = values(self.rank(), dtype).to(self.device());
       auto out = at::empty_like(in);
-      self.run([&, type = type](ncclComm_t comm, ncclStream_t stream) {
+      self.run([&](ncclComm_t comm, ncclStream_t stream) {
         return ncclAllReduce(in.data_ptr(), out.data_ptr(), count, type, op, comm, stream);
       });
       EXPECT_TRUE(out.cpu().equal(reduced(n, dtype, op))) << "all_reduce, op " << op;
@@ -191,14 +192,14 @@ void check_collectives(Rank& self) {
     auto all = at::empty({n, length}, at::TensorOptions(self.device()).dtype(dtype));
     auto own = all[self.rank()];
     own.copy_(values(self.rank(), dtype));
-    self.run([&, type = type](ncclComm_t comm, ncclStream_t stream) {  // in place
+    self.run([&](ncclComm_t comm, ncclStream_t stream) {  // in place
       return ncclAllGather(own.data_ptr(), all.data_ptr(), count, type, comm, stream);
     });
     for (int r = 0; r < n; ++r) EXPECT_TRUE(all[r].cpu().equal(values(r, dtype))) << "all_gather";
 
     const auto whole = values(self.rank(), dtype, length * n).to(self.device());
     auto part = at::empty({length}, whole.options());
-    self.run([&, type = type](ncclComm_t comm, ncclStream_t stream) {
+    self.run([&](ncclComm_t comm, ncclStream_t stream) {
       return ncclReduceScatter(whole.data_ptr(), part.data_ptr(), count, type, ncclSum, comm,
                                stream);
     });
@@ -208,7 +209,7 @@ void check_collectives(Rank& self) {
 
     for (int root = 0; root < n; ++root) {
       auto x = values(self.rank(), dtype).to(self.device());
-      self.run([&, type = type](ncclComm_t comm, ncclStream_t stream) {
+      self.run([&](ncclComm_t comm, ncclStream_t stream) {
         return ncclBroadcast(x.data_ptr(), x.data_ptr(), count, type, root, comm, stream);
       });
       EXPECT_TRUE(x.cpu().equal(values(root, dtype))) << "broadcast";
@@ -217,7 +218,7 @@ void check_collectives(Rank& self) {
     // Every rank sends a message to every rank, itself too.
     auto received = at::empty_like(all);
     const auto sent = values(self.rank(), dtype).to(self.device());
-    self.run([&, type = type](ncclComm_t comm, ncclStream_t stream) {
+    self.run([&](ncclComm_t comm, ncclStream_t stream) {
       check(ncclGroupStart());
       for (int peer = 0; peer < n; ++peer) {
         check(ncclSend(sent.data_ptr(), count, type, peer, comm, stream));
