@@ -7,6 +7,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::testing {
 
@@ -22,6 +23,10 @@ class TemporaryFolder {
     std::string pattern = (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
     if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary folder");
     path_ = pattern;
+  }
+  /// The folder with this path, made if it does not exist.
+  explicit TemporaryFolder(std::filesystem::path path) : path_(std::move(path)) {
+    std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() {
     std::error_code ignored;

@@ -22,7 +22,7 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// What the current stream has when this is created. No other rank waits for it.
+/// The work that the current stream has when the request is made. No other rank waits for it.
 class StreamRequest final : public Request {
  public:
   explicit StreamRequest(const Group& group) : host_(group.host()), done_(group.device().type()) {

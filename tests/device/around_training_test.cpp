@@ -122,7 +122,7 @@ TEST_P(AroundTrainingOnDevices, EarlyStoppingTakesRank0sValue) {
 }
 
 TEST_P(AroundTrainingOnDevices, TheRunLogHasEveryRanksIntervals) {
-  const FolderOfRanks folder;
+  const auto folder = folder_of_ranks();
   run([&](const Group& group) {
     RunLog log(group, {.folder = (folder / "log").string(), .trace = true});
     Net net;

@@ -21,6 +21,7 @@
 #include "tests/device/simulation/nccl_double.h"
 #include "tests/device/simulation/simulation.h"
 #include "tests/gpus.h"
+#include "tests/temporary_folder.h"
 
 // Tests use the simulated device and the double of NCCL, or GPUs and the real NCCL, which have no
 // check of races and arguments: tests/gpus.h.
@@ -111,26 +112,12 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
 
 /// A folder that all ranks see, also if they are processes of one launcher. Removed with all it
 /// holds by the first of them: use it within on_devices().
-class FolderOfRanks {
- public:
-  FolderOfRanks() {
-    static int made = 0;
-    const auto of = processes() > 0 ? ::getppid() : ::getpid();
-    path_ = std::filesystem::temp_directory_path() / detail::concat("lockstep-", of, '-', made++);
-    std::filesystem::create_directories(path_);
-  }
-  ~FolderOfRanks() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  FolderOfRanks(const FolderOfRanks&) = delete;
-  FolderOfRanks& operator=(const FolderOfRanks&) = delete;
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
+inline TemporaryFolder folder_of_ranks() {
+  static int made = 0;
+  const auto of = processes() > 0 ? ::getppid() : ::getpid();
+  return TemporaryFolder(std::filesystem::temp_directory_path() /
+                         detail::concat("lockstep-", of, '-', made++));
+}
 
 inline const char* name(DeviceBackend backend) {
   return backend == DeviceBackend::nccl ? "nccl" : "staged";

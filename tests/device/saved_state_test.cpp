@@ -78,7 +78,7 @@ class SavedOnDevices : public OnDelayedDevices {
 TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
   for (const auto* kind : {"sgd", "adam"}) {
     SCOPED_TRACE(kind);
-    const FolderOfRanks folder;
+    const auto folder = folder_of_ranks();
     run([&](const Group& group) {
       TrainingRun reference(group.host(), kind);
       reference.train(0, 4);
@@ -105,7 +105,7 @@ TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
 
 TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
   for (const auto* kind : {"sgd", "adam"}) {
-    const FolderOfRanks folder;
+    const auto folder = folder_of_ranks();
     run([&](const Group& group) {
       TrainingRun first(group.host(), kind, "fp32");
       first.train(0, 1);
@@ -134,7 +134,7 @@ TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
 }
 
 TEST_P(SavedOnDevices, TheWriterKeepsTheValuesOfTheCall) {
-  const FolderOfRanks folder;
+  const auto folder = folder_of_ranks();
   run([&](const Group& group) {
     TrainingRun first(group, "adam");
     CheckpointWriter writer(group);
@@ -162,7 +162,7 @@ TEST_P(SavedOnDevices, TheWriterKeepsTheValuesOfTheCall) {
 
 TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
   if (const auto why = unable(4, DeviceBackend::staged); !why.empty()) GTEST_SKIP() << why;
-  const FolderOfRanks folder;
+  const auto folder = folder_of_ranks();
   on_devices(4, DeviceBackend::staged, [&](const Group& group) {
     TrainingRun first(group, "sgd");
     first.train(0, 2);
@@ -183,7 +183,7 @@ TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
 }
 
 TEST_P(SavedOnDevices, ADamagedFileChangesNothing) {
-  const FolderOfRanks folder;
+  const auto folder = folder_of_ranks();
   run([&](const Group& group) {
     TrainingRun first(group, "adam");
     first.train(0, 1);

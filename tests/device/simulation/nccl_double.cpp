@@ -42,8 +42,7 @@ namespace nccl = lockstep::simulation::nccl;
 namespace {
 
 constexpr int default_version = 22907;
-constexpr auto longest_abort = std::chrono::seconds(10);
-constexpr auto longest_destruction = std::chrono::seconds(10);
+constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
 
 /// The factor of a PreMulSum: a value, or where a device has it.
 struct Factor {
@@ -775,7 +774,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   ++comm->world->ended;
   const auto begin = std::chrono::steady_clock::now();
   while (comm->world->ended < comm->size && !simulation::exiting() &&
-         std::chrono::steady_clock::now() - begin < longest_destruction) {
+         std::chrono::steady_clock::now() - begin < longest_end) {
     pause_briefly();
   }
   return ncclSuccess;
@@ -787,7 +786,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return fault(ncclInvalidArgument, "ncclCommAbort of a communicator that has ended");
   }
   if (comm->world != nullptr) ++comm->world->ended;
-  if (!wait_for_kernels(*comm, longest_abort, abort_waits_for_device)) {
+  if (!wait_for_kernels(*comm, longest_end, abort_waits_for_device)) {
     return fault(ncclInternalError,
                  "ncclCommAbort by rank " + std::to_string(comm->rank) +
                      ": a kernel of another communicator, or work before a kernel, does not end");
