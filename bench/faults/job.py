@@ -107,6 +107,10 @@ class Job:
         """What ranks printed after that word, by rank."""
         return {int(rank): rest for rank, rest in re.findall(rf"\brank (\d+) {word} (\w+)$", self.out, re.M)}
 
+    def starts(self):
+        """How many ranks have joined, counted again after each restart."""
+        return len(re.findall(r"\brank \d+ pid \d+$", self.out, re.M))
+
     # Processes
 
     def processes(self):

@@ -25,14 +25,20 @@ def wrong_cause(job, victims, code, digest):
         return f"exit code 0 without all results: {digests}"
     if kill.harmless:
         return _undisturbed(job, victims, code)
-    # The victim may have been past its last line, on its way out.
-    if code == 0 and (kill.mode != "restart" or kill.phase == "done") and "failed first" not in job.err:
+    if code == 0 and "failed first" not in job.err and _was_on_its_way_out(job, victims):
         return None
     if kill.victim in ("launcher", "launcher and guardian"):
         return _launcher_ended(job, code)
     if kill.launcher == "run":
         return _rank_named(job, victims, code)
     return _named_by_ranks(job, victims, code)
+
+
+def _was_on_its_way_out(job, victims):
+    """Whether the victims printed their last lines: all ranks did, and none was started again."""
+    joined = job.lines("pid")
+    return job.starts() == job.kill.ranks and all(
+        victim.rank is None or joined.get(victim.rank) == str(victim.pid) for victim in victims)
 
 
 def _undisturbed(job, victims, code):
