@@ -101,26 +101,24 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
   const Environment& environment = Environment::get();
   const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
   mpi::Options options{
-      .timeout = environment.timeout,
-      .algorithm = mpi::parse_algorithm(algorithm),
-      .progress = environment.progress,
-      .host = environment.host,
-      .interface = settings.interface.empty() ? environment.interface : settings.interface,
-      .heartbeat = environment.heartbeat,
-      .expected_size = mpi_world_size()};
+      {.timeout = environment.timeout,
+       .algorithm = messages::parse_algorithm(algorithm),
+       .progress = environment.progress,
+       .host = environment.host,
+       .interface = settings.interface.empty() ? environment.interface : settings.interface,
+       .heartbeat = environment.heartbeat},
+      mpi_world_size()};
   if (settings.check && order_matters(settings)) {
-    if (options.algorithm == mpi::Algorithm::ring) {
+    if (options.algorithm == messages::Algorithm::ring) {
       throw InvalidArgument(
           "bench: --check compares with sums in the order of ranks; a ring "
           "sums each slice in another");
     }
-    options.algorithm = mpi::Algorithm::direct;
+    options.algorithm = messages::Algorithm::direct;
   }
-  hierarchical::Options composed;
-  composed.between_hosts = options;
-  composed.inside.timeout = environment.timeout;
-  const auto group =
-      backend == Backend::mpi ? mpi::create(options) : hierarchical::create(composed);
+  const auto group = backend == Backend::mpi
+                         ? mpi::create(options)
+                         : hierarchical::create_over_mpi(options, {.timeout = environment.timeout});
   if (group->size() != settings.ranks) {
     throw InvalidArgument(lockstep::detail::concat("bench: -n is ", settings.ranks,
                                                    ", but this process is a rank of a world of ",

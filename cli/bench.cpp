@@ -148,7 +148,7 @@ int bench_main(const Arguments& arguments) {
   } else if (!settings.algorithm.empty()) {
     throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
-  } else if (needs_mpi(backend)) {
+  } else if (backend != Backend::automatic && backend != Backend::host) {
     throw InvalidArgument("bench: got --backend " + arguments.backend +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
   } else if (bench::is_rank()) {

@@ -143,13 +143,15 @@ struct Wire {
 
 /// Where the collectives of a world exchange data.
 enum class Backend {
-  automatic,    ///< host if all ranks are on one host, else hierarchical
-  host,         ///< shared memory of one host
-  mpi,          ///< MPI only, also between ranks of one host
-  hierarchical  ///< shared memory inside each host, MPI between hosts
+  automatic,     ///< host if all ranks are on one host, else hierarchical
+  host,          ///< shared memory of one host
+  mpi,           ///< MPI only, also between ranks of one host
+  hierarchical,  ///< shared memory inside each host; MPI between hosts if a launcher of MPI has
+                 ///< started the ranks, else TCP
+  tcp            ///< TCP only, also between ranks of one host
 };
 
-/// The name: "auto", "host", "mpi" or "hierarchical".
+/// The name: "auto", "host", "mpi", "hierarchical" or "tcp".
 std::string_view name(Backend backend);
 
 /// The backend with this name.

@@ -88,13 +88,9 @@ std::string log_level() {
 
 }  // namespace
 
-constexpr detail::EnumNames<Backend::hierarchical> backends("auto", "host", "mpi", "hierarchical");
+constexpr detail::EnumNames<Backend::tcp> backends("auto", "host", "mpi", "hierarchical", "tcp");
 
 std::string_view name(Backend backend) { return backends.of(backend); }
-
-bool needs_mpi(Backend backend) {
-  return backend == Backend::mpi || backend == Backend::hierarchical;
-}
 
 Backend parse_backend(std::string_view text) { return backends.parse("backend:", text); }
 
@@ -105,6 +101,11 @@ Environment Environment::read() {
   environment.arena_fd = integer_variable("LOCKSTEP_ARENA_FD", 0);
   environment.error_fd = integer_variable("LOCKSTEP_ERROR_FD", 0);
   environment.cores = integer_variable("LOCKSTEP_CORES", 1);
+  environment.master = variable("LOCKSTEP_MASTER").value_or("");
+  environment.token = variable("LOCKSTEP_TOKEN").value_or("");
+  environment.listen_fd = integer_variable("LOCKSTEP_LISTEN_FD", 0);
+  environment.local_rank = integer_variable("LOCKSTEP_LOCAL_RANK", 0);
+  environment.local_size = integer_variable("LOCKSTEP_LOCAL_SIZE", 1);
   environment.run_id = variable("LOCKSTEP_RUN_ID").value_or("");
   environment.restart_count = integer_variable("LOCKSTEP_RESTART_COUNT", 0).value_or(0);
   environment.timeout = seconds_variable("LOCKSTEP_TIMEOUT", 600);

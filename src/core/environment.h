@@ -46,17 +46,21 @@ std::string_view name(ProgressMode progress);
 /// Throws: InvalidArgument listing the valid names.
 ProgressMode parse_progress_mode(std::string_view text);
 
-/// Whether the backend's ranks must be MPI processes.
-bool needs_mpi(Backend backend);
-
-/// All environment variables that the library reads, parsed once. `lockstep run` sets the first
-/// seven for its ranks; the user sets the others.
+/// All environment variables that the library reads, parsed once. `lockstep run` sets those up to
+/// restart_count for its ranks; the user sets the others.
 struct Environment {
   std::optional<int> rank;        ///< LOCKSTEP_RANK: this process's rank, 0 … world_size-1
   std::optional<int> world_size;  ///< LOCKSTEP_WORLD_SIZE: number of ranks
   std::optional<int> arena_fd;    ///< LOCKSTEP_ARENA_FD: inherited descriptor of the world's memory
   std::optional<int> error_fd;    ///< LOCKSTEP_ERROR_FD: inherited descriptor of the ErrorRecords
   std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
+  /// LOCKSTEP_MASTER, of a world on several hosts: HOST:PORT at which rank 0 listens. Then
+  /// LOCKSTEP_ARENA_FD is the memory of the ranks of this host.
+  std::string master;
+  std::string token;  ///< LOCKSTEP_TOKEN: the secret of that world, in hexadecimal digits
+  std::optional<int> listen_fd;   ///< LOCKSTEP_LISTEN_FD: rank 0's inherited listening socket
+  std::optional<int> local_rank;  ///< LOCKSTEP_LOCAL_RANK: rank on this host
+  std::optional<int> local_size;  ///< LOCKSTEP_LOCAL_SIZE: number of ranks on this host
   std::string run_id;             ///< LOCKSTEP_RUN_ID: name of the job, the same for all attempts
   int restart_count = 0;          ///< LOCKSTEP_RESTART_COUNT: number of restarts of the world
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: longest wait in seconds, default 600
@@ -69,7 +73,7 @@ struct Environment {
   bool crash_handler = true;    ///< LOCKSTEP_CRASH_HANDLER: 0 or 1
   std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
   std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
-  Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical
+  Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: a name of Backend
   std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
   /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over MPI.
   ProgressMode progress = ProgressMode::automatic;

@@ -70,10 +70,6 @@ void expect_both(const Names& names) {
                                ", or unset ", has_rank ? names.rank : names.size));
 }
 
-bool is_loopback(std::string_view address) {
-  return address == "localhost" || address == "::1" || address.starts_with("127.");
-}
-
 bool set(const Names& names) {
   switch (names.kind) {
     case Kind::torchrun:
@@ -94,12 +90,7 @@ std::optional<int> local_size(const Names& names, int size) {
     if (nodes == 1) return size;
     return std::nullopt;
   }
-  const auto given = integer_variable(names.local_size, 1);
-  if (given) return given;
-  // If MASTER_ADDR is a loopback address, all ranks are on this host.
-  const auto address = variable("MASTER_ADDR");
-  const bool here = names.kind == Kind::by_hand && address && is_loopback(*address);
-  return here ? std::optional(size) : std::nullopt;
+  return integer_variable(names.local_size, 1);
 }
 
 Launcher read_from(const Names& names) {

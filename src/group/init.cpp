@@ -4,6 +4,7 @@
 
 #include "core/environment.h"
 #include "group/compute_threads.h"
+#include "group/store_meeting.h"
 #include "group/world_device.h"
 #include "join/join_world.h"
 #include "join/record_errors.h"
@@ -36,7 +37,8 @@ Group init(const InitOptions& options) {
        .keep_freed_memory = options.keep_freed_memory,
        .flush_denormals = options.flush_denormals,
        .threads = {.set_number = set_compute_threads,
-                   .flush_denormals = detail::flush_denormals_in_compute_threads}}));
+                   .flush_denormals = detail::flush_denormals_in_compute_threads},
+       .meet_by_store = detail::meet_by_store_of_torchrun}));
   try {
     return detail::on_device_of_world(host, options);
   } catch (Error& error) {

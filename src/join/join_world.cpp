@@ -9,10 +9,12 @@
 #include <string>
 #include <tuple>
 
+#include "comm/control/address_source.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/rendezvous.h"
 #include "comm/mpi/mpi.h"
+#include "comm/tcp/tcp.h"
 #include "core/environment.h"
 #include "core/operation_error.h"
 #include "core/system/memory.h"
@@ -75,48 +77,135 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   return join(world, launcher.rank, options);
 }
 
+messages::Options between_hosts(const host::Options& options, const Environment& environment,
+                                ProgressMode progress) {
+  return {.timeout = options.timeout,
+          .threads_per_rank = options.threads_per_rank,
+          .cores = options.cores,
+          .algorithm = messages::parse_algorithm(environment.algorithm),
+          .progress = progress,
+          .host = environment.host,
+          .interface = environment.interface,
+          .heartbeat = environment.heartbeat};
+}
+
 std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
-                                       const Environment& environment, ProgressMode progress,
-                                       int expected_size) {
-  const mpi::Options between_hosts{.timeout = options.timeout,
-                                   .threads_per_rank = options.threads_per_rank,
-                                   .cores = options.cores,
-                                   .algorithm = mpi::parse_algorithm(environment.algorithm),
-                                   .progress = progress,
-                                   .host = environment.host,
-                                   .interface = environment.interface,
-                                   .heartbeat = environment.heartbeat,
-                                   .expected_size = expected_size};
-  if (backend == Backend::mpi) return mpi::create(between_hosts);
-  return hierarchical::create({.between_hosts = between_hosts, .inside = options});
+                                       const messages::Options& between_hosts, int expected_size) {
+  const mpi::Options network{between_hosts, expected_size};
+  if (backend == Backend::mpi) return mpi::create(network);
+  return hierarchical::create_over_mpi(network, options);
+}
+
+std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& options,
+                                       const messages::Options& between_hosts,
+                                       const tcp::Meeting& meeting,
+                                       std::shared_ptr<host::World> world_of_host = {}) {
+  const auto make = [&](const messages::Options& flat) { return tcp::create(flat, meeting); };
+  if (backend == Backend::tcp) return make(between_hosts);
+  return hierarchical::create({.make_flat = make,
+                               .between_hosts = between_hosts,
+                               .by_thread = between_hosts.progress != ProgressMode::wait,
+                               .world_of_host = std::move(world_of_host),
+                               .inside = options});
+}
+
+/// Splits "HOST:PORT" or "[HOST]:PORT".
+/// Throws: InvalidArgument naming the variable.
+std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std::string& text) {
+  const auto colon = text.rfind(':');
+  auto host = text.substr(0, colon);
+  const auto digits = colon == text.npos ? std::string() : text.substr(colon + 1);
+  const int port = parse_number<std::uint16_t>(digits).value_or(0);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  if (host.empty() || port == 0)
+    throw InvalidArgument(concat(name, ": got '", text, "', expected HOST:PORT"));
+  return {host, static_cast<std::uint16_t>(port)};
+}
+
+/// Joins the world of `lockstep run` on several hosts.
+std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
+                                                  const host::Options& options,
+                                                  ProgressMode progress) {
+  const auto& [local_rank, local_size, fd] =
+      std::tie(environment.local_rank, environment.local_size, environment.arena_fd);
+  if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd) {
+    throw InvalidArgument(concat("init: incomplete environment: ", variable_text("LOCKSTEP_MASTER"),
+                                 ", ", variable_text("LOCKSTEP_RANK", environment.rank), ", ",
+                                 variable_text("LOCKSTEP_WORLD_SIZE", environment.world_size), ", ",
+                                 variable_text("LOCKSTEP_LOCAL_RANK", local_rank), ", ",
+                                 variable_text("LOCKSTEP_LOCAL_SIZE", local_size), ", ",
+                                 variable_text("LOCKSTEP_ARENA_FD", fd),
+                                 "; expected all of them from `lockstep run`"));
+  }
+  const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
+  const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
+  const auto world = host::World::attach(*fd, *local_size);
+  record_errors_in(world, *local_rank);
+  auto inside = options;
+  inside.supervised = true;
+  inside.keep_world = true;
+  return join_tcp(backend, inside, between_hosts(options, environment, progress),
+                  {.rank = *environment.rank,
+                   .size = *environment.world_size,
+                   .port = port,
+                   .listening = environment.listen_fd.value_or(-1),
+                   .token = token,
+                   .find = control::offer_at(host, port, token)},
+                  world);
+}
+
+/// How the ranks of a launcher that starts no MPI processes meet.
+tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options,
+                        const std::string& prefix) {
+  if (launcher.kind == Launcher::Kind::torchrun) {
+    if (options.meet_by_store) return options.meet_by_store(launcher);
+    throw BackendUnavailable(
+        concat(prefix,
+               " on several hosts, whose store needs LibTorch; link the library with "
+               "LibTorch, or start the ranks with `lockstep run`"));
+  }
+  const auto host = variable("MASTER_ADDR");
+  const auto port = integer_variable("MASTER_PORT", 1);
+  if (!host || !port || *port > 65535) {
+    throw InvalidArgument(concat(prefix, ", with backend tcp: got ", variable_text("MASTER_ADDR"),
+                                 ", ", variable_text("MASTER_PORT"),
+                                 "; expected the host of rank 0 and a port that is free there"));
+  }
+  const auto token = control::token_of_file();
+  return {.rank = launcher.rank,
+          .size = launcher.size,
+          .port = static_cast<std::uint16_t>(*port),
+          .token = token,
+          .find = control::offer_at(std::string(*host), static_cast<std::uint16_t>(*port), token)};
 }
 
 /// Joins a world of several ranks that another launcher has started.
 std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
                                                const host::Options& options,
                                                const Environment& environment,
-                                               ProgressMode progress) {
+                                               ProgressMode progress,
+                                               const JoinOptions& join_options) {
   const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
                              " of ", launcher.size);
-  if (launcher.one_host() && !needs_mpi(backend)) return join_host_world(launcher, options);
+  const bool on_host = backend == Backend::automatic || backend == Backend::host;
+  if (launcher.one_host() && on_host) return join_host_world(launcher, options);
   if (backend == Backend::host) {
     throw InvalidArgument(concat(prefix,
                                  ", not all on this host, which backend host does not support; use "
-                                 "backend mpi or hierarchical"));
+                                 "backend hierarchical, tcp or mpi"));
   }
-  if (!launcher.starts_mpi()) {
-    throw BackendUnavailable(
-        concat(prefix,
-               needs_mpi(backend)
-                   ? ", which does not start MPI processes"
-                   : concat(", not all on this host according to ",
-                            variable_text("LOCAL_WORLD_SIZE"), ", ", variable_text("MASTER_ADDR")),
-               "; start worlds of several hosts with mpirun or srun"));
+  const auto network = between_hosts(options, environment, progress);
+  if (backend == Backend::tcp || !launcher.starts_mpi()) {
+    if (backend != Backend::mpi)
+      return join_tcp(backend, options, network, meeting_of(launcher, join_options, prefix));
+    throw BackendUnavailable(concat(prefix,
+                                    ", which does not start MPI processes; use backend "
+                                    "hierarchical or tcp, or start them with mpirun"));
   }
   if (const auto why = mpi::available(); !why.empty()) {
     throw BackendUnavailable(concat(prefix, "; ", why));
   }
-  return join_mpi(backend, options, environment, progress, launcher.size);
+  return join_mpi(backend, options, network, launcher.size);
 }
 
 /// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
@@ -155,15 +244,18 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, environment, progress);
+    return join_by_launcher(*launcher, backend, ranks, environment, progress, options);
   }
-  if (launched && needs_mpi(backend)) {
-    throw InvalidArgument(
-        concat("init: started by lockstep run, which does not start MPI processes, with backend ",
-               name(backend), "; start the program with mpirun"));
+  if (!environment.master.empty())
+    return join_launched_hosts(environment, backend, ranks, progress);
+  if (launched && backend != Backend::automatic && backend != Backend::host) {
+    throw InvalidArgument(concat("init: started by lockstep run on one host, with backend ",
+                                 name(backend), "; use backend auto, or another launcher"));
   }
   if (launched) return join_launched(environment, ranks);
-  if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, progress, launcher ? 1 : 0);
+  if (backend == Backend::mpi || backend == Backend::hierarchical) {
+    return join_mpi(backend, ranks, between_hosts(ranks, environment, progress), launcher ? 1 : 0);
+  }
   return host::create(host::World::create(1), 0, ranks);
 }
 

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/host/host.h"
+#include "comm/tcp/tcp.h"
 #include "core/environment.h"
 #include "lockstep/denormals.h"
 #include "lockstep/types.h"
@@ -32,7 +33,9 @@ struct JoinOptions {
   bool keep_freed_memory = false;
   std::optional<bool> flush_denormals = {};
   ComputeThreads threads = {};
-  std::optional<ProgressMode> progress = {};  ///< over MPI; default LOCKSTEP_PROGRESS
+  std::optional<ProgressMode> progress = {};  ///< over a network; default LOCKSTEP_PROGRESS
+  /// How the ranks of torchrun on several hosts meet, for a library that knows its store.
+  std::function<tcp::Meeting(const Launcher&)> meet_by_store = {};
 };
 
 /// Joins the world that this process belongs to, as init() describes.

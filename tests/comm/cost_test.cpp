@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "comm/mpi/mpi.h"
+#include "comm/messages/algorithm.h"
 
 // Everything expected here is worked out by hand from docs/algorithms.md.
 
@@ -19,8 +19,8 @@ Placement placed(const char* hosts) {
   return Placement::of(numbers);
 }
 
-mpi::Algorithm cheapest(const char* hosts, std::size_t bytes) {
-  return mpi::cheapest(placed(hosts), bytes);
+messages::Algorithm cheapest(const char* hosts, std::size_t bytes) {
+  return messages::cheapest(placed(hosts), bytes);
 }
 
 TEST(Placement, CountsHostsAndWhoseNextIsElsewhere) {
@@ -103,7 +103,7 @@ TEST(Costs, AreUnitsTimesWhatTheyCost) {
 }
 
 TEST(Algorithm, IsTheCheaperOne) {
-  using mpi::Algorithm;
+  using messages::Algorithm;
   // Equal bytes in fewer steps.
   EXPECT_EQ(cheapest("abcd", std::size_t{1} << 30), Algorithm::direct);
   EXPECT_EQ(cheapest("aaaa", std::size_t{1} << 30), Algorithm::direct);

@@ -131,8 +131,8 @@ Scenario Scenario::make(std::uint64_t seed, bool joining) {
   scenario.timeout = milliseconds(random.pick({1'000, 1'500}));
   scenario.kernel = random_kernel(random, hosts, scenario.heartbeat);
   scenario.eager_bytes = static_cast<std::size_t>(random.pick({2'500, 4'000, 65'536}));
-  scenario.algorithm =
-      random.pick({mpi::Algorithm::automatic, mpi::Algorithm::direct, mpi::Algorithm::ring});
+  scenario.algorithm = random.pick(
+      {messages::Algorithm::automatic, messages::Algorithm::direct, messages::Algorithm::ring});
   scenario.progress_thread = random.chance(40);
   scenario.splits = random.chance(20);
   const int steps = 1 + random.below(6);
@@ -148,9 +148,9 @@ std::string Scenario::text() const {
   for (const int host : hosts) placed += concat(placed.empty() ? "" : ",", host);
   std::string text =
       concat("seed ", seed, ": ", ranks, " ranks on hosts ", placed, ", heartbeat ",
-             heartbeat.count(), " ms, timeout ", timeout.count(), " ms, ", mpi::name(algorithm),
-             progress_thread ? ", progress thread" : "", splits ? ", split" : "",
-             restarts ? ", restart" : "", "; fault: ", fault_text(fault));
+             heartbeat.count(), " ms, timeout ", timeout.count(), " ms, ",
+             messages::name(algorithm), progress_thread ? ", progress thread" : "",
+             splits ? ", split" : "", restarts ? ", restart" : "", "; fault: ", fault_text(fault));
   for (const auto& one : disturbances) text += concat("; while joining: ", fault_text(one));
   text += "; steps:";
   for (const auto& step : steps) {

@@ -69,7 +69,7 @@ struct Scenario {
   std::vector<int> hosts = {};  ///< of each rank
   SimulatedKernel::Settings kernel = {};
   std::size_t eager_bytes = 0;  ///< longest message that MPI sends without waiting for a receiver
-  mpi::Algorithm algorithm = mpi::Algorithm::automatic;
+  messages::Algorithm algorithm = messages::Algorithm::automatic;
   bool progress_thread = false;
   std::chrono::milliseconds timeout{};
   std::chrono::milliseconds heartbeat{};

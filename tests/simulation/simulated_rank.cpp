@@ -206,15 +206,15 @@ class RankProgram {
 
   void run() {
     world_ = mpi::create(
-        {.timeout = scenario_.timeout,
-         .threads_per_rank = 2,
-         .cores = 1,
-         .algorithm = scenario_.algorithm,
-         .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
-         .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
-         .heartbeat = scenario_.heartbeat,
-         .records = false,
-         .expected_size = scenario_.ranks});
+        {{.timeout = scenario_.timeout,
+          .threads_per_rank = 2,
+          .cores = 1,
+          .algorithm = scenario_.algorithm,
+          .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
+          .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
+          .heartbeat = scenario_.heartbeat,
+          .records = false},
+         scenario_.ranks});
     outcome_.created = true;
     try {
       if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);

@@ -38,6 +38,12 @@ std::optional<Address> Address::of(const sockaddr* from) {
   return address;
 }
 
+Address Address::any(int family) {
+  Address address;
+  address.storage_.any.sa_family = static_cast<sa_family_t>(family);
+  return address;
+}
+
 Address Address::local(int socket) { return address_of(socket, ::getsockname); }
 
 Address Address::peer(int socket) { return address_of(socket, ::getpeername); }

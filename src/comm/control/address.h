@@ -17,6 +17,8 @@ class Address {
   Address() = default;
   /// The address; nullopt for another family.
   static std::optional<Address> of(const sockaddr* from);
+  /// All addresses of this host. IPv6 includes IPv4.
+  static Address any(int family);
   /// The local and the remote address of a socket.
   static Address local(int socket);
   static Address peer(int socket);

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/control/address.h"
 #include "core/failure.h"
@@ -23,6 +24,7 @@ enum class Kind : std::uint16_t {
   hello,      ///< a rank identifies itself; payload: Hello
   accepted,   ///< rank 0 admits the rank; payload: Greeting
   refused,    ///< rank 0 refuses the rank; payload: the reason
+  offer,      ///< a rank's Offer, from the rank that gathers
   all_here,   ///< all ranks have joined; heartbeats begin
   heartbeat,  ///< no payload
   failed,     ///< the world has failed; payload: the first cause
@@ -64,6 +66,8 @@ class FrameReader {
   /// The next complete frame, if it has arrived.
   /// Throws: CommError for bytes that are not a frame.
   std::optional<Frame> next();
+  /// Gives the bytes after the last frame to the caller.
+  std::string take_rest() { return std::exchange(bytes_, {}); }
 
  private:
   std::string bytes_;
@@ -97,6 +101,11 @@ class Connection {
   /// Sends queued bytes. False if some remain.
   bool flush();
   bool flushed() const { return unsent_.empty(); }
+
+  /// Gives the socket to the caller, with the bytes that it has received after the last frame.
+  std::pair<detail::Descriptor, std::string> release() {
+    return {std::move(socket_), reader_.take_rest()};
+  }
 
  private:
   detail::Descriptor socket_;

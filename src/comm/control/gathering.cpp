@@ -30,20 +30,28 @@ constexpr int accepted_at_once = 64;
 /// Closed connections that are reported as warnings; a flood has many more.
 constexpr int most_warnings = 10;
 
-std::string of_rank_0(const Settings& settings, std::string_view what) {
-  return concat("control: rank 0 of ", settings.size, " on host ", settings.host, ' ', what);
+std::string of_own(const Settings& settings, std::string_view what) {
+  return concat(settings.purpose, ": rank ", settings.rank, " of ", settings.size, " on host ",
+                settings.host, ' ', what);
 }
 
 }  // namespace
 
 Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
-  if (::getrandom(offer_.token.data(), offer_.token.size(), 0) !=
-      static_cast<ssize_t>(offer_.token.size())) {
-    throw CommError(of_rank_0(settings_, concat("got no random token: ", std::strerror(errno))));
-  }
+  make_token();
   offer_.network = settings_.network;
+  offer_.rank = settings_.rank;
   offer_.listening = true;
-  // Ranks on rank 0's host connect over loopback.
+  if (settings_.listening >= 0) {
+    listening_.emplace_back(settings_.listening);
+    return;
+  }
+  if (settings_.port != 0 && settings_.interface.empty()) {
+    if (listen_on(Address::any(AF_INET6)) || listen_on(Address::any(AF_INET))) return;
+    throw CommError(of_own(
+        settings_, concat("cannot listen on port ", settings_.port, ": ", std::strerror(errno))));
+  }
+  // Ranks on this host connect over loopback.
   for (const auto& interface : interfaces()) {
     if (interface.loopback) listen_on(interface);
   }
@@ -53,8 +61,17 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   }
   // Some addresses may be unusable, as long as one between hosts can be listened on.
   if (offer_.count == 0 || (offer_.count == on_loopback && !listen_error_.empty())) {
-    throw CommError(of_rank_0(settings_, concat("has no address to listen on",
-                                                listen_error_.empty() ? "" : ": ", listen_error_)));
+    throw CommError(of_own(settings_, concat("has no address to listen on",
+                                             listen_error_.empty() ? "" : ": ", listen_error_)));
+  }
+}
+
+void Gathering::make_token() {
+  if (settings_.token) {
+    offer_.token = *settings_.token;
+  } else if (::getrandom(offer_.token.data(), offer_.token.size(), 0) !=
+             static_cast<ssize_t>(offer_.token.size())) {
+    throw CommError(of_own(settings_, concat("got no random token: ", std::strerror(errno))));
   }
 }
 
@@ -62,14 +79,18 @@ void Gathering::listen_on(const Interface& interface) {
   for (const auto& address : interface.addresses) {
     if (offer_.count == offer_.addresses.size() || listen_on(address)) continue;
     listen_error_ = concat(interface.name, ' ', address.host(), ": ", std::strerror(errno));
-    log::warn(of_rank_0(settings_, concat("cannot listen on ", listen_error_)));
+    log::warn(of_own(settings_, concat("cannot listen on ", listen_error_)));
   }
 }
 
 bool Gathering::listen_on(const Address& address) {
-  const auto any_port = address.with_port(0);
+  const auto at = address.with_port(settings_.port);
   Descriptor made(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!made || ::bind(made.get(), any_port.get(), any_port.length()) != 0 ||
+  const int on = 1;
+  // A port of the user may have connections of an earlier world that wait for their end.
+  if (made && settings_.port != 0)
+    ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (!made || ::bind(made.get(), at.get(), at.length()) != 0 ||
       ::listen(made.get(), SOMAXCONN) != 0) {
     return false;
   }
@@ -85,21 +106,30 @@ std::vector<Member> Gathering::wait() {
     if (until.passed()) {
       end({.kind = Failure::Kind::timeout,
            .rank = missing_ranks().front(),
-           .text = of_rank_0(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                               " s for ", missing(), last_refusal_))});
+           .text = of_own(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
+                                            " s for ", missing(), last_refusal_))});
     }
     process_connections(until);
   }
   listening_.clear();
   for (auto& pending : pending_) refuse(pending, "all ranks have joined");
   pending_.clear();
-  send_to_all({.kind = Kind::all_here});
   std::ranges::sort(members_, {}, &Member::rank);
+  if (settings_.offer) send_offers();
+  send_to_all({.kind = Kind::all_here});
   return std::move(members_);
 }
 
+void Gathering::send_offers() {
+  offers_.push_back(*settings_.offer);
+  for (const auto& member : members_) offers_.push_back(member.offer);
+  for (const auto& offer : offers_) {
+    send_to_all({.kind = Kind::offer, .payload = bytes_of(offer)});
+  }
+}
+
 bool Gathering::all_here() {
-  if (static_cast<int>(members_.size()) < settings_.size - 1) return false;
+  if (static_cast<int>(members_.size()) < settings_.size - settings_.rank - 1) return false;
   return std::erase_if(members_, [this](Member& member) { return !watch(member); }) == 0;
 }
 
@@ -163,9 +193,9 @@ void Gathering::accept_connections(int listening) {
     } else if (pending_.empty()) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
-      end({.text = of_rank_0(settings_, concat("cannot open more files for the connections of ",
-                                               missing(), ": raise ulimit -n, now ", limit.rlim_cur,
-                                               ", by the number of ranks"))});
+      end({.text = of_own(settings_, concat("cannot open more files for the connections of ",
+                                            missing(), ": raise ulimit -n, now ", limit.rlim_cur,
+                                            ", by the number of ranks"))});
     }
     evict();
   }
@@ -225,18 +255,21 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
                 .host = host,
                 .heartbeat = settings_.heartbeat,
                 .process = hello.process,
-                .attempt = hello.attempt};
+                .attempt = hello.attempt,
+                .offer = hello.offer};
+  const auto purpose = concat(settings_.purpose, ": ");
+  const auto own = concat(", rank ", settings_.rank, " on host ", settings_.host);
   std::string wrong;
   if (version != settings_.version) {
-    wrong = concat("control: ", who, " runs Lockstep ", version, ", rank 0 on host ",
-                   settings_.host, " runs ", settings_.version);
+    wrong = concat(purpose, who, " runs Lockstep ", version, own, " runs ", settings_.version);
   } else if (hello.size != settings_.size) {
-    wrong = concat("control: ", who, " expects a world of ", detail::plural(hello.size, "rank"),
-                   ", rank 0 on host ", settings_.host, " one of ", settings_.size);
-  } else if (hello.rank < 1 || hello.rank >= settings_.size) {
-    wrong = concat("control: ", who, " joined, expected ranks 1 to ", settings_.size - 1);
+    wrong = concat(purpose, who, " expects a world of ", detail::plural(hello.size, "rank"), own,
+                   " one of ", settings_.size);
+  } else if (hello.rank <= settings_.rank || hello.rank >= settings_.size) {
+    wrong = concat(purpose, who, " joined, expected ranks ", settings_.rank + 1, " to ",
+                   settings_.size - 1);
   } else if (same != members_.end()) {
-    wrong = concat("control: two processes say that they are rank ", hello.rank, " of ",
+    wrong = concat(purpose, "two processes say that they are rank ", hello.rank, " of ",
                    settings_.size, ": on host ", same->host, " and on host ", host);
   }
   if (!wrong.empty()) {
@@ -246,7 +279,7 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
   Greeting greeting{.token = offer_.token, .heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
-  log::debug(concat("control: ", who, " joined from ", member.connection.peer().text()));
+  log::debug(concat(purpose, who, " joined from ", member.connection.peer().text()));
   lost_.erase(member.rank);
   members_.push_back(std::move(member));
 }
@@ -258,7 +291,7 @@ bool Gathering::watch(Member& member) {
   }
   if (open) return true;
   lost_[member.rank] = concat(" (its connection from host ", member.host, " ended)");
-  log::warn(of_rank_0(settings_, concat("waits again for rank ", member.rank, lost_[member.rank])));
+  log::warn(of_own(settings_, concat("waits again for rank ", member.rank, lost_[member.rank])));
   return false;
 }
 
@@ -266,7 +299,7 @@ void Gathering::report(const PendingConnection& pending, const std::string& why)
   const auto text = concat("refused ", pending.connection.peer().text(), ": ", why);
   last_refusal_ = concat("; ", text);
   if (++reports_ <= most_warnings) {
-    log::warn(of_rank_0(
+    log::warn(of_own(
         settings_, concat(text, reports_ < most_warnings ? "" : "; later ones are not reported")));
   }
 }
@@ -274,7 +307,7 @@ void Gathering::report(const PendingConnection& pending, const std::string& why)
 void Gathering::refuse(PendingConnection& pending, const std::string& why) {
   report(pending, why);
   pending.connection.send(
-      {.kind = Kind::refused, .payload = of_rank_0(settings_, concat("refuses: ", why))});
+      {.kind = Kind::refused, .payload = of_own(settings_, concat("refuses: ", why))});
 }
 
 void Gathering::end(const Failure& failure) {
@@ -290,12 +323,12 @@ void Gathering::send_to_all(const Frame& frame) {
 std::vector<int> Gathering::missing_ranks() const {
   std::vector<bool> here(static_cast<std::size_t>(settings_.size));
   for (const auto& member : members_) {
-    if (member.rank > 0 && member.rank < settings_.size) {
+    if (member.rank > settings_.rank && member.rank < settings_.size) {
       here[static_cast<std::size_t>(member.rank)] = true;
     }
   }
   std::vector<int> ranks;
-  for (int rank = 1; rank < settings_.size; ++rank) {
+  for (int rank = settings_.rank + 1; rank < settings_.size; ++rank) {
     if (!here[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
   }
   return ranks;

@@ -12,11 +12,11 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// Rank 0's side of the rendezvous of control connections. It listens from construction until all
-/// ranks have joined. It refuses connections without the token, which have no other effect. A rank
-/// whose connection ends may join again until then: a connection replaces earlier ones of its
-/// process. A rank with the token but with another version or world size ends the rendezvous for
-/// all ranks.
+/// The side of the rank that gathers: of rank 0 for control connections, of every rank for the
+/// streams of a network. It listens from construction until all higher ranks have joined. It
+/// refuses connections without the token, which have no other effect. A rank whose connection ends
+/// may join again until then: a connection replaces earlier ones of its process. A rank with the
+/// token but with another version or world size ends the rendezvous for all ranks.
 class Gathering {
  public:
   /// Throws: CommError if the interface cannot be used, or if no address can be listened on.
@@ -24,6 +24,8 @@ class Gathering {
 
   /// The offer that the other ranks need to connect.
   const Offer& offer() const { return offer_; }
+  /// After wait(): the Settings::offer of all ranks that have one, by rank.
+  const std::vector<Offer>& offers() const { return offers_; }
 
   /// Waits until all other ranks have joined, and notifies them.
   /// Throws: TimeoutError naming the ranks that did not join. CommError if two processes claim the
@@ -45,6 +47,8 @@ class Gathering {
   /// Listens on those of the interface's addresses on which it can.
   void listen_on(const Interface& interface);
   bool listen_on(const Address& address);
+  void make_token();
+  void send_offers();
   void process_connections(detail::Deadline& until);
   /// Whether all ranks have joined and their connections are open.
   bool all_here();
@@ -69,6 +73,7 @@ class Gathering {
 
   Settings settings_;
   Offer offer_;
+  std::vector<Offer> offers_;
   std::vector<detail::Descriptor> listening_;
   std::deque<PendingConnection> pending_;  ///< in the order in which they were accepted
   std::vector<Member> members_;

@@ -39,7 +39,7 @@ constexpr auto keepalive = std::chrono::seconds(1);
 /// the missing ranks.
 constexpr auto precedence = std::chrono::seconds(2);
 
-/// An address of rank 0, and the result of connecting to it.
+/// An address of the rank that gathers, and the result of connecting to it.
 struct Route {
   Address to;
   std::optional<Address> from = {};  ///< address of the user's interface
@@ -49,27 +49,30 @@ struct Route {
 
 class Joining {
  public:
-  Joining(const Offer& offer, const Settings& settings)
-      : offer_(offer), settings_(settings), until_(settings.timeout + precedence) {
+  Joining(const OfferSource& source, const Settings& settings, std::vector<Offer>* offers)
+      : source_(source),
+        settings_(settings),
+        offers_(offers),
+        until_(settings.timeout + precedence) {
     if (::getrandom(&process_, sizeof process_, 0) != sizeof process_)
       throw CommError(concat(who(), "got no random number: ", std::strerror(errno)));
   }
 
   Member run() {
-    find_routes();
     std::optional<Deadline> refused;
     for (;;) {
+      read_offer();
       for (auto& route : routes_) {
         auto member = try_route(route);
         if (member && await_all(route, *member)) return std::move(*member);
         check_world();
       }
-      if (!offer_.listening || !std::ranges::all_of(routes_, &Route::refused)) {
+      if (!offer_.listening || routes_.empty() || !std::ranges::all_of(routes_, &Route::refused)) {
         refused.reset();
       } else if (!refused) {
         refused.emplace(refused_timeout);
       } else if (refused->passed()) {
-        throw CommError(unreachable("cannot reach"), {.rank = 0});
+        throw CommError(unreachable("cannot reach"), {.rank = offer_.rank});
       }
       pause();
     }
@@ -77,12 +80,12 @@ class Joining {
 
  private:
   std::string who() const {
-    return concat("control: rank ", settings_.rank, " of ", settings_.size, " on host ",
+    return concat(settings_.purpose, ": rank ", settings_.rank, " of ", settings_.size, " on host ",
                   settings_.host, ' ');
   }
 
   std::string unreachable(const std::string& how) const {
-    std::string text = concat(who(), how, " rank 0");
+    std::string text = concat(who(), how, ' ', gatherer(), routes_.empty() ? missing_ : "");
     for (const auto& route : routes_) {
       text += concat(&route == &routes_.front() ? " at " : "; at ", route.to.text(),
                      route.from ? concat(" from ", route.from->host()) : "", ": ", route.result);
@@ -90,12 +93,29 @@ class Joining {
     return text;
   }
 
+  std::string gatherer() const { return concat("rank ", offer_.rank); }
+
+  /// Reads the present offer. Its routes are those of the last one if it is the same.
+  void read_offer() {
+    try {
+      const auto offer = source_();
+      if (!routes_.empty() && bytes_of(offer) == bytes_of(offer_)) return;
+      routes_.clear();
+      offer_ = offer;
+    } catch (const CommError& error) {
+      routes_.clear();
+      missing_ = concat(": ", error.what());
+      return;
+    }
+    find_routes();
+  }
+
   void check_world() {
     settings_.on_wait();
     if (until_.passed()) {
       throw TimeoutError(
           unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
-          {.rank = 0});
+          {.rank = offer_.rank});
     }
   }
 
@@ -116,7 +136,8 @@ class Joining {
       own = usable_interfaces(settings_.interface).front().addresses;
     }
     for (const auto& to : std::span(offer_.addresses).first(offer_.count)) {
-      if (to.loopback() && !same_host) continue;  // a loopback address of another host
+      if (to.loopback() && offer_.network != 0 && !same_host)
+        continue;  // a loopback address of another host
       const auto from = std::ranges::find(own, to.family(), &Address::family);
       if (to.loopback() || own.empty()) {
         routes_.push_back({.to = to});
@@ -125,7 +146,7 @@ class Joining {
       }
     }
     if (routes_.empty()) {
-      throw CommError(concat(who(), "cannot connect to rank 0, which listens on ",
+      throw CommError(concat(who(), "cannot connect to ", gatherer(), ", which listens on ",
                              offer_.count == 0 ? "nothing" : offer_.addresses[0].host(),
                              own.empty() ? " only: its host has no network interface to other hosts"
                                          : concat(", from the addresses of LOCKSTEP_INTERFACE=",
@@ -133,8 +154,8 @@ class Joining {
     }
   }
 
-  /// Connects, sends the Hello and waits for the answer; nullopt if rank 0 did not admit this rank
-  /// there.
+  /// Connects, sends the Hello and waits for the answer; nullopt if that rank did not admit this
+  /// rank there.
   std::optional<Member> try_route(Route& route) {
     route.refused = false;
     Descriptor socket(::socket(route.to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -164,11 +185,12 @@ class Joining {
                 .size = settings_.size};
     set_text(hello.version, settings_.version);
     set_text(hello.host, settings_.host);
+    if (settings_.offer) hello.offer = *settings_.offer;
     connection.send({.kind = Kind::hello, .payload = bytes_of(hello)});
     return await_answer(route, std::move(connection));
   }
 
-  /// Rank 0 may be stopped, or short of memory, for any time: only the timeout limits this wait.
+  /// That rank may be stopped, or short of memory, for any time: only the timeout limits this wait.
   std::optional<Member> await_answer(Route& route, Connection connection) {
     while (await_bytes(connection)) {
       const bool open = connection.receive();
@@ -198,10 +220,10 @@ class Joining {
     }
     if (greeting.token == offer_.token) {
       const auto local = Address::local(connection.fd());
-      log::debug(concat(who(), "reached rank 0 at ", route.to.text(), " by interface ",
+      log::debug(concat(who(), "reached ", gatherer(), " at ", route.to.text(), " by interface ",
                         interface_of(local), ", ", local.host()));
       return Member{.connection = std::move(connection),
-                    .rank = 0,
+                    .rank = offer_.rank,
                     .host = text_of(greeting.host),
                     .heartbeat = std::chrono::milliseconds(greeting.heartbeat)};
     }
@@ -210,31 +232,40 @@ class Joining {
     return std::nullopt;
   }
 
-  /// Waits until all ranks have joined. False if the connection to rank 0 ended before.
+  /// Waits until all ranks have joined. False if the connection ended before.
   bool await_all(Route& route, Member& member) {
     const auto prefix = concat(who(), "waited for all ranks to join: ");
+    if (offers_ != nullptr) offers_->clear();
     try {
       for (bool open = true;; open = member.connection.receive()) {
         while (const auto frame = member.connection.next()) {
           raise_failure(*frame);
+          if (frame->kind == Kind::offer) add_offer(*frame);
           if (frame->kind == Kind::all_here) return true;
         }
         if (!open) {
           pause_ = poll_interval;
-          route.result = concat("rank 0 on host ", member.host, " closed the connection");
+          route.result = concat(gatherer(), " on host ", member.host, " closed the connection");
           log::debug(concat(prefix, route.result, "; connects again"));
           return false;
         }
         if (!await_bytes(member.connection)) {
-          throw TimeoutError(concat(prefix, "rank 0 on host ", member.host, " sent nothing for ",
-                                    settings_.timeout.count() / 1000.0, " s"),
-                             {.rank = 0});
+          throw TimeoutError(concat(prefix, gatherer(), " on host ", member.host,
+                                    " sent nothing for ", settings_.timeout.count() / 1000.0, " s"),
+                             {.rank = offer_.rank});
         }
       }
     } catch (const CommError& error) {
       member.connection.send(failure_frame(detail::failure_of(error)));
       throw;
     }
+  }
+
+  void add_offer(const Frame& frame) {
+    Offer offer;
+    if (offers_ == nullptr || frame.payload.size() != sizeof offer) return;
+    std::memcpy(static_cast<void*>(&offer), frame.payload.data(), sizeof offer);
+    offers_->push_back(offer);
   }
 
   static void raise_failure(const Frame& frame) {
@@ -262,8 +293,11 @@ class Joining {
     return false;
   }
 
-  const Offer& offer_;
+  const OfferSource& source_;
   const Settings& settings_;
+  std::vector<Offer>* offers_;
+  Offer offer_;          ///< the last one
+  std::string missing_;  ///< why there is no offer
   Deadline until_;
   std::uint64_t process_ = 0;
   std::uint64_t attempts_ = 0;
@@ -273,6 +307,12 @@ class Joining {
 
 }  // namespace
 
-Member join(const Offer& offer, const Settings& settings) { return Joining(offer, settings).run(); }
+Member join(const OfferSource& source, const Settings& settings, std::vector<Offer>* offers) {
+  return Joining(source, settings, offers).run();
+}
+
+Member join(const Offer& offer, const Settings& settings, std::vector<Offer>* offers) {
+  return join([&] { return offer; }, settings, offers);
+}
 
 }  // namespace lockstep::control

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -15,6 +16,23 @@
 
 namespace lockstep::inline v0_2::control {
 
+/// A random secret of a world, which only its ranks have.
+using Token = std::array<char, 32>;
+
+/// The addresses at which a rank listens for others. It is sent as raw bytes.
+struct Offer {
+  Token token{};
+  std::uint64_t network = 0;  ///< the rank's Settings::network; 0 if unknown
+  std::int32_t rank = 0;      ///< the rank that listens
+  /// Whether the rank listened when it made this offer. Then a rank that is refused at all
+  /// addresses ends joining soon. Otherwise it may listen later, and the rank tries until its
+  /// timeout.
+  bool listening = false;
+  std::uint32_t count = 0;
+  std::array<Address, 16> addresses{};
+};
+static_assert(std::is_trivially_copyable_v<Offer>);
+
 /// Another rank, with the connection to it.
 struct Member {
   Connection connection;
@@ -23,13 +41,15 @@ struct Member {
   std::chrono::milliseconds heartbeat{};  ///< longest time without a heartbeat; rank 0's setting
   std::uint64_t process = 0;              ///< Hello::process
   std::uint64_t attempt = 0;              ///< Hello::attempt
+  Offer offer = {};                       ///< its Settings::offer
 };
 
 /// Default of the longest time without a heartbeat.
 inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(15);
 
-/// Settings of one rank's control connections.
+/// Settings of one rank's connections to others.
 struct Settings {
+  std::string purpose = "control";  ///< what the connections are for, in texts
   int rank = 0;
   int size = 1;
   std::string host = {};  ///< name of this rank's host in error texts
@@ -42,25 +62,16 @@ struct Settings {
   std::string version = std::string(lockstep::version());  ///< must be the same on both sides
   /// Called every 20 ms during a wait. An exception from it ends the wait.
   std::function<void()> on_wait = [] {};
+  /// The port to listen on, on the interface or on all addresses; 0 for any ports.
+  std::uint16_t port = 0;
+  /// A listening, non-blocking socket to use in place of a port; -1 for none.
+  int listening = -1;
+  std::optional<Token> token = {};  ///< that of the offer; default: a random one
+  /// This rank's offer of later connections, which all ranks get.
+  std::optional<Offer> offer = {};
 };
 
-/// A random secret of a world, which only its ranks have.
-using Token = std::array<char, 32>;
-
-/// The addresses at which rank 0 listens for the others. It is sent as raw bytes.
-struct Offer {
-  std::array<char, 512> refusal{};  ///< why rank 0 does not listen; empty if it does
-  Token token{};
-  std::uint64_t network = 0;  ///< rank 0's Settings::network
-  /// Whether rank 0 listened when it made this offer. Then a rank that is refused at all addresses
-  /// ends joining soon. Otherwise rank 0 may listen later, and the rank tries until its timeout.
-  bool listening = false;
-  std::uint32_t count = 0;
-  std::array<Address, 16> addresses{};
-};
-static_assert(std::is_trivially_copyable_v<Offer>);
-
-/// A rank's first message to rank 0.
+/// A rank's first message to the one that listens.
 struct Hello {
   Token token{};
   std::uint64_t process = 0;  ///< a random number, which differs for two processes
@@ -69,9 +80,10 @@ struct Hello {
   std::int32_t size = 0;
   std::array<char, 32> version{};
   std::array<char, 64> host{};
+  Offer offer{};  ///< Settings::offer
 };
 
-/// Rank 0's answer to a Hello.
+/// The answer to a Hello.
 struct Greeting {
   Token token{};
   std::array<char, 64> host{};

@@ -12,6 +12,7 @@
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
+#include "comm/messages/message_communicator.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
 #include "core/text.h"
@@ -62,21 +63,21 @@ std::vector<int> leaders(const HostTopology& topology, const std::vector<std::ve
   return found;
 }
 
-/// The group over MPI with the ranks of a world that create() made.
-Communicator& over_mpi(Communicator& world) {
+/// The group over the network with the ranks of a world that create() made.
+Communicator& over_network(Communicator& world) {
   auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
-  return composed != nullptr ? composed->over_mpi() : world;
+  return composed != nullptr ? composed->over_network() : world;
 }
 
 }  // namespace
 
 int last_group(const Communicator& world) {
   const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
-  return mpi::last_group(composed != nullptr ? composed->over_mpi() : world);
+  return messages::last_group(composed != nullptr ? composed->over_network() : world);
 }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
-  const auto flat = mpi::new_group(over_mpi(world), group.members, group.number);
+  const auto flat = messages::new_group(over_network(world), group.members, group.number);
   const auto topology = HostTopology::of(*flat);
   if (topology.has_one_level()) return flat;
   const auto by_host = ranks_by_host(*flat);
@@ -94,7 +95,8 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
           topology.local_rank, inside);
     });
     groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
-    groups.inter_node.ranks = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
+    groups.inter_node.ranks =
+        messages::new_group(*flat, leaders(topology, by_host), group.number + 1);
     groups.all_ranks.ranks = flat;
     const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(
@@ -106,16 +108,27 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
   }
 }
 
+std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& between_hosts,
+                                              const host::Options& inside) {
+  const auto make = [&](const messages::Options& flat) {
+    return mpi::create({flat, between_hosts.expected_size});
+  };
+  return create({.make_flat = make,
+                 .between_hosts = between_hosts,
+                 .by_thread = mpi::by_thread(between_hosts),
+                 .inside = inside});
+}
+
 std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = mpi::by_thread(options.between_hosts);
+  const bool with_thread = options.by_thread;
   auto between_hosts = options.between_hosts;
   between_hosts.progress = ProgressMode::wait;  // one progress thread serves both worlds
   between_hosts.records = false;                // the outermost world of the rank records
-  const auto flat = mpi::create(between_hosts);
+  const auto flat = options.make_flat(between_hosts);
   const auto& hosts = flat->hosts();
   if (std::ranges::max(hosts) + 1 == flat->size()) {
-    mpi::record_operations(*flat);
-    if (with_thread) mpi::start_thread(*flat);
+    messages::record_operations(*flat);
+    if (with_thread) messages::start_thread(*flat);
     return flat;
   }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
@@ -132,6 +145,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     inside.records = local_size == flat->size();
     inside.world_ranks = world_ranks;
     const auto world = with_world_ranks(world_ranks, [&] {
+      if (options.world_of_host) return options.world_of_host;
       const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
       return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
                               local_size, inside.timeout, [&] { return watch.ended(); });

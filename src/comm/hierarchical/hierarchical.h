@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -7,12 +8,18 @@
 #include "comm/communicator.h"
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
+#include "comm/messages/options.h"
 #include "comm/mpi/mpi.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
 struct Options {
-  mpi::Options between_hosts = {};
+  /// Makes the world of all ranks over a network, with these options.
+  std::function<std::shared_ptr<Communicator>(const messages::Options&)> make_flat;
+  messages::Options between_hosts = {};
+  bool by_thread = false;  ///< a thread makes progress; otherwise ranks that wait do
+  /// The world of the ranks of this host, which a launcher has made; null: they make it.
+  std::shared_ptr<host::World> world_of_host = {};
   host::Options inside = {};
 };
 
@@ -29,24 +36,27 @@ struct NewGroup {
 };
 
 /// The highest number of the groups between hosts that this rank is or was a member of.
-/// world: what create() returned, if it is over MPI.
+/// world: what create() returned, if it is on several hosts.
 int last_group(const Communicator& world);
 
-/// The group of these ranks of a world that create() made over MPI, without a progress thread. Only
-/// its members call it. It waits for those on this host. The ranks of each host have shared memory
-/// of their own. A failure of the group ends the world. Operations of the group advance only in
-/// calls that use the group.
-/// Throws: as host::rendezvous(), and CommError if MPI has too few tags for this number.
+/// The group of these ranks of a world on several hosts that create() made, without a progress
+/// thread. Only its members call it. It waits for those on this host. The ranks of each host have
+/// shared memory of their own. A failure of the group ends the world. Operations of the group
+/// advance only in calls that use the group. Throws: as host::rendezvous(), and CommError if the
+/// network has too few tags for this number.
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group);
 
-/// This process's communicator over all processes of MPI_COMM_WORLD. An all_reduce of float32 or
-/// float64 has three stages. The ranks of each host reduce-scatter in shared memory, then each
+/// This process's communicator over all ranks of a world on several hosts. An all_reduce of float32
+/// or float64 has three stages. The ranks of each host reduce-scatter in shared memory, then each
 /// shard is all-reduced between hosts, then the ranks of each host all-gather. Sums are in rank
 /// order inside a host, then in the order of hosts.
-/// All other operations use MPI, or the shared memory if all members are on one host. If all ranks
-/// are on one host, or each is on a host of its own, the result is a communicator of that backend
-/// alone. Every process calls it once; returns when all have.
-/// Throws: as mpi::create() and host::rendezvous().
+/// All other operations use the network, or the shared memory if all members are on one host. If
+/// all ranks are on one host, or each is on a host of its own, the result is a communicator of that
+/// backend alone. Every process calls it once; returns when all have. Throws: as make_flat and
+/// host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
+/// The same over all processes of MPI_COMM_WORLD.
+std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& between_hosts,
+                                              const host::Options& inside);
 
 }  // namespace lockstep::hierarchical

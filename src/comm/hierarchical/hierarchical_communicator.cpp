@@ -8,7 +8,7 @@
 
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
-#include "comm/mpi/mpi.h"
+#include "comm/messages/message_communicator.h"
 #include "comm/split.h"
 #include "comm/waiting.h"
 #include "core/text.h"
@@ -114,7 +114,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalR
                        groups.all_ranks.ranks->size()),
       topology_(topology),
       groups_(std::move(groups)) {
-  set_hosts(over_mpi().hosts());
+  set_hosts(over_network().hosts());
   this->context().add(*this);
 }
 
@@ -147,7 +147,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   const auto context = std::static_pointer_cast<HierarchicalRankContext>(shared_context());
   const HierarchicalRankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
-    const auto flat = over_mpi().split(color, key);
+    const auto flat = over_network().split(color, key);
     const auto inside = groups_.intra_node_reduce.ranks->split(color, key);
     return flat == nullptr ? nullptr : compose(context, flat, inside);
   });
@@ -155,18 +155,18 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
 
 std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<const int> members) {
   const std::vector ranks(members.begin(), members.end());
-  auto& all = over_mpi();
+  auto& all = over_network();
   const auto context = std::static_pointer_cast<HierarchicalRankContext>(shared_context());
   const auto agreement = [&] {
     const HierarchicalRankContext::CallGuard guard(*context);
     StageGroups groups;
-    groups.all_ranks.ranks = mpi::new_group(all, ranks, mpi::agreement_group);
+    groups.all_ranks.ranks = messages::new_group(all, ranks, messages::agreement_group);
     const auto topology = HostTopology::of(*groups.all_ranks.ranks);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   }();
   // Other operations advance while it waits. After it all members are in new_group(), so what
   // follows can block.
-  const int number = detail::agree_on_number(*agreement, mpi::last_group(all));
+  const int number = detail::agree_on_number(*agreement, messages::last_group(all));
   std::vector<int> local_ranks;  // of the members on this host
   for (const int rank : ranks) {
     if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
@@ -174,7 +174,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   }
   const HierarchicalRankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
-    return compose(context, mpi::new_group(all, ranks, number),
+    return compose(context, messages::new_group(all, ranks, number),
                    groups_.intra_node_reduce.ranks->new_group(local_ranks));
   });
 }

@@ -23,12 +23,12 @@ struct StageGroup {
 };
 
 /// The groups of which a hierarchical group is composed. Without groups inside a host, it has only
-/// operations that run over MPI.
+/// operations that run over the network.
 struct StageGroups {
   StageGroup intra_node_reduce = {};  ///< the ranks of this host
   StageGroup inter_node = {};         ///< the leaders of this rank's shard; none on other ranks
   StageGroup intra_node_gather = {};  ///< the ranks of this host, as a second group
-  StageGroup all_ranks = {};          ///< over MPI
+  StageGroup all_ranks = {};          ///< over the network
 };
 
 /// One rank's communicator of one group whose ranks are on several hosts.
@@ -55,8 +55,8 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }
 
-  /// The same ranks over MPI.
-  Communicator& over_mpi() const { return *groups_.all_ranks.ranks; }
+  /// The same ranks over the network.
+  Communicator& over_network() const { return *groups_.all_ranks.ranks; }
 
   HierarchicalRankContext& context() const override {
     return static_cast<HierarchicalRankContext&>(TaskCommunicator::context());

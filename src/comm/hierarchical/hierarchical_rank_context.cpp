@@ -16,15 +16,15 @@ detail::WaitPolicy policy(bool fits) {
 
 }  // namespace
 
-HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> over_mpi,
+HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> over_network,
                                                  std::shared_ptr<Communicator> of_host,
                                                  std::chrono::milliseconds timeout, bool fits)
     : ComposedRankContext({.backend = "hierarchical",
-                           .rank = over_mpi->world_rank(over_mpi->rank()),
+                           .rank = over_network->world_rank(over_network->rank()),
                            .timeout = timeout,
                            .policy = policy(fits),
                            .has_mutex = true},
-                          {std::move(of_host), over_mpi}) {}
+                          {std::move(of_host), over_network}) {}
 
 bool HierarchicalRankContext::advance() {
   const bool advanced = RankContext::advance();
@@ -35,9 +35,9 @@ bool HierarchicalRankContext::advance() {
 }
 
 detail::Failure HierarchicalRankContext::failure() {
-  auto& over_mpi = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
-  const auto guard = over_mpi.lock();
-  return over_mpi.failed() ? over_mpi.first_failure() : ComposedRankContext::failure();
+  auto& over_network = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
+  const auto guard = over_network.lock();
+  return over_network.failed() ? over_network.first_failure() : ComposedRankContext::failure();
 }
 
 }  // namespace lockstep::hierarchical

@@ -2,29 +2,30 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 #include <vector>
 
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
+#include "comm/mpi/library.h"
 
 namespace lockstep::inline v0_2::mpi {
 
 /// Messages between MPI processes. A message may be shorter than the receiver's buffer.
 /// Throws: CommError with MPI's error text, from any function.
-class MpiTransport final : public messages::Transport {
+class MpiTransport final : public messages::Network {
  public:
-  static constexpr int anyone = -1;
-
   /// Over all processes of MPI_COMM_WORLD. Collective.
   MpiTransport();
   ~MpiTransport() override;
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  int local_size() const { return local_size_; }  ///< ranks on this host
-  int last_tag() const { return last_tag_; }
+  std::string_view name() const override { return "mpi"; }
+  messages::Pieces pieces(int hosts) const override;
+  std::size_t eager_bytes(int members) const override;
+  bool is_running() const noexcept override { return Library::running(); }
+  void expect_usable_thread() const override;
+  void abandon() noexcept override { Library::abandon(); }
 
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override;
-  /// from may be `anyone`: any rank.
   void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) override;
   bool progress() override;
   /// MPI may still send messages after this call.
@@ -44,10 +45,6 @@ class MpiTransport final : public messages::Transport {
   void begin(std::size_t bytes, Message message, const Begin& begin_part);
 
   std::unique_ptr<Requests> requests_;
-  int rank_ = 0;
-  int size_ = 1;
-  int local_size_ = 1;
-  int last_tag_ = 0;
 };
 
 }  // namespace lockstep::mpi

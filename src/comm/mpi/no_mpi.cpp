@@ -9,17 +9,7 @@ std::string available() { return "built without MPI: configure with -DLOCKSTEP_W
 
 std::string version() { return {}; }
 
-bool by_thread(const Options&) { throw BackendUnavailable("mpi: " + available()); }
-
-void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
-
-void record_operations(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
-
-int last_group(const Communicator&) { throw BackendUnavailable("mpi: " + available()); }
-
-std::shared_ptr<Communicator> new_group(Communicator&, const std::vector<int>&, int) {
-  throw BackendUnavailable("mpi: " + available());
-}
+bool by_thread(const messages::Options&) { throw BackendUnavailable("mpi: " + available()); }
 
 std::shared_ptr<Communicator> create(const Options&) {
   throw BackendUnavailable("mpi: " + available());

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/mpi/join_record.h"
+#include "comm/messages/join_record.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
 
@@ -269,17 +269,17 @@ TEST(NoMpi, SaysWhy) {
 }
 
 TEST(MpiJoinRecord, NamesTheFirstRankThatDiffers) {
-  std::vector<mpi::JoinRecord> cards(3, mpi::join_record_of("here", mpi::Algorithm::ring));
-  mpi::expect_alike(cards);
-  cards[2] = mpi::join_record_of("there", mpi::Algorithm::ring);
-  mpi::expect_alike(cards);
-  cards[2].algorithm = static_cast<std::int64_t>(mpi::Algorithm::direct);
-  EXPECT_THROW(mpi::expect_alike(cards), InvalidArgument);
+  std::vector<messages::JoinRecord> cards(3, messages::join_record_of("here", messages::Algorithm::ring));
+  messages::expect_alike("mpi", cards);
+  cards[2] = messages::join_record_of("there", messages::Algorithm::ring);
+  messages::expect_alike("mpi", cards);
+  cards[2].algorithm = static_cast<std::int64_t>(messages::Algorithm::direct);
+  EXPECT_THROW(messages::expect_alike("mpi", cards), InvalidArgument);
   cards[1].flushes_denormals = !cards[0].flushes_denormals;
-  EXPECT_THROW(mpi::expect_alike(cards), InvalidArgument);
+  EXPECT_THROW(messages::expect_alike("mpi", cards), InvalidArgument);
   cards[1].version = {"0.0.9"};
   try {
-    mpi::expect_alike(cards);
+    messages::expect_alike("mpi", cards);
     ADD_FAILURE() << "took ranks of different versions";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1 runs Lockstep 0.0.9, expected "));
@@ -288,9 +288,9 @@ TEST(MpiJoinRecord, NamesTheFirstRankThatDiffers) {
 
 TEST(MpiAlgorithm, IsParsedAndNamed) {
   for (const char* text : {"auto", "direct", "ring"}) {
-    EXPECT_EQ(mpi::name(mpi::parse_algorithm(text)), text);
+    EXPECT_EQ(messages::name(messages::parse_algorithm(text)), text);
   }
-  EXPECT_THROW(mpi::parse_algorithm("tree"), InvalidArgument);
+  EXPECT_THROW(messages::parse_algorithm("tree"), InvalidArgument);
 }
 
 }  // namespace

@@ -59,10 +59,10 @@ void check_places_of_host(Communicator& group) {
 }
 
 int conformance() {
-  const auto algorithm = lockstep::mpi::parse_algorithm(argument);
-  const auto group = join({.timeout = 60s, .algorithm = algorithm});
+  const auto algorithm = lockstep::messages::parse_algorithm(argument);
+  const auto group = join({{.timeout = 60s, .algorithm = algorithm}});
   const lockstep::testing::Sums of_ranks{.hosts = {hosts.begin(), hosts.end()},
-                                         .ring = algorithm == lockstep::mpi::Algorithm::ring};
+                                         .ring = algorithm == lockstep::messages::Algorithm::ring};
   lockstep::testing::check_collectives(*group, of_ranks);
   lockstep::testing::check_in_flight(*group, of_ranks);
   lockstep::testing::check_skew(*group);
@@ -132,8 +132,8 @@ int both_ways_over_the_link() {
 
 /// Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
 int ring_in_short() {
-  lockstep::mpi::Options options{.timeout = 60s,
-                                 .algorithm = lockstep::mpi::parse_algorithm(argument)};
+  lockstep::mpi::Options options{
+      {.timeout = 60s, .algorithm = lockstep::messages::parse_algorithm(argument)}};
   if (!hosts.empty()) options.host = hosts.substr(own_number(), 1);
   const auto group = lockstep::mpi::create(options);
   lockstep::testing::check_in_flight(*group, {.ring = true});
@@ -143,10 +143,10 @@ int ring_in_short() {
 
 /// Rank 0 selects another algorithm than the others.
 int other_algorithm() {
-  using lockstep::mpi::Algorithm;
+  using lockstep::messages::Algorithm;
   const bool first = own_number() == 0;
   try {
-    join({.timeout = 20s, .algorithm = first ? Algorithm::ring : Algorithm::direct});
+    join({{.timeout = 20s, .algorithm = first ? Algorithm::ring : Algorithm::direct}});
   } catch (const lockstep::InvalidArgument& error) {
     say(error.what());
   }
@@ -234,7 +234,7 @@ int new_group_in_flight() {
 
 /// Rank 0 waits for a member that never calls new_group().
 int new_group_without_a_member() {
-  const auto group = join({.timeout = 3s});
+  const auto group = join({{.timeout = 3s}});
   return expect_failure(group, [&] {
     group->barrier().wait();
     if (group->rank() == 0) {
@@ -347,7 +347,7 @@ int all_give_up() {
 
 /// Rank 1 waits in a second group of all ranks, for another wrapper.
 int deadlock() {
-  const auto group = join({.timeout = 60s});
+  const auto group = join({{.timeout = 60s}});
   return expect_failure(group, [&] {
     const auto second = group->split(0, group->rank());
     group->barrier().wait();
@@ -503,7 +503,7 @@ int one_thread_only() {
 
 int one_of_four() {
   try {
-    join({.expected_size = 4});
+    join({{}, 4});
   } catch (const lockstep::BackendUnavailable& error) {
     say(error.what());
   }
@@ -543,13 +543,13 @@ int late_to_join() {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr) rank = std::getenv("PMI_RANK");
   if (rank != nullptr && rank == std::string_view("1")) return ::pause();
-  join({.timeout = 1s});
+  join({{.timeout = 1s}});
   return 0;
 }
 
 /// More elements than an int counts: for a machine with 12 GiB to spare.
 int many_elements() {
-  const auto group = join({.timeout = 300s});
+  const auto group = join({{.timeout = 300s}});
   const std::size_t count = (std::size_t{1} << 31) + 5;
   std::vector<std::uint8_t> data(count, static_cast<std::uint8_t>(group->rank() + 1));
   group->all_reduce(data.data(), count, DType::u8, ReduceOp::sum).wait();
@@ -602,7 +602,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"stopped-job",
      [] {
        // MPI_Init alone may take 2 s on a busy machine.
-       lockstep::testing::stop_for_longer_than(5s, *join({.timeout = 5s}));
+       lockstep::testing::stop_for_longer_than(5s, *join({{.timeout = 5s}}));
        return 0;
      }},
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},

@@ -46,15 +46,12 @@ inline std::size_t own_number() {
 }
 
 /// With letters for hosts, of ranks that are said to be on those.
-inline Group join(mpi::Options options = {.timeout = 20s}) {
+inline Group join(mpi::Options options = {{.timeout = 20s}}) {
   options.progress = Environment::get().progress;
   if (hosts.empty()) return mpi::create(options);
   options.host = hosts.substr(own_number(), 1);
   options.interface = Environment::get().interface;
-  hierarchical::Options all;
-  all.between_hosts = options;
-  all.inside.timeout = options.timeout;
-  return hierarchical::create(all);
+  return hierarchical::create_over_mpi(options, {.timeout = options.timeout});
 }
 
 /// Says what fn threw and stays, so that the launcher does not end those who are still to speak.
@@ -73,11 +70,9 @@ inline int expect_failure(const Group& group, const std::function<void()>& fn) {
 
 /// The hosts are as they are.
 inline Group join_as_found() {
-  hierarchical::Options options;
-  options.between_hosts.timeout = 60s;
-  options.between_hosts.progress = Environment::get().progress;
-  options.between_hosts.heartbeat = Environment::get().heartbeat;
-  return hierarchical::create(options);
+  const auto& environment = Environment::get();
+  return hierarchical::create_over_mpi(
+      {{.timeout = 60s, .progress = environment.progress, .heartbeat = environment.heartbeat}}, {});
 }
 
 }  // namespace lockstep::testing

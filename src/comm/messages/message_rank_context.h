@@ -9,15 +9,19 @@
 #include <vector>
 
 #include "comm/control/control.h"
-#include "comm/mpi/mpi.h"
-#include "comm/mpi/mpi_transport.h"
+#include "comm/messages/network.h"
+#include "comm/messages/options.h"
 #include "comm/rank_context.h"
 #include "core/failure.h"
 #include "core/system/crash_handler.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 
 using detail::Failure;
+
+/// The number of a group of some ranks in which they agree on the number of another. A rank is in
+/// one such group at a time.
+inline constexpr int agreement_group = 1;
 
 /// The tag of notices, which no group uses.
 inline constexpr int notice_tag = 0;
@@ -32,19 +36,22 @@ struct Notice {
   char text[2048];             ///< of a failure, null-terminated
 };
 
-/// One rank's state in a world over MPI. It detects failures and ranks that leave. It exists until
-/// MPI is finalised. Transport and groups are used only under a CallGuard or its lock(). Note [How
-/// a world over MPI fails] is in mpi_rank_context.cpp.
-class MpiRankContext final : public detail::RankContext, private detail::CrashListener {
+/// The settings of control connections between the ranks of a world.
+control::Settings control_settings(const Options& options, int rank, int size);
+
+/// One rank's state in a world over a network. It detects failures and ranks that leave. It exists
+/// until the end of the process, or of MPI. Network and groups are used only under a CallGuard or
+/// its lock(). Note [How a world over messages fails] is in message_rank_context.cpp.
+class MessageRankContext final : public detail::RankContext, private detail::CrashListener {
  public:
-  explicit MpiRankContext(const Options& options);
-  ~MpiRankContext() {
+  MessageRankContext(const Options& options, std::unique_ptr<Network> network);
+  ~MessageRankContext() {
     stop_listening();
     stop_thread();
   }
 
-  int size() const { return transport_->size(); }
-  MpiTransport& transport() { return *transport_; }
+  int size() const { return network_->size(); }
+  Network& network() { return *network_; }
   /// Whether a rank has sent the notice that it leaves.
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
   const Options& options() const { return options_; }
@@ -52,7 +59,7 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   /// Removing the last group leaves the world.
   void remove(detail::BackendCommunicator& group);
 
-  /// Runs a call that may fail in MPI. Its exception becomes the world's failure.
+  /// Runs a call that may fail in the network. Its exception becomes the world's failure.
   void attempt(const std::function<void()>& call) noexcept;
   /// Ends the world if a rank that the operation waits for has left it.
   /// Throws: the failure of the world.
@@ -71,13 +78,11 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
 
   /// Sends all other ranks the notice that this rank has left.
   void leave() noexcept;
-  /// The same, and waits until all ranks have left, so that no message is pending when MPI is
-  /// finalised. If a rank ends before it has sent that notice to this rank, the world fails.
+  /// The same, and waits until all ranks have left, so that no message is pending when the network
+  /// ends. If a rank ends before it has sent that notice to this rank, the world fails.
   void leave_and_wait() noexcept;
 
  private:
-  MpiRankContext(const Options& options, std::unique_ptr<MpiTransport> transport);
-
   /// Ends the world over the control connections, if there are any.
   void on_crash(const detail::Crash& crash) noexcept override;
   bool advance() override;
@@ -87,7 +92,9 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
     propagate_failure();
     return RankContext::failure();
   }
-  void expect_usable_thread() const override;
+  bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
+  void interrupt() noexcept override { network_->interrupt(); }
+  void expect_usable_thread() const override { network_->expect_usable_thread(); }
 
   /// Records a failure. of_others: another rank has sent it, so all ranks have it.
   void record(const Failure& failure, bool of_others) noexcept;
@@ -104,13 +111,12 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   void send_to(int first, int end, const Notice& notice) noexcept;
 
   Options options_;
-  std::unique_ptr<MpiTransport> transport_;
-  bool main_thread_only_;  ///< only the main thread may call MPI
-  bool stopped_ = false;   ///< the failure was sent to the others; MPI is not used any more
+  std::unique_ptr<Network> network_;
+  bool stopped_ = false;   ///< the failure was sent to the others; the network is not used any more
   bool has_left_ = false;  ///< this rank has left
   std::vector<bool> left_;
   Notice notice_{};
   std::optional<control::Control> control_;  ///< in a world on several hosts
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,4 +1,4 @@
-#include "comm/mpi/join_record.h"
+#include "comm/messages/join_record.h"
 
 #include <cstddef>
 
@@ -8,7 +8,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 
 JoinRecord join_record_of(const std::string& host, Algorithm algorithm) {
   return {.host = detail::digest(std::as_bytes(std::span(host))),
@@ -17,22 +17,22 @@ JoinRecord join_record_of(const std::string& host, Algorithm algorithm) {
           .version = detail::version_tag()};
 }
 
-void expect_alike(std::span<const JoinRecord> by_rank) {
+void expect_alike(std::string_view backend, std::span<const JoinRecord> by_rank) {
   const auto& first = by_rank.front();
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
     const auto& join_record = by_rank[rank];
-    detail::expect_version("mpi: the version differs between ranks", rank, join_record.version,
-                           first.version);
+    detail::expect_version(detail::concat(backend, ": the version differs between ranks"), rank,
+                           join_record.version, first.version);
     if (join_record.algorithm != first.algorithm) {
       throw InvalidArgument(
-          detail::concat("mpi: the algorithm differs between ranks: rank ", rank, " got ",
+          detail::concat(backend, ": the algorithm differs between ranks: rank ", rank, " got ",
                          name(static_cast<Algorithm>(join_record.algorithm)), ", expected ",
                          name(static_cast<Algorithm>(first.algorithm)),
                          " as on rank 0; LOCKSTEP_ALGORITHM must be the same on all ranks"));
     }
-    detail::expect_same_denormals("init (mpi)", rank, join_record.flushes_denormals != 0,
-                                  first.flushes_denormals != 0);
+    detail::expect_same_denormals(detail::concat("init (", backend, ")"), rank,
+                                  join_record.flushes_denormals != 0, first.flushes_denormals != 0);
   }
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -8,41 +8,41 @@
 #include "comm/messages/receive_protocol.h"
 #include "comm/messages/send_protocol.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 
-class MpiCommunicator;
-using MpiRequest = detail::GroupRequest<MpiCommunicator>;
+class MessageCommunicator;
+using MessageRequest = detail::GroupRequest<MessageCommunicator>;
 
 /// A collective on this rank.
-class CollectiveRequest final : public MpiRequest {
+class CollectiveRequest final : public MessageRequest {
  public:
-  CollectiveRequest(MpiCommunicator& group, Operation&& operation);
+  CollectiveRequest(MessageCommunicator& group, Operation&& operation);
 
-  messages::CollectiveProtocol& protocol() { return protocol_; }
+  CollectiveProtocol& protocol() { return protocol_; }
   void advance() override;
   std::vector<int> missing() const override;
 
  private:
-  messages::CollectiveProtocol protocol_;
+  CollectiveProtocol protocol_;
 };
 
 /// A send of this rank.
-class SendRequest final : public MpiRequest {
+class SendRequest final : public MessageRequest {
  public:
-  SendRequest(MpiCommunicator& group, Operation&& operation);
+  SendRequest(MessageCommunicator& group, Operation&& operation);
 
   void begin() { protocol_.begin(); }
   void advance() override;
   std::vector<int> missing() const override;
 
  private:
-  messages::SendProtocol protocol_;
+  SendProtocol protocol_;
 };
 
 /// A receive of this rank. The ReceiveProtocol of the group completes it.
-class RecvRequest final : public MpiRequest {
+class RecvRequest final : public MessageRequest {
  public:
-  RecvRequest(MpiCommunicator& group, Operation&& operation);
+  RecvRequest(MessageCommunicator& group, Operation&& operation);
 
   void begin();
   void advance() override;
@@ -54,7 +54,7 @@ class RecvRequest final : public MpiRequest {
  private:
   bool withdraw() override;
 
-  messages::Receive receive_;
+  Receive receive_;
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

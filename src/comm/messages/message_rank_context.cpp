@@ -1,4 +1,4 @@
-#include "comm/mpi/mpi_rank_context.h"
+#include "comm/messages/message_rank_context.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -7,19 +7,22 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "comm/cost/placement.h"
 #include "comm/flight/flight_record.h"
-#include "comm/mpi/library.h"
-#include "comm/mpi/mpi_request.h"
+#include "comm/messages/message_request.h"
 #include "comm/rank_crash.h"
 #include "core/log.h"
+#include "core/numeric/digest.h"
+#include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
-// Note [How a world over MPI fails]
+// Note [How a world over messages fails]
 // No memory is visible to all ranks. A world fails by an exception, a mismatch or a timeout on one
 // rank, or on several at the same time, of different causes. Rank 0 decides which one is the first:
 // the one that it has first. A rank that fails sends its cause to rank 0, which sends the first to
@@ -27,13 +30,13 @@
 // rank that fails sends its own cause to every rank. If rank 0 has left, it does so at once.
 // All members of a group detect a mismatch themselves, with the same error text.
 // A rank that leaves also sends a notice, after all its other messages, so that a rank that still
-// waits for it detects this. After a failure and its notices, a rank starts nothing more in MPI,
-// which might block for ever.
-// MPI does not report ranks and links that fail. If there are several hosts, every rank therefore
-// has a control connection, which detects them. It also carries failures instead of MPI, and rank 0
-// decides there, too. Its thread only records failures; the next thread that polls calls MPI.
+// waits for it detects this. After a failure and its notices, a rank sends nothing more: over MPI
+// it might block for ever. MPI does not report ranks and links that fail. If there are several
+// hosts, every rank therefore has a control connection, which detects them. It also carries
+// failures instead of the network, and rank 0 decides there, too. Its thread only records failures;
+// the next thread that polls calls the network. Ranks over TCP always have control connections.
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 using detail::concat;
@@ -52,42 +55,48 @@ int spins(int local_size, const Options& options) {
 
 }  // namespace
 
-MpiRankContext::MpiRankContext(const Options& options)
-    : MpiRankContext(options, std::make_unique<MpiTransport>()) {}
+control::Settings control_settings(const Options& options, int rank, int size) {
+  const auto network = detail::this_host();
+  return {.rank = rank,
+          .size = size,
+          .host = options.host.empty() ? detail::host_name() : options.host,
+          .network = detail::digest(std::as_bytes(std::span(network))),
+          .interface = options.interface,
+          .timeout = options.timeout,
+          .heartbeat = options.heartbeat};
+}
 
-MpiRankContext::MpiRankContext(const Options& options, std::unique_ptr<MpiTransport> transport)
-    : RankContext({.backend = "mpi",
-                   .rank = transport->rank(),
+MessageRankContext::MessageRankContext(const Options& options, std::unique_ptr<Network> network)
+    : RankContext({.backend = network->name(),
+                   .rank = network->rank(),
                    .timeout = options.timeout,
-                   .policy = {.spins = spins(transport->local_size(), options)},
+                   .policy = {.spins = spins(network->local_size(), options)},
                    .has_mutex = true}),
       CrashListener(Phase::notify),
       options_(options),
-      transport_(std::move(transport)) {
-  main_thread_only_ = Library::main_thread_only();
+      network_(std::move(network)) {
   left_.resize(static_cast<std::size_t>(size()));
   set_last_group(agreement_group);
   receive_notice();
 }
 
-void MpiRankContext::remove(detail::BackendCommunicator& group) {
+void MessageRankContext::remove(detail::BackendCommunicator& group) {
   RankContext::remove(group);
   if (groups().empty()) leave();
 }
 
-void MpiRankContext::expect_usable_thread() const {
-  if (!main_thread_only_ || !Library::running() || Library::on_main_thread()) return;
-  throw InvalidArgument(concat("mpi: rank ", rank(),
-                               " is used outside the main thread; the program initialised MPI with "
-                               "MPI_THREAD_FUNNELED"));
+bool MessageRankContext::sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) {
+  if (over.is_ready()) return true;
+  network_->sleep(longest);
+  return false;
 }
 
-void MpiRankContext::receive_notice() {
-  transport_->receive(reinterpret_cast<std::byte*>(&notice_), sizeof notice_, MpiTransport::anyone,
-                      notice_tag, [this](std::size_t) { on_notice(); });
+void MessageRankContext::receive_notice() {
+  network_->receive(reinterpret_cast<std::byte*>(&notice_), sizeof notice_, Network::anyone,
+                    notice_tag, [this](std::size_t) { on_notice(); });
 }
 
-void MpiRankContext::on_notice() {
+void MessageRankContext::on_notice() {
   if (notice_.kind == Notice::Kind::left) {
     left_[static_cast<std::size_t>(notice_.rank)] = true;
   } else {
@@ -97,7 +106,7 @@ void MpiRankContext::on_notice() {
   receive_notice();
 }
 
-void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
+void MessageRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
   } catch (const std::exception& error) {
@@ -105,12 +114,13 @@ void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
   }
 }
 
-bool MpiRankContext::advance() {
+bool MessageRankContext::advance() {
   bool news = false;
   if (!failed()) {
     attempt([&] {
-      if (!Library::running()) throw CommError("MPI was ended while the world was in use");
-      news = transport_->progress();
+      if (!network_->is_running())
+        throw CommError(concat(network_->name(), " was ended while the world was in use"));
+      news = network_->progress();
       for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
     });
   }
@@ -118,7 +128,7 @@ bool MpiRankContext::advance() {
   return news;
 }
 
-void MpiRankContext::check(const detail::BackendRequest& operation) {
+void MessageRankContext::check(const detail::BackendRequest& operation) {
   const auto gone = [&] {
     const auto missing = operation.missing();
     const auto found = std::find_if(missing.begin(), missing.end(), [&](int rank) {
@@ -141,12 +151,12 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
   throw_failure(operation.where());
 }
 
-void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
+void MessageRankContext::record(const Failure& failure, bool of_others) noexcept {
   if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
-  if (failure_record().record(failure, of_others)) Library::abandon();
+  if (failure_record().record(failure, of_others)) network_->abandon();
 }
 
-void MpiRankContext::watch(std::vector<control::Member> others, const std::string& host) {
+void MessageRankContext::watch(std::vector<control::Member> others, const std::string& host) {
   control::StatusSource status{
       .rank = rank(),
       .host = host,
@@ -157,22 +167,22 @@ void MpiRankContext::watch(std::vector<control::Member> others, const std::strin
       std::move(status));
 }
 
-void MpiRankContext::on_crash(const detail::Crash& crash) noexcept {
+void MessageRankContext::on_crash(const detail::Crash& crash) noexcept {
   if (control_) control_->fail_by_crash(detail::crash_text(rank(), crash).view(), rank());
 }
 
-void MpiRankContext::fail(const Failure& failure) noexcept {
+void MessageRankContext::fail(const Failure& failure) noexcept {
   if (in_child()) return;
   RankContext::fail(failure);
   propagate_unless_in_use();
 }
 
-void MpiRankContext::end_by(const Failure& failure) noexcept {
+void MessageRankContext::end_by(const Failure& failure) noexcept {
   record(failure, false);
   propagate_unless_in_use();
 }
 
-void MpiRankContext::propagate_unless_in_use() noexcept {
+void MessageRankContext::propagate_unless_in_use() noexcept {
   // If another thread holds the guard, it sends the failure when it polls next.
   try {
     const CallGuard guard(*this);
@@ -181,14 +191,15 @@ void MpiRankContext::propagate_unless_in_use() noexcept {
   }
 }
 
-void MpiRankContext::propagate_failure() noexcept {
+void MessageRankContext::propagate_failure() noexcept {
   if (std::exchange(stopped_, true)) return;
-  // The control connections have sent the cause already. MPI might block for long on a dead rank.
+  // The control connections have sent the cause already. The network might block for long on
+  // a dead rank.
   if (!control_) agree_on_failure();
-  transport_->stop();
+  network_->stop();
 }
 
-Notice MpiRankContext::notice_of_failure() {
+Notice MessageRankContext::notice_of_failure() {
   const auto failure = failure_record().failure();
   Notice notice{};
   notice.kind = Notice::Kind::failed;
@@ -199,7 +210,7 @@ Notice MpiRankContext::notice_of_failure() {
   return notice;
 }
 
-void MpiRankContext::agree_on_failure() noexcept {
+void MessageRankContext::agree_on_failure() noexcept {
   if (rank() == 0) return send_to_all(notice_of_failure());
   if (failure_record().of_others()) return;
   if (!has_left(0)) {
@@ -209,18 +220,19 @@ void MpiRankContext::agree_on_failure() noexcept {
   if (!failure_record().of_others()) send_to_all(notice_of_failure());
 }
 
-void MpiRankContext::await_answer() noexcept {
+void MessageRankContext::await_answer() noexcept {
   const auto until = Clock::now() + answer_timeout;
   try {
-    while (Library::running() && !failure_record().of_others() && Clock::now() < until) {
-      if (!transport_->progress()) std::this_thread::sleep_for(poll_pause);
+    while (network_->is_running() && !failure_record().of_others() && Clock::now() < until) {
+      if (!network_->progress()) std::this_thread::sleep_for(poll_pause);
     }
   } catch (const std::exception& error) {
-    log::warn(concat("mpi: rank ", rank(), " has no answer of rank 0: ", error.what()));
+    log::warn(
+        concat(network_->name(), ": rank ", rank(), " has no answer of rank 0: ", error.what()));
   }
 }
 
-void MpiRankContext::leave() noexcept {
+void MessageRankContext::leave() noexcept {
   if (std::exchange(has_left_, true) || failed()) return;
   Notice notice{};
   notice.kind = Notice::Kind::left;
@@ -228,7 +240,7 @@ void MpiRankContext::leave() noexcept {
   send_to_all(notice);
 }
 
-void MpiRankContext::leave_and_wait() noexcept {
+void MessageRankContext::leave_and_wait() noexcept {
   stop_thread();
   const auto guard = lock();
   leave();
@@ -239,7 +251,7 @@ void MpiRankContext::leave_and_wait() noexcept {
   std::optional<detail::Deadline> deadline;
   attempt([&] {
     while (present() && !failed()) {
-      if (transport_->progress()) continue;
+      if (network_->progress()) continue;
       if (control_ && control_->another_has_left()) {
         if (!deadline)
           deadline.emplace(std::max<Clock::duration>(options_.heartbeat, send_timeout));
@@ -249,11 +261,11 @@ void MpiRankContext::leave_and_wait() noexcept {
     }
   });
   if (present() && !failed()) fail_without_notices();
-  transport_->stop();
+  network_->stop();
   if (control_ && !failed()) control_->leave();
 }
 
-void MpiRankContext::fail_without_notices() noexcept {
+void MessageRankContext::fail_without_notices() noexcept {
   std::vector<int> ranks;
   for (int other = 0; other < size(); ++other) {
     if (!left_[static_cast<std::size_t>(other)]) ranks.push_back(other);
@@ -264,28 +276,28 @@ void MpiRankContext::fail_without_notices() noexcept {
   record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text}, false);
 }
 
-void MpiRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }
+void MessageRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }
 
-void MpiRankContext::send_to(int first, int end, const Notice& notice) noexcept {
+void MessageRankContext::send_to(int first, int end, const Notice& notice) noexcept {
   try {
-    if (!Library::running()) return;
-    // Kept after this function: MPI may still read it.
+    if (!network_->is_running()) return;
+    // Kept after this function: the network may still read it.
     const auto kept = std::make_shared<Notice>(notice);
     const auto waiting = std::make_shared<int>(0);
     for (int other = first; other < end; ++other) {
       if (other == rank()) continue;
       ++*waiting;
-      transport_->send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
-                       notice_tag, [kept, waiting](std::size_t) { --*waiting; });
+      network_->send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
+                     notice_tag, [kept, waiting](std::size_t) { --*waiting; });
     }
     const auto until = Clock::now() + send_timeout;
     while (*waiting > 0 && Clock::now() < until) {
-      if (!transport_->progress()) ::sched_yield();
+      if (!network_->progress()) ::sched_yield();
     }
   } catch (const std::exception& error) {
-    log::warn(concat("mpi: rank ", rank(),
+    log::warn(concat(network_->name(), ": rank ", rank(),
                      " could not send a notice to the other ranks: ", error.what()));
   }
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,13 +1,14 @@
-#include "comm/mpi/mpi_request.h"
+#include "comm/messages/message_request.h"
 
 #include <utility>
 
-#include "comm/mpi/mpi_communicator.h"
+#include "comm/messages/message_communicator.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 
-CollectiveRequest::CollectiveRequest(MpiCommunicator& group, Operation&& operation)
-    : MpiRequest(group, std::move(operation)), protocol_(group.transport(), this->operation()) {}
+CollectiveRequest::CollectiveRequest(MessageCommunicator& group, Operation&& operation)
+    : MessageRequest(group, std::move(operation)),
+      protocol_(group.transport(), this->operation()) {}
 
 void CollectiveRequest::advance() {
   protocol_.advance();
@@ -23,8 +24,9 @@ std::vector<int> CollectiveRequest::missing() const {
   return ranks;
 }
 
-SendRequest::SendRequest(MpiCommunicator& group, Operation&& operation)
-    : MpiRequest(group, std::move(operation)), protocol_(group.transport(), this->operation()) {}
+SendRequest::SendRequest(MessageCommunicator& group, Operation&& operation)
+    : MessageRequest(group, std::move(operation)),
+      protocol_(group.transport(), this->operation()) {}
 
 void SendRequest::advance() {
   protocol_.advance();
@@ -33,8 +35,8 @@ void SendRequest::advance() {
 
 std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
 
-RecvRequest::RecvRequest(MpiCommunicator& group, Operation&& operation)
-    : MpiRequest(group, std::move(operation)), receive_(this->operation()) {}
+RecvRequest::RecvRequest(MessageCommunicator& group, Operation&& operation)
+    : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
 
 void RecvRequest::begin() { group().receives().add(receive_); }
 
@@ -55,4 +57,4 @@ std::string RecvRequest::note() const { return group().receives().describe_early
 
 bool RecvRequest::withdraw() { return group().receives().withdraw(receive_); }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

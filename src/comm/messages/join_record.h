@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
-#include "comm/mpi/mpi.h"
+#include "comm/messages/algorithm.h"
 #include "core/version_tag.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 
 /// The values that ranks exchange when they join the world.
 struct JoinRecord {
@@ -20,10 +21,10 @@ struct JoinRecord {
 /// The record of the calling rank.
 JoinRecord join_record_of(const std::string& host, Algorithm algorithm);
 
-/// Checks that all ranks have the same settings.
+/// Checks that all ranks have the same settings. backend: its name, for error texts.
 /// Throws: CommError if ranks run different versions of Lockstep. InvalidArgument if they use
 /// different algorithms, or if some flush denormals and others keep them. The message names the
 /// first rank that differs from rank 0.
-void expect_alike(std::span<const JoinRecord> by_rank);
+void expect_alike(std::string_view backend, std::span<const JoinRecord> by_rank);
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages
