@@ -100,7 +100,7 @@ class Group {
   /// for any_source; Work::source() is then its rank. Messages of the same two ranks and tag do not
   /// overtake one another. Both sides must pass the same number of elements and dtype. send() is
   /// complete when dst has received the message, or has copied it for a later recv().
-  /// c10d and NCCL match the messages of two ranks in order: tags that differ end the world, and
+  /// NCCL matches the messages of two ranks in order: tags that differ end the world, and
   /// any_source throws BackendUnavailable.
   Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
   Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;

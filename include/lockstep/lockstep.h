@@ -13,7 +13,6 @@
 #include "lockstep/error.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/group.h"
-#include "lockstep/group_from_backend.h"
 #include "lockstep/init.h"
 #include "lockstep/log_sink.h"
 #include "lockstep/low_precision_optimizer.h"

@@ -67,7 +67,7 @@ class [[nodiscard]] Work {
 
   /// Withdraws a receive that no message has matched. Returns whether it did; its memory then stays
   /// as it is, and pending() is false. A receive that a message has matched, any other operation,
-  /// and any operation over c10d or on a device is not changed: wait for it.
+  /// and any operation on a device is not changed: wait for it.
   /// Throws: as wait(), but the Work stays pending.
   bool cancel();
   /// The rank of the group from which a receive got its message, also after wait(). any_source

@@ -107,7 +107,7 @@ class Communicator {
   /// of the same two ranks and tag do not overtake one another. Both sides must pass the same count
   /// and dtype.
   /// Backends that do not match by tag match the messages of two ranks in order: tags that differ
-  /// then end the world. c10d and NCCL do not match by tag.
+  /// then end the world. NCCL does not match by tag.
   /// Throws: BackendUnavailable for a recv() from any_source if the backend does not match by tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
             Issue issue = {});

@@ -261,8 +261,6 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
 
 }  // namespace
 
-bool has_joined() { return joined; }
-
 bool flush_denormals_setting(const std::optional<bool>& option) {
   return option.value_or(Environment::get().flush_denormals);
 }

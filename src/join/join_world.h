@@ -50,9 +50,6 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
                                          const std::optional<std::chrono::milliseconds>& timeout,
                                          std::size_t heap_bytes, int threads_per_rank);
 
-/// Whether join_world() has joined a world in this process.
-bool has_joined();
-
 /// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
 bool flush_denormals_setting(const std::optional<bool>& option);
 

@@ -22,8 +22,7 @@ class Mismatch : public CommError {
 ///
 /// Messages with the same sender, receiver and tag are received in the order in which they were
 /// sent. The receiver's buffer has the length of the message. Only an announcement may be shorter
-/// than its buffer, and only if MessageGroup::eager_bytes is not 0. No message has 0 bytes. Every
-/// function may throw an error of the network.
+/// than its buffer. No message has 0 bytes. Every function may throw an error of the network.
 class Transport {
  public:
   /// Called by progress() when a message is complete; bytes is the received length. It may begin
@@ -39,9 +38,7 @@ class Transport {
   virtual void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) = 0;
   virtual void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) = 0;
 
-  /// Advances messages, and calls Done for those that are complete. True if there were any. A
-  /// transport that cannot poll blocks until a message is complete, and waits for receives before
-  /// sends.
+  /// Advances messages, and calls Done for those that are complete. True if there were any.
   virtual bool progress() = 0;
 
   /// Abandons all messages after a failure. No Done is called any more.
@@ -75,8 +72,7 @@ constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 struct Pieces {
   std::size_t bytes = 512 << 10;  ///< bytes of the longest piece
   std::size_t window = 4;         ///< number of pieces of a slice in transit at the same time
-  /// Collectives without a reduction send their parts in pieces, too. The transport must poll,
-  /// because a piece then waits for an earlier one to be sent.
+  /// Collectives without a reduction send their parts in pieces, too.
   bool of_parts = false;
 };
 
