@@ -89,10 +89,10 @@ int run_as_rank(const Arguments& arguments) {
   std::ofstream(std::filesystem::path(arguments.folder) / concat("pid-", rank)) << ::getpid();
   if (rank >= hang.size / 2) isolate(second_host(std::getenv("LOCKSTEP_RUN_ID")));
   run_rank(hang,
-           hierarchical::create({.between_hosts = {.timeout = far_off,
-                                                   .host = rank < hang.size / 2 ? "one" : "two",
-                                                   .heartbeat = far_off},
-                                 .inside = {.timeout = far_off}}),
+           hierarchical::create_over_mpi({{.timeout = far_off,
+                                           .host = rank < hang.size / 2 ? "one" : "two",
+                                           .heartbeat = far_off}},
+                                         {.timeout = far_off}),
            arguments.folder);
 }
 

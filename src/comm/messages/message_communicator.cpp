@@ -43,6 +43,18 @@ void start_thread(Communicator& world) {
   dynamic_cast<MessageCommunicator&>(world).context().start_progress_thread();
 }
 
+namespace {
+
+/// The longest input that is sent with its announcement, the same over every network, so that sums
+/// have the same bits. It stays below the eager limits of MPI libraries.
+std::size_t eager_bytes(int members) {
+  constexpr std::size_t most = 2 << 10;
+  constexpr std::size_t to_all = 64 << 10;
+  return std::min(most, to_all / static_cast<std::size_t>(members));
+}
+
+}  // namespace
+
 MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> context,
                                          std::vector<int> members, int rank, int number)
     : BackendCommunicator(rank, static_cast<int>(members.size())), context_(std::move(context)) {
@@ -51,7 +63,7 @@ MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> con
             .number = number,
             .first_number = agreement_group + 1,
             .algorithm = context_->options().algorithm,
-            .eager_bytes = context_->network().eager_bytes(size())};
+            .eager_bytes = eager_bytes(size())};
   receives_.emplace(transport());
   const auto lock = context_->lock();
   context_->add(*this);

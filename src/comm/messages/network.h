@@ -27,9 +27,6 @@ class Network : public Transport {
   virtual std::string_view name() const = 0;
   /// The pieces that suit a group on this number of hosts.
   virtual Pieces pieces(int hosts) const = 0;
-  /// The longest input that is sent with its announcement, in a group of this size.
-  /// Units: bytes.
-  virtual std::size_t eager_bytes(int members) const = 0;
 
   /// Whether messages are possible. Any thread.
   virtual bool is_running() const noexcept { return true; }

@@ -41,13 +41,6 @@ messages::Pieces MpiTransport::pieces(int hosts) const {
                    : messages::Pieces{.bytes = 512 << 10, .window = 4};
 }
 
-/// With its announcement, such an input stays below the eager limits of MPI libraries.
-std::size_t MpiTransport::eager_bytes(int members) const {
-  constexpr std::size_t most = 2 << 10;
-  constexpr std::size_t to_all = 64 << 10;
-  return std::min(most, to_all / static_cast<std::size_t>(members));
-}
-
 void MpiTransport::expect_usable_thread() const {
   if (!Library::main_thread_only() || !Library::running() || Library::on_main_thread()) return;
   throw InvalidArgument(detail::concat("mpi: rank ", rank(),

@@ -20,7 +20,6 @@ class MpiTransport final : public messages::Network {
 
   std::string_view name() const override { return "mpi"; }
   messages::Pieces pieces(int hosts) const override;
-  std::size_t eager_bytes(int members) const override;
   bool is_running() const noexcept override { return Library::running(); }
   void expect_usable_thread() const override;
   void abandon() noexcept override { Library::abandon(); }

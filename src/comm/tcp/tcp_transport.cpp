@@ -86,12 +86,6 @@ messages::Pieces TcpTransport::pieces(int /*hosts*/) const {
   return {.bytes = 256 << 10, .window = 4, .of_parts = true};
 }
 
-std::size_t TcpTransport::eager_bytes(int members) const {
-  constexpr std::size_t most = 8 << 10;
-  constexpr std::size_t to_all = 64 << 10;
-  return std::min(most, to_all / static_cast<std::size_t>(members));
-}
-
 TcpTransport::Queue& TcpTransport::queue(int from, std::int64_t tag) {
   return queues_[key_of(from, tag)];
 }

@@ -32,7 +32,6 @@ class TcpTransport final : public messages::Network {
 
   std::string_view name() const override { return "tcp"; }
   messages::Pieces pieces(int hosts) const override;
-  std::size_t eager_bytes(int members) const override;
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override;
   /// from: `anyone` only for a tag that is received from `anyone` alone.
   void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) override;

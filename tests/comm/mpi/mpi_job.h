@@ -2,9 +2,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -15,12 +18,31 @@
 
 namespace lockstep::testing {
 
+/// What the ranks exchange messages by: "mpi", or "tcp" in the ctest entry comm/tcp.
+inline std::string network() {
+  const char* name = std::getenv("LOCKSTEP_TEST_NETWORK");
+  return name != nullptr ? name : "mpi";
+}
+
+/// A port that no socket of this host has at the moment.
+inline int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  ::bind(socket, reinterpret_cast<sockaddr*>(&address), length);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
 /// The command that starts n processes of the test program with a behaviour, on hosts of these
 /// letters if there are any.
 inline std::vector<std::string> command(int n, const std::string& behaviour,
                                         const std::string& argument = {},
                                         const std::string& hosts = {}) {
   auto words = mpirun(n);
+  words.insert(words.end(), {"env", "MASTER_PORT=" + std::to_string(free_port())});
   words.insert(words.end(), {LOCKSTEP_MPI_RANK_PROGRAM, behaviour, argument});
   if (!hosts.empty()) words.push_back(hosts);
   return words;
@@ -75,6 +97,15 @@ class Mpi : public ::testing::Test {
 
   TemporaryFolder folder_;
   std::string fifo_ = (folder_.path() / "release").string();
+};
+
+/// Tests of MPI itself.
+class OfMpi : public Mpi {
+ protected:
+  void SetUp() override {
+    Mpi::SetUp();
+    if (network() != "mpi") GTEST_SKIP() << "over " << network();
+  }
 };
 
 }  // namespace lockstep::testing

@@ -94,7 +94,7 @@ TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
                   "8 elements, expected all_reduce sum float32 of 8 elements as on rank 0"),
             3)
       << text;
-  EXPECT_THAT(text, HasSubstr("all_reduce #2 (mpi) rank 2 of 3: "));
+  EXPECT_THAT(text, HasSubstr("all_reduce #2 (" + network() + ") rank 2 of 3: "));
   EXPECT_EQ(count(text, "{communication by rank 1 in all_reduce #2, cause communication}"), 3)
       << text;
 }
@@ -138,8 +138,8 @@ TEST_F(Mpi, MismatchInAGroupEndsTheWorld) {
             3)
       << text;
   // Rank 2 may still be in split().
-  EXPECT_THAT(text, AnyOf(HasSubstr("barrier #2 (mpi) rank 2 of 3: "),
-                          HasSubstr("all_gather #1 (mpi) rank 2 of 3: ")));
+  EXPECT_THAT(text, AnyOf(HasSubstr("barrier #2 (" + network() + ") rank 2 of 3: "),
+                          HasSubstr("all_gather #1 (" + network() + ") rank 2 of 3: ")));
 }
 
 TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
@@ -163,7 +163,8 @@ TEST_F(Mpi, TimeoutOfARecvNamesTheOtherTags) {
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
   const auto text = said(3, "late");
-  EXPECT_THAT(text, HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
+  EXPECT_THAT(text, HasSubstr("all_reduce #1 (" + network() +
+                              ") rank 0 of 3: all_reduce #1 waited 0.2 s "
                               "for ranks 1, 2"));
   EXPECT_EQ(count(text, "{timeout by rank 1 in all_reduce #1, cause timeout}"), 1) << text;
   EXPECT_EQ(count(text, "{timeout by rank 1 in barrier #1, cause timeout}"), 2) << text;
@@ -203,7 +204,7 @@ TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
   EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
 }
 
-TEST_F(Mpi, JoinsWhatTheProgramBegan) {
+TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
   const auto ended = Launched(command(3, "own-mpi")).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(count(ended.out, "product 6\n"), 3) << ended.out;
@@ -216,7 +217,7 @@ TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
   EXPECT_EQ(count(ended.out, "all right\n"), 3) << ended.out << ended.err;
 }
 
-TEST_F(Mpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
+TEST_F(OfMpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
   const auto ended = Launched(command(2, "late-to-join"), variables()).wait();
   EXPECT_NE(ended.code, 0);
   EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for other processes of this job"));
@@ -242,17 +243,17 @@ TEST_F(Mpi, MoreElementsThanAnIntCounts) {
   EXPECT_EQ(count(ended.out, "all right\n"), 2) << ended.out;
 }
 
-TEST_F(Mpi, RefusesAnMpiForOneThread) {
+TEST_F(OfMpi, RefusesAnMpiForOneThread) {
   const auto ended = Launched(command(2, "one-thread-only")).wait();
   EXPECT_EQ(count(ended.out, "the program initialised MPI with MPI_THREAD_SINGLE"), 2) << ended.out;
 }
 
-TEST_F(Mpi, LauncherOfAnotherMpiIsAnError) {
+TEST_F(OfMpi, LauncherOfAnotherMpiIsAnError) {
   const auto ended = Launched(command(1, "one-of-four")).wait();
   EXPECT_THAT(ended.out, AllOf(HasSubstr("the launcher started 4 ranks"), HasSubstr("knows of 1")));
 }
 
-TEST_F(Mpi, BrokenLibraryEndsEveryRankWithItsWords) {
+TEST_F(OfMpi, BrokenLibraryEndsEveryRankWithItsWords) {
   if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "MPICH has no parts to lose";
   const auto ended =
       Launched({LOCKSTEP_MPI_RANK_PROGRAM, "one-of-four"}, {{"OMPI_MCA_pml", "nosuch"}}).wait();
@@ -269,7 +270,8 @@ TEST(NoMpi, SaysWhy) {
 }
 
 TEST(MpiJoinRecord, NamesTheFirstRankThatDiffers) {
-  std::vector<messages::JoinRecord> cards(3, messages::join_record_of("here", messages::Algorithm::ring));
+  std::vector<messages::JoinRecord> cards(
+      3, messages::join_record_of("here", messages::Algorithm::ring));
   messages::expect_alike("mpi", cards);
   cards[2] = messages::join_record_of("there", messages::Algorithm::ring);
   messages::expect_alike("mpi", cards);

@@ -51,6 +51,7 @@ TEST_F(MpiProgress, HierarchyHoldsConformanceInWaitToo) {
 }
 
 TEST_F(MpiProgress, ThreadIsThereWhereTheProgramsMpiServesAnyNumber) {
+  if (network() != "mpi") GTEST_SKIP() << "over " << network();
   const auto ended = run(2, "auto", "own-level", "multiple");
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(count(ended.out, "by a thread\n"), 2) << ended.out;
@@ -58,12 +59,14 @@ TEST_F(MpiProgress, ThreadIsThereWhereTheProgramsMpiServesAnyNumber) {
 }
 
 TEST_F(MpiProgress, ProgramsMpiForOneThreadAtATimeIsLeftToWhoWaits) {
+  if (network() != "mpi") GTEST_SKIP() << "over " << network();
   const auto ended = run(2, "auto", "own-level", "serialized");
   EXPECT_EQ(count(ended.out, "by who waits\n"), 2) << ended.out << ended.err;
   EXPECT_EQ(count(ended.out, "ended\n"), 2) << ended.out;
 }
 
 TEST_F(MpiProgress, ThreadThatMpiDoesNotAllowIsAnError) {
+  if (network() != "mpi") GTEST_SKIP() << "over " << network();
   const auto ended = run(2, "thread", "own-level", "serialized");
   EXPECT_EQ(count(ended.out,
                   "got progress thread, but the program initialised MPI with "

@@ -135,7 +135,7 @@ int ring_in_short() {
   lockstep::mpi::Options options{
       {.timeout = 60s, .algorithm = lockstep::messages::parse_algorithm(argument)}};
   if (!hosts.empty()) options.host = hosts.substr(own_number(), 1);
-  const auto group = lockstep::mpi::create(options);
+  const auto group = lockstep::testing::create_flat(options);
   lockstep::testing::check_in_flight(*group, {.ring = true});
   lockstep::testing::check_split(*group, {.ring = true});
   return 0;

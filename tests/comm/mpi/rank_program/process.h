@@ -12,8 +12,10 @@
 #include <string>
 #include <string_view>
 
+#include "comm/control/address_source.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/mpi/mpi.h"
+#include "comm/tcp/tcp.h"
 #include "core/environment.h"
 #include "lockstep/error.h"
 #include "tests/error_fields.h"
@@ -45,13 +47,44 @@ inline std::size_t own_number() {
   return std::stoul(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK"));
 }
 
+/// Whether ranks exchange messages over TCP, not MPI.
+inline bool over_tcp() {
+  const char* network = std::getenv("LOCKSTEP_TEST_NETWORK");
+  return network != nullptr && network == std::string_view("tcp");
+}
+
+/// The world of all processes that MPI's launcher has started.
+inline Group create_flat(const mpi::Options& options) {
+  if (!over_tcp()) return mpi::create(options);
+  const char* master = std::getenv("MASTER_ADDR");
+  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const auto port = static_cast<std::uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
+  const control::Token token{};
+  return tcp::create(
+      options, {.rank = static_cast<int>(own_number()),
+                .size = std::stoi(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_SIZE")),
+                .port = port,
+                .token = token,
+                .find = control::offer_at(master != nullptr ? master : "127.0.0.1", port, token)});
+}
+
+inline Group create_on_hosts(const mpi::Options& options) {
+  const host::Options inside{.timeout = options.timeout};
+  if (!over_tcp()) return hierarchical::create_over_mpi(options, inside);
+  const auto flat = [&](const messages::Options& network) { return create_flat({network}); };
+  return hierarchical::create({.make_flat = flat,
+                               .between_hosts = options,
+                               .by_thread = options.progress != ProgressMode::wait,
+                               .inside = inside});
+}
+
 /// With letters for hosts, of ranks that are said to be on those.
 inline Group join(mpi::Options options = {{.timeout = 20s}}) {
   options.progress = Environment::get().progress;
-  if (hosts.empty()) return mpi::create(options);
+  if (hosts.empty()) return create_flat(options);
   options.host = hosts.substr(own_number(), 1);
   options.interface = Environment::get().interface;
-  return hierarchical::create_over_mpi(options, {.timeout = options.timeout});
+  return create_on_hosts(options);
 }
 
 /// Says what fn threw and stays, so that the launcher does not end those who are still to speak.
@@ -71,8 +104,8 @@ inline int expect_failure(const Group& group, const std::function<void()>& fn) {
 /// The hosts are as they are.
 inline Group join_as_found() {
   const auto& environment = Environment::get();
-  return hierarchical::create_over_mpi(
-      {{.timeout = 60s, .progress = environment.progress, .heartbeat = environment.heartbeat}}, {});
+  return create_on_hosts(
+      {{.timeout = 60s, .progress = environment.progress, .heartbeat = environment.heartbeat}});
 }
 
 }  // namespace lockstep::testing
