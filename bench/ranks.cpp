@@ -11,12 +11,11 @@
 #include <optional>
 #include <thread>
 
-#include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
-#include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
 #include "core/text.h"
+#include "join/join_world.h"
 #include "launch/launch.h"
 #include "lockstep/error.h"
 
@@ -73,59 +72,30 @@ void run_threads(const Settings& settings, const RankFunction& fn) {
   if (first) std::rethrow_exception(first);
 }
 
-bool is_rank() { return Environment::get().arena_fd.has_value(); }
-
-int world_size() { return Environment::get().world_size.value_or(0); }
-
-void run_as_rank(const Settings& settings, const RankFunction& fn) {
-  const Environment& environment = Environment::get();
-  const int size = world_size();
-  if (size != settings.ranks) {
-    throw InvalidArgument(lockstep::detail::concat(
-        "bench: -n is ", settings.ranks, ", but this process is a rank of a world of ", size));
-  }
-  CommunicatorTransport transport(host::create(host::World::attach(*environment.arena_fd, size),
-                                               environment.rank.value_or(0),
-                                               {.timeout = environment.timeout}));
-  fn(transport);
+int world_size() {
+  const auto& environment = Environment::get();
+  if (environment.world_size) return *environment.world_size;
+  const auto& launcher = environment.launcher;
+  // A program that srun started need not be a rank.
+  const bool has_ranks = launcher && launcher->kind != Launcher::Kind::srun && launcher->size > 1;
+  return has_ranks ? launcher->size : 0;
 }
 
-int mpi_world_size() {
-  const auto& launcher = Environment::get().launcher;
-  // A program that srun started need not use MPI.
-  const bool of_mpi = launcher && launcher->starts_mpi() && launcher->kind != Launcher::Kind::srun;
-  return of_mpi && launcher->size > 1 ? launcher->size : 0;
-}
-
-void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn) {
-  const Environment& environment = Environment::get();
-  const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
-  mpi::Options options{
-      {.timeout = environment.timeout,
-       .algorithm = messages::parse_algorithm(algorithm),
-       .progress = environment.progress,
-       .host = environment.host,
-       .interface = settings.interface.empty() ? environment.interface : settings.interface,
-       .heartbeat = environment.heartbeat},
-      mpi_world_size()};
-  if (settings.check && order_matters(settings)) {
-    if (options.algorithm == messages::Algorithm::ring) {
-      throw InvalidArgument(
-          "bench: --check compares with sums in the order of ranks; a ring "
-          "sums each slice in another");
-    }
-    options.algorithm = messages::Algorithm::direct;
+void run_as_rank(const Settings& settings, Backend backend, const RankFunction& fn) {
+  auto algorithm = settings.algorithm;
+  const bool checks_order = settings.check && order_matters(settings);
+  if (checks_order && algorithm == "ring") {
+    throw InvalidArgument(
+        "bench: --check compares with sums in the order of ranks; a ring sums each slice in "
+        "another");
   }
-  const auto group = backend == Backend::mpi
-                         ? mpi::create(options)
-                         : hierarchical::create_over_mpi(options, {.timeout = environment.timeout});
+  if (checks_order) algorithm = "direct";
+  const auto group = lockstep::detail::join_world(
+      {.backend = backend, .algorithm = algorithm, .interface = settings.interface});
   if (group->size() != settings.ranks) {
     throw InvalidArgument(lockstep::detail::concat("bench: -n is ", settings.ranks,
                                                    ", but this process is a rank of a world of ",
                                                    group->size()));
-  }
-  if (backend == Backend::host && group->backend() != name(backend)) {
-    throw InvalidArgument("bench: got --backend host, but ranks are on several hosts");
   }
   if (settings.check && group->backend() == name(Backend::hierarchical)) {
     throw InvalidArgument(
@@ -158,7 +128,7 @@ int run_device_program(const Settings& settings, const std::string& device,
         "of lockstep: build it in Lockstep's sources (cmake --build build --target bench_device) "
         "and use the lockstep of that build");
   }
-  if (!is_rank() && mpi_world_size() == 0) {
+  if (world_size() == 0) {
     launch::Options options;
     options.ranks = settings.ranks;
     options.program = program;

@@ -18,24 +18,12 @@ using RankFunction = std::function<void(Transport&)>;
 /// there are enough. Throws: what the first failing rank threw.
 void run_threads(const Settings& settings, const RankFunction& fn);
 
-/// Whether this process was started as a rank.
-bool is_rank();
-
-/// Ranks of the world that this process was started in, 0 if in none.
+/// Ranks of the world that a launcher has started this process in; 0 if none has.
 int world_size();
 
-/// Runs fn as the rank that this process was started as.
-/// Throws: InvalidArgument when the world has another number of ranks than the settings.
-void run_as_rank(const Settings& settings, const RankFunction& fn);
-
-/// Ranks of the world that an MPI's launcher started this process in, 0 if none did.
-int mpi_world_size();
-
-/// Runs fn as one of those ranks, over that backend; what is not said is as init() chooses.
-/// Throws: InvalidArgument when the world has another number of ranks than the settings, or its
-/// ranks are not all on one host while that backend is asked for; BackendUnavailable in a build
-/// without MPI.
-void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn);
+/// Runs fn as a rank of that world, over that backend.
+/// Throws: as init(). InvalidArgument if the world has another number of ranks than the settings.
+void run_as_rank(const Settings& settings, Backend backend, const RankFunction& fn);
 
 /// Starts this program settings.ranks times with these arguments, as `lockstep run` would.
 /// Returns the job's exit code.

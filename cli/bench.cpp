@@ -135,24 +135,22 @@ int bench_main(const Arguments& arguments) {
     control::check_interface(settings.interface, "bench: --interface");
   }
   const Backend backend = parse_backend(arguments.backend);
-  if (bench::mpi_world_size() > 0) {
+  const auto refuse = [](const std::string& option, const char* how) {
+    throw InvalidArgument("bench: got " + option + how);
+  };
+  constexpr auto without =
+      " without a launcher of several hosts; start it as: mpirun -n N lockstep bench …";
+  if (bench::world_size() > 0) {
     if (settings.threads) {
-      throw InvalidArgument(
-          "bench: got --threads under MPI's launcher, which starts a process for each rank; omit "
-          "it");
+      refuse("--threads", " in a rank that a launcher has started as a process; omit it");
     }
-    bench::run_over_mpi(settings, backend, run);
+    bench::run_as_rank(settings, backend, run);
   } else if (!settings.interface.empty()) {
-    throw InvalidArgument("bench: got --interface " + settings.interface +
-                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
+    refuse("--interface " + settings.interface, without);
   } else if (!settings.algorithm.empty()) {
-    throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
-                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
+    refuse("--algorithm " + settings.algorithm, without);
   } else if (backend != Backend::automatic && backend != Backend::host) {
-    throw InvalidArgument("bench: got --backend " + arguments.backend +
-                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
-  } else if (bench::is_rank()) {
-    bench::run_as_rank(settings, run);
+    refuse("--backend " + arguments.backend, without);
   } else if (settings.threads) {
     bench::run_threads(settings, run);
   } else {
@@ -204,9 +202,10 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->capture_default_str();
   bench
-      ->add_option("--backend", arguments->backend,
-                   "Backend of the ranks: auto or host, and under mpirun also mpi or hierarchical")
-      ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical"}))
+      ->add_option(
+          "--backend", arguments->backend,
+          "Backend of the ranks: auto or host; on several hosts also hierarchical, tcp or mpi")
+      ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical", "tcp"}))
       ->capture_default_str();
   bench
       ->add_option("--algorithm", settings.algorithm,
@@ -229,9 +228,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->add_flag("--json", settings.json, "Print one JSON object a line instead of a table");
   bench->callback([arguments, ranks, &exit_code] {
     // Under a launcher, the default number of ranks is the world size.
-    if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();
-    const int of_mpi = bench::mpi_world_size();
-    if (ranks->count() == 0 && of_mpi > 0) arguments->settings.ranks = of_mpi;
+    const int size = bench::world_size();
+    if (ranks->count() == 0 && size > 0) arguments->settings.ranks = size;
     exit_code = bench_main(*arguments);
   });
 }

@@ -78,14 +78,15 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
 }
 
 messages::Options between_hosts(const host::Options& options, const Environment& environment,
-                                ProgressMode progress) {
+                                const JoinOptions& own) {
   return {.timeout = options.timeout,
           .threads_per_rank = options.threads_per_rank,
           .cores = options.cores,
-          .algorithm = messages::parse_algorithm(environment.algorithm),
-          .progress = progress,
+          .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
+                                                                       : own.algorithm),
+          .progress = own.progress.value_or(environment.progress),
           .host = environment.host,
-          .interface = environment.interface,
+          .interface = own.interface.empty() ? environment.interface : own.interface,
           .heartbeat = environment.heartbeat};
 }
 
@@ -125,7 +126,7 @@ std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std:
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
-                                                  ProgressMode progress) {
+                                                  const JoinOptions& own) {
   const auto& [local_rank, local_size, fd] =
       std::tie(environment.local_rank, environment.local_size, environment.arena_fd);
   if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd) {
@@ -144,7 +145,7 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   auto inside = options;
   inside.supervised = true;
   inside.keep_world = true;
-  return join_tcp(backend, inside, between_hosts(options, environment, progress),
+  return join_tcp(backend, inside, between_hosts(options, environment, own),
                   {.rank = *environment.rank,
                    .size = *environment.world_size,
                    .port = port,
@@ -183,8 +184,7 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options,
 std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
                                                const host::Options& options,
                                                const Environment& environment,
-                                               ProgressMode progress,
-                                               const JoinOptions& join_options) {
+                                               const JoinOptions& own) {
   const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
                              " of ", launcher.size);
   const bool on_host = backend == Backend::automatic || backend == Backend::host;
@@ -194,10 +194,10 @@ std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend
                                  ", not all on this host, which backend host does not support; use "
                                  "backend hierarchical, tcp or mpi"));
   }
-  const auto network = between_hosts(options, environment, progress);
+  const auto network = between_hosts(options, environment, own);
   if (backend == Backend::tcp || !launcher.starts_mpi()) {
     if (backend != Backend::mpi)
-      return join_tcp(backend, options, network, meeting_of(launcher, join_options, prefix));
+      return join_tcp(backend, options, network, meeting_of(launcher, own, prefix));
     throw BackendUnavailable(concat(prefix,
                                     ", which does not start MPI processes; use backend "
                                     "hierarchical or tcp, or start them with mpirun"));
@@ -223,7 +223,6 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   record_uncaught_errors();
   const bool launched = environment.rank || environment.world_size || environment.arena_fd;
   const auto backend = options.backend.value_or(environment.backend);
-  const auto progress = options.progress.value_or(environment.progress);
   if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
   if (options.keep_freed_memory) keep_freed_memory();
   const auto& launcher = environment.launcher;
@@ -244,17 +243,16 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, environment, progress, options);
+    return join_by_launcher(*launcher, backend, ranks, environment, options);
   }
-  if (!environment.master.empty())
-    return join_launched_hosts(environment, backend, ranks, progress);
+  if (!environment.master.empty()) return join_launched_hosts(environment, backend, ranks, options);
   if (launched && backend != Backend::automatic && backend != Backend::host) {
     throw InvalidArgument(concat("init: started by lockstep run on one host, with backend ",
                                  name(backend), "; use backend auto, or another launcher"));
   }
   if (launched) return join_launched(environment, ranks);
   if (backend == Backend::mpi || backend == Backend::hierarchical) {
-    return join_mpi(backend, ranks, between_hosts(ranks, environment, progress), launcher ? 1 : 0);
+    return join_mpi(backend, ranks, between_hosts(ranks, environment, options), launcher ? 1 : 0);
   }
   return host::create(host::World::create(1), 0, ranks);
 }

@@ -34,6 +34,8 @@ struct JoinOptions {
   std::optional<bool> flush_denormals = {};
   ComputeThreads threads = {};
   std::optional<ProgressMode> progress = {};  ///< over a network; default LOCKSTEP_PROGRESS
+  std::string algorithm = {};                 ///< over a network; default LOCKSTEP_ALGORITHM
+  std::string interface = {};                 ///< between hosts; default LOCKSTEP_INTERFACE
   /// How the ranks of torchrun on several hosts meet, for a library that knows its store.
   std::function<tcp::Meeting(const Launcher&)> meet_by_store = {};
 };

@@ -87,7 +87,7 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
       {"broadcast --wire float16", "--wire is float16 for broadcast"},
       {"all_reduce --memory heap", "private"},
       {"all_reduce --algorithm tree", "--algorithm"},
-      {"all_reduce --algorithm ring", "without MPI's launcher"},
+      {"all_reduce --algorithm ring", "without a launcher of several hosts"},
       {"all_reduces", "reduce_scatter"},
       {"all_reduce --no-such-flag", "no-such-flag"},
       {"", "collective"},
