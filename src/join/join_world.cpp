@@ -103,11 +103,13 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
                                        std::shared_ptr<host::World> world_of_host = {}) {
   const auto make = [&](const messages::Options& flat) { return tcp::create(flat, meeting); };
   if (backend == Backend::tcp) return make(between_hosts);
-  return hierarchical::create({.make_flat = make,
-                               .between_hosts = between_hosts,
-                               .by_thread = between_hosts.progress != ProgressMode::wait,
-                               .world_of_host = std::move(world_of_host),
-                               .inside = options});
+  auto world = hierarchical::create({.make_flat = make,
+                                     .between_hosts = between_hosts,
+                                     .by_thread = between_hosts.progress != ProgressMode::wait,
+                                     .world_of_host = std::move(world_of_host),
+                                     .inside = options});
+  if (world->backend() == name(Backend::host)) tcp::leave_worlds();
+  return world;
 }
 
 /// Splits "HOST:PORT" or "[HOST]:PORT".

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,15 +47,15 @@ struct Worlds {
 
   void add(std::shared_ptr<MessageRankContext> world) {
     const std::lock_guard lock(mutex);
-    if (all.empty()) ::on_exit(leave, nullptr);
+    static const int registered = ::on_exit(leave, nullptr);
+    std::ignore = registered;
     all.push_back(std::move(world));
   }
 
   /// With another exit code it does not leave: the ends of its connections tell the other ranks.
   static void leave(int exit_code, void*) {
-    auto& worlds = get();
-    if (exit_code != 0 || worlds.process.in_child()) return;
-    for (const auto& world : worlds.all) world->leave_and_wait();
+    if (exit_code != 0 || get().process.in_child()) return;
+    for (const auto& world : std::exchange(get().all, {})) world->leave_and_wait();
   }
 };
 
@@ -158,6 +159,8 @@ class Joining {
 };
 
 }  // namespace
+
+void leave_worlds() { Worlds::leave(0, nullptr); }
 
 std::shared_ptr<Communicator> create(const messages::Options& options, const Meeting& meeting) {
   const auto context = Joining(options, meeting).run();
