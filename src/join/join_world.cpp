@@ -249,8 +249,10 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (!environment.master.empty()) return join_launched_hosts(environment, backend, ranks, options);
   if (launched && backend != Backend::automatic && backend != Backend::host) {
-    throw InvalidArgument(concat("init: started by lockstep run on one host, with backend ",
-                                 name(backend), "; use backend auto, or another launcher"));
+    throw InvalidArgument(concat(
+        "init: started by lockstep run, which ",
+        backend == Backend::tcp ? "uses shared memory on one host" : "does not start MPI processes",
+        ", with backend ", name(backend), "; use backend auto, or start it with mpirun"));
   }
   if (launched) return join_launched(environment, ranks);
   if (backend == Backend::mpi || backend == Backend::hierarchical) {
