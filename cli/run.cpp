@@ -9,6 +9,7 @@
 #include "core/environment.h"
 #include "core/text.h"
 #include "launch/launch.h"
+#include "launch/node_place.h"
 #include "lockstep/error.h"
 
 namespace lockstep::cli {
@@ -18,7 +19,7 @@ struct RunArguments {
   launch::Options options;
   double grace = 0.5;
   double restart_delay = 1;
-  bool verbose = false;
+  launch::NodeOptions nodes;
   bool dry_run = false;
   std::string placeholder;
 };
@@ -46,6 +47,13 @@ void take_ranks(const std::string& text, launch::Options& options) {
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
   auto& options = arguments.options;
   std::tie(options.program, options.arguments) = program_words(command, "-n 2");
+  const auto environment = launch::inherited_environment();
+  options.node = launch::find_place(arguments.nodes, environment);
+  const auto ranks = launch::ranks_of_environment(environment);
+  if (!ranks_given && !options.gpus && !ranks.empty()) {
+    take_ranks(ranks, options);
+    ranks_given = true;
+  }
   if (!ranks_given && !options.gpus) {
     throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
   }
@@ -57,14 +65,15 @@ int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
     std::cout << launch::describe(plan);
     return 0;
   }
-  if (arguments.verbose) std::cerr << launch::describe(plan) << std::endl;
+  if (options.verbose) std::cerr << launch::describe(plan) << std::endl;
   return launch::run(plan);
 }
 
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand("run", "Start a program as ranks of one world on this host");
+  auto* command = app.add_subcommand(
+      "run", "Start a program as ranks of one world, on this host or on several");
   const auto arguments = std::make_shared<RunArguments>();
   auto& options = arguments->options;
   command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
@@ -73,9 +82,26 @@ void add_run(CLI::App& app, int& exit_code) {
           ->add_option_function<std::string>(
               "-n,--ranks",
               [arguments](const std::string& text) { take_ranks(text, arguments->options); },
-              "Number of ranks, or gpus: one rank for each GPU (required; default with --gpus: "
-              "gpus)")
+              "Number of ranks on this host, or gpus: one rank for each GPU (required; default: "
+              "gpus with --gpus, else PET_NPROC_PER_NODE)")
           ->type_name("RANKS");
+  auto& nodes = arguments->nodes;
+  command
+      ->add_option("--nnodes", nodes.count,
+                   "Number of hosts of the world, each with a launcher (default: that of "
+                   "PET_NNODES, WORLD_SIZE of a PyTorchJob, or SLURM; else 1)")
+      ->type_name("NODES");
+  command
+      ->add_option("--node-rank", nodes.number,
+                   "Number of this host among them, from 0 (default: the environment's)")
+      ->type_name("NUMBER");
+  command
+      ->add_option("--master", nodes.master,
+                   "Name or address of host 0, and the TCP port on which its launcher listens "
+                   "(default: the environment's; port 29500)")
+      ->type_name("HOST:PORT");
+  command->add_flag("--standalone", nodes.standalone,
+                    "Start a world of this host, also where the environment describes several");
   command
       ->add_option("--gpus", options.gpus,
                    "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first "
@@ -183,7 +209,7 @@ void add_run(CLI::App& app, int& exit_code) {
           "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "
           "--max-restarts. It is not the program's run log for lockstep report (default: none)")
       ->type_name("DIR");
-  command->add_flag("-v,--verbose", arguments->verbose,
+  command->add_flag("-v,--verbose", options.verbose,
                     "Print the configuration and each rank's environment before the start");
   command->add_flag("--dry-run", arguments->dry_run, "Print the same and start nothing");
 
