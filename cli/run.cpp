@@ -1,8 +1,15 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -10,6 +17,7 @@
 #include "core/text.h"
 #include "launch/launch.h"
 #include "launch/node_place.h"
+#include "launch/remote_nodes.h"
 #include "lockstep/error.h"
 
 namespace lockstep::cli {
@@ -20,6 +28,14 @@ struct RunArguments {
   double grace = 0.5;
   double restart_delay = 1;
   launch::NodeOptions nodes;
+  std::string hosts;
+  std::string host_file;
+  launch::RemoteOptions remote{
+      .ssh =
+          "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "
+          "-o ServerAliveCountMax=3 -T"};
+  bool join_by_stdin = false;
+  bool end_with_stdin = false;
   bool dry_run = false;
   std::string placeholder;
 };
@@ -44,11 +60,53 @@ void take_ranks(const std::string& text, launch::Options& options) {
   options.ranks = *number;
 }
 
+/// The given options of the command that hold on every host, as "--name=value".
+std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
+  std::vector<std::string> words;
+  for (const auto* option : command.get_options()) {
+    if (option->get_lnames().empty()) continue;
+    const auto& name = option->get_lnames().front();
+    constexpr std::array own{"hosts", "hostfile", "ssh", "remote-lockstep", "export"};
+    if (std::ranges::count(own, name) > 0) continue;
+    for (const auto& value : option->results()) {
+      words.push_back(detail::concat("--", name, '=', value));
+    }
+  }
+  return words;
+}
+
+/// The hosts of the options; empty if there are none.
+std::vector<launch::HostRanks> hosts_of(const RunArguments& arguments) {
+  if (!arguments.hosts.empty()) return launch::parse_hosts(arguments.hosts, "--hosts");
+  if (arguments.host_file.empty()) return {};
+  std::ifstream file(arguments.host_file);
+  std::ostringstream text;
+  if (!(text << file.rdbuf())) {
+    throw InvalidArgument(detail::concat("run: --hostfile: cannot read '", arguments.host_file,
+                                         "', expected lines such as a:2"));
+  }
+  return launch::parse_hosts(text.str(), "--hostfile");
+}
+
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
+  if (arguments.join_by_stdin) launch::become_remote_node();
   auto& options = arguments.options;
   std::tie(options.program, options.arguments) = program_words(command, "-n 2");
   const auto environment = launch::inherited_environment();
   options.node = launch::find_place(arguments.nodes, environment);
+  ::unsetenv("LOCKSTEP_NODE_TOKEN");  // ranks have a token of their own
+  options.node.remote = arguments.end_with_stdin;
+  const auto hosts = hosts_of(arguments);
+  if (!hosts.empty()) {
+    if (ranks_given || options.node.count > 1) {
+      throw InvalidArgument(
+          "run: got --hosts or --hostfile with -n or --nnodes, expected either: the hosts have "
+          "numbers of ranks of their own");
+    }
+    options.ranks = hosts.front().ranks;
+    ranks_given = true;
+    if (hosts.size() > 1) options.node = launch::first_of(hosts);
+  }
   const auto ranks = launch::ranks_of_environment(environment);
   if (!ranks_given && !options.gpus && !ranks.empty()) {
     take_ranks(ranks, options);
@@ -66,7 +124,13 @@ int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
     return 0;
   }
   if (options.verbose) std::cerr << launch::describe(plan) << std::endl;
-  return launch::run(plan);
+  if (arguments.end_with_stdin) launch::end_with_stdin();
+  if (hosts.size() < 2) return launch::run(plan);
+  auto& remote = arguments.remote;
+  if (remote.lockstep.empty()) remote.lockstep = std::filesystem::canonical("/proc/self/exe");
+  remote.run = options_of_all_hosts(command);
+  const launch::RemoteNodes others(hosts, remote, options);
+  return launch::run(plan, [&] { others.check(); });
 }
 
 }  // namespace
@@ -100,6 +164,31 @@ void add_run(CLI::App& app, int& exit_code) {
                    "Name or address of host 0, and the TCP port on which its launcher listens "
                    "(default: the environment's; port 29500)")
       ->type_name("HOST:PORT");
+  command
+      ->add_option("--hosts", arguments->hosts,
+                   "This host and others, each with its number of ranks, as "
+                   "a:2,b:2. The launchers of the others are started by ssh")
+      ->type_name("LIST");
+  command
+      ->add_option("--hostfile", arguments->host_file,
+                   "The same from a file with lines 'a:2' or 'a slots=2'")
+      ->type_name("FILE");
+  command
+      ->add_option("--ssh", arguments->remote.ssh,
+                   "Command in place of ssh, which gets a host and a shell command")
+      ->type_name("COMMAND");
+  command
+      ->add_option("--remote-lockstep", arguments->remote.lockstep,
+                   "Path of lockstep on the other hosts (default: this one's)")
+      ->type_name("FILE");
+  command
+      ->add_option("-x,--export", arguments->remote.exports,
+                   "Variable for the ranks of all hosts, beside LOCKSTEP_*, OMP_* and "
+                   "LD_LIBRARY_PATH")
+      ->allow_extra_args(false)
+      ->type_name("NAME[=VALUE]");
+  command->add_flag("--join-by-stdin", arguments->join_by_stdin)->group("");
+  command->add_flag("--end-with-stdin", arguments->end_with_stdin)->group("");
   command->add_flag("--standalone", nodes.standalone,
                     "Start a world of this host, also where the environment describes several");
   command

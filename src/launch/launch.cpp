@@ -88,18 +88,16 @@ int settle(const Outcome& outcome, Console& console) {
   return end_signal ? 128 + *end_signal : gone ? 128 + SIGPIPE : 1;
 }
 
-}  // namespace
-
-namespace {
-
 /// The text by which a signal during the rendezvous of the nodes ends it on all of them.
 std::string interrupted(int signal) {
   return concat("run: ended by ", signal_name(signal), " on host ");
 }
 
 /// Connects to the other nodes, and agrees with them on the attempt.
-Start join_nodes(const Plan& plan, int restarts, Console& console) {
+Start join_nodes(const Plan& plan, int restarts, Console& console,
+                 const std::function<void()>& while_joining) {
   const auto wait = [&] {
+    while_joining();
     const auto signal = console.pause(std::chrono::milliseconds(1));
     if (signal) throw CommError(concat(interrupted(*signal), detail::host_name()));
   };
@@ -119,11 +117,12 @@ Start join_nodes(const Plan& plan, int restarts, Console& console) {
 }
 
 /// One attempt, on all nodes if there are several.
-Outcome run_attempt(const Plan& plan, int& restarts, Console& console) {
+Outcome run_attempt(const Plan& plan, int& restarts, Console& console,
+                    const std::function<void()>& while_joining) {
   const auto& node = plan.options.node;
   if (node.count == 1) return Supervisor(attempt_of(plan, restarts), console).run();
   try {
-    auto start = join_nodes(plan, restarts, console);
+    auto start = join_nodes(plan, restarts, console, while_joining);
     restarts = start.plan.restarts;
     return Supervisor(start.plan, console, start.listening).run();
   } catch (const std::exception& error) {
@@ -145,7 +144,7 @@ Outcome run_attempt(const Plan& plan, int& restarts, Console& console) {
 
 }  // namespace
 
-int run(const Plan& plan) {
+int run(const Plan& plan, const std::function<void()>& while_joining) {
   using Clock = std::chrono::steady_clock;
   open_standard_descriptors();
   Console console(plan.options.forward_signals);
@@ -156,13 +155,15 @@ int run(const Plan& plan) {
   const int most = plan.options.max_restarts;
   for (int restarts = 0;; ++restarts) {
     const auto begin = Clock::now();
-    Outcome outcome = run_attempt(plan, restarts, console);
+    Outcome outcome = run_attempt(plan, restarts, console, while_joining);
     auto& err = console.outputs.err;
     if (outcome.cause && outcome.may_restart) {
       const auto lasted =
           std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
       const auto delay = backoff.after(lasted);
-      err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
+      if (!plan.options.node.remote) {
+        err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
+      }
       outcome.end_signal = console.pause(delay);
       if (!outcome.end_signal) continue;
     }
@@ -171,7 +172,7 @@ int run(const Plan& plan) {
       err.line("", concat("lockstep: ", signal_name(signal),
                           " was not forwarded, because no rank was left"));
     }
-    conclude(outcome, restarts, most, err);
+    if (!plan.options.node.remote) conclude(outcome, restarts, most, err);
     return settle(outcome, console);
   }
 }

@@ -97,7 +97,7 @@ NodePlace find_place(const NodeOptions& options, const Variables& environment) {
         "run: got --node-rank or --master without --nnodes, expected the number of nodes: add "
         "--nnodes N");
   }
-  NodePlace place;
+  NodePlace place{.token = value_of(environment, "LOCKSTEP_NODE_TOKEN")};
   std::string port = default_port;
   if (source != nullptr) {
     place.count = parse_number<int>(value_of(environment, source->count)).value_or(0);

@@ -19,11 +19,13 @@ enum class Bind { none, cores };
 
 /// The place of this launcher among the nodes of a job: the launchers of several hosts.
 struct NodePlace {
-  int count = 1;           ///< number of nodes; 1: all ranks are on this host
-  int number = 0;          ///< this node's, from 0
-  std::string host;        ///< name or address of node 0
-  std::uint16_t port = 0;  ///< on which node 0 listens
-  std::string source;      ///< the variables that have given the place, for texts
+  int count = 1;            ///< number of nodes; 1: all ranks are on this host
+  int number = 0;           ///< this node's, from 0
+  std::string host = {};    ///< name or address of node 0
+  std::uint16_t port = 0;   ///< on which node 0 listens
+  std::string source = {};  ///< the variables that have given the place, for texts
+  std::string token = {};   ///< of the nodes, in hexadecimal; empty: as LOCKSTEP_TOKEN_FILE
+  bool remote = false;      ///< started by RemoteNodes, whose launcher reports the results
 };
 
 /// The options of the launcher.

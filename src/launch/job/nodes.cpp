@@ -50,7 +50,8 @@ milliseconds timeout_of(const Options& options) {
 /// Joins or gathers the nodes. The rendezvous calls its members ranks.
 std::vector<control::Member> join_nodes(const Options& options, std::function<void()> on_wait) {
   const auto& node = options.node;
-  const auto token = control::token_of_file();
+  const auto token = node.token.empty() ? control::token_of_file()
+                                        : control::parse_token("LOCKSTEP_NODE_TOKEN", node.token);
   const control::Settings settings{
       .purpose = "run",
       .rank = node.number,
@@ -80,7 +81,8 @@ std::vector<control::Member> join_nodes(const Options& options, std::function<vo
   }
 }
 
-/// A socket that listens on a free port of all addresses: IPv6 with IPv4, else IPv4.
+}  // namespace
+
 Descriptor listen_anywhere() {
   for (const int family : {AF_INET6, AF_INET}) {
     Descriptor made(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -104,8 +106,6 @@ std::string random_token() {
   for (const char byte : token) text += detail::hex(static_cast<unsigned char>(byte), 2);
   return text;
 }
-
-}  // namespace
 
 Nodes::Nodes(const Options& options, std::function<void()> on_wait) : place_(options.node) {
   for (auto& member : join_nodes(options, std::move(on_wait))) {

@@ -89,6 +89,13 @@ class Nodes {
   std::vector<std::string> texts_;
 };
 
+/// A socket that listens on a free port of all addresses: IPv6 with IPv4, else IPv4.
+/// Throws: CommError if there is none.
+Descriptor listen_anywhere();
+
+/// A random control::Token in hexadecimal.
+std::string random_token();
+
 /// An attempt on several nodes that is ready to start.
 struct Start {
   Plan plan;             ///< of this node's ranks, with their places in the world
