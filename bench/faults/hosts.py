@@ -8,6 +8,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 NO_NAMESPACES = 77
+FIRST, SECOND = "10.77.0.1", "10.77.0.2"  # the addresses that tools/two-hosts gives
 # In place of mpirun: writes its process and what mpirun would get, and keeps the hosts.
 HOLD = """#!/bin/sh
 printf '%s\\n' $$ "$@" >"$0.new" && mv "$0.new" "$0.arguments"
@@ -36,10 +37,15 @@ class TwoHosts:
         process, *words = arguments.read_text().splitlines()
         self._process = process
         self.mpirun_arguments = words[:words.index("-n")]
+        self._agent = words[words.index("plm_rsh_agent") + 1]
 
     def name(self, number):
         """Of host 1, which starts jobs, or 2."""
         return f"lockstep{self._keeper.pid}-{number}"
+
+    def run_arguments(self):
+        """The arguments of `lockstep run` for two ranks on the first host and one on the second."""
+        return ["--hosts", f"{FIRST}:2,{SECOND}:1", "--ssh", self._agent]
 
     def enter(self):
         """The words before a command that is to run on the first host."""

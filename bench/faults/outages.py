@@ -25,14 +25,18 @@ class Outage:
     kind: str
     seconds: float  # 0: none
     heartbeat: float | None  # seconds; nothing: the default
-    launcher = "lockstep mpirun"
+    over_mpi: bool
     victim = "link"
     mode = "two-hosts"
     logs = False
 
     @property
+    def launcher(self):
+        return "lockstep mpirun" if self.over_mpi else "run"
+
+    @property
     def name(self):
-        return re.sub(r"\W+", "-", f"{self.kind} {self.seconds}")
+        return re.sub(r"\W+", "-", f"{self.launcher} {self.kind} {self.seconds}")
 
     @property
     def limit(self):
@@ -54,8 +58,10 @@ class DisturbedJob(Job):
 
     def _command(self):
         tools = self.options.build / "bin"
-        return [*self.hosts.enter(), tools / "lockstep", "mpirun", "--linger", "15", *self.hosts.mpirun_arguments,
-                "-n", str(RANKS), tools / "bench_victim", "--train", "--steps", "200", "--pause", "15"]
+        words = (["mpirun", "--linger", "15", *self.hosts.mpirun_arguments, "-n", str(RANKS)] if self.kill.over_mpi
+                 else ["run", *self.hosts.run_arguments()])
+        return [*self.hosts.enter(), tools / "lockstep", *words, tools / "bench_victim", "--train", "--steps", "200",
+                "--pause", "15"]
 
     def on_host(self, number):
         """Its processes on that simulated host."""
@@ -98,17 +104,17 @@ _guard = threading.Lock()
 def undisturbed(case, options, hosts):
     """The result of the same job without an outage."""
     with _guard:
-        if not _undisturbed:
-            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
+        if case.over_mpi not in _undisturbed:
+            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, f"{case.launcher}-undisturbed"), hosts)
             job.start()
             code = job.wait(time.monotonic() + START_LIMIT)
             digests = job.lines("done")
             if code != 0 or len(set(digests.values())) != 1:
                 job.end()
                 raise RuntimeError(f"the undisturbed job ended with {code}: {job.out}{job.err}")
-            _undisturbed["digest"] = digests[0]
+            _undisturbed[case.over_mpi] = digests[0]
             job.remove()
-        return _undisturbed["digest"]
+        return _undisturbed[case.over_mpi]
 
 
 def wrong_end(job, code, digest):
@@ -167,6 +173,13 @@ def run_case(case, options, hosts):
     if not problem:
         job.remove()
     return row
+
+
+def tables(rows):
+    """One for each launcher."""
+    names = {False: "`lockstep run`, over TCP", True: "`lockstep mpirun`, over MPI"}
+    return "\n\n".join(f"{name}:\n\n{table(own)}" for over_mpi, name in names.items()
+                       if (own := [row for row in rows if row["case"].over_mpi == over_mpi]))
 
 
 def table(rows):
