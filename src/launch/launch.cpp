@@ -124,7 +124,8 @@ Outcome run_attempt(const Plan& plan, int& restarts, Console& console,
   try {
     auto start = join_nodes(plan, restarts, console, while_joining);
     restarts = start.plan.restarts;
-    return Supervisor(start.plan, console, start.listening).run();
+    Supervisor supervisor(start.plan, console, std::move(start.listening));
+    return supervisor.run();
   } catch (const std::exception& error) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
       const std::string text = error.what(), known = interrupted(signal);

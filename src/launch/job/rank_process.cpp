@@ -103,7 +103,7 @@ unsigned long files_needed(int ranks) {
 
 }  // namespace
 
-Inheritance::Inheritance(int ranks, const SignalWatch& watch, const Descriptor& rank_0_listens)
+Inheritance::Inheritance(int ranks, const SignalWatch& watch, Descriptor rank_0_listens)
     : world(host::World::create(ranks)),
       files(files_needed(ranks)),
       // Before other descriptors are opened, so that none gets this number.

@@ -18,7 +18,7 @@ namespace lockstep::inline v0_2::launch {
 struct Inheritance {
   /// rank_0_listens: the socket on which rank 0 listens, or none.
   /// Throws: CommError if the system refuses memory or descriptors.
-  Inheritance(int ranks, const SignalWatch& watch, const Descriptor& rank_0_listens);
+  Inheritance(int ranks, const SignalWatch& watch, Descriptor rank_0_listens);
 
   std::shared_ptr<host::World> world;
   FileLimit files;

@@ -82,10 +82,10 @@ void remove_earlier_flight_records(const Plan& plan) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Plan& plan, Console& console, const Descriptor& listening)
+Supervisor::Supervisor(const Plan& plan, Console& console, Descriptor rank_0_listens)
     : plan_(plan),
       console_(console),
-      inheritance_(plan.options.ranks, console.signals, listening),
+      inheritance_(plan.options.ranks, console.signals, std::move(rank_0_listens)),
       streams_(console.outputs),
       forwarding_(console.to_forward),
       remaining_(plan.world_size, stall_time(plan), plan.options.linger) {}
@@ -94,8 +94,8 @@ Outcome Supervisor::run() {
   auto ends = streams_.create(plan_);
   remove_earlier_flight_records(plan_);
   processes_.start(plan_, ends, inheritance_);
-  ends.clear();  // the streams end when the ranks have closed them
-  inheritance_.listening.reset();
+  ends.clear();                    // the streams end when the ranks have closed them
+  inheritance_.listening.reset();  // the end of rank 0 then refuses connections
   while (!processes_.all_ended()) poll_once();
   end_groups();
   processes_.end_others();

@@ -42,9 +42,9 @@ class Backoff {
 /// attempt has its own world, guardian and processes.
 class Supervisor {
  public:
-  /// Allocates the resources of the attempt; starts no rank. listening: with several nodes, the
-  /// socket on which rank 0 listens, if it is on this one.
-  Supervisor(const Plan& plan, Console& console, const Descriptor& listening = {});
+  /// Allocates the resources of the attempt; starts no rank. rank_0_listens: with several nodes,
+  /// the socket on which rank 0 listens, if it is on this one.
+  Supervisor(const Plan& plan, Console& console, Descriptor rank_0_listens = {});
 
   /// Starts all ranks and waits until they and those of other nodes have ended. The outcome is that
   /// of all nodes.
