@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"
 #include "core/log.h"
-#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -32,31 +30,14 @@ using control::Offer;
 using messages::MessageCommunicator;
 using messages::MessageRankContext;
 
-/// The worlds of this process, which it leaves at its end.
-struct Worlds {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<MessageRankContext>> all;
-  detail::ForkGuard process;
-
-  static Worlds& get() {
-    static auto& worlds =
-        *new Worlds;  // never destroyed: other threads may use a world until the end
-    return worlds;
-  }
-
-  void add(std::shared_ptr<MessageRankContext> world) {
-    const std::lock_guard lock(mutex);
-    if (all.empty()) ::on_exit(leave, nullptr);
-    all.push_back(std::move(world));
-  }
-
-  /// With another exit code it does not leave: the ends of its connections tell the other ranks.
-  static void leave(int exit_code, void*) {
-    auto& worlds = get();
-    if (exit_code != 0 || worlds.process.in_child()) return;
-    for (const auto& world : worlds.all) world->leave_and_wait();
-  }
-};
+/// Leaves a world at the end of the process. With another exit code it does not leave: the ends of
+/// its connections tell the other ranks.
+void leave_at_exit(int exit_code, void* of_world) {
+  auto* world = static_cast<std::shared_ptr<MessageRankContext>*>(of_world);
+  if (exit_code != 0 || (*world)->in_child()) return;
+  (*world)->leave_and_wait();
+  delete world;
+}
 
 /// The connections of this rank to others, until the world has them.
 class Joining {
@@ -161,7 +142,7 @@ class Joining {
 
 std::shared_ptr<Communicator> create(const messages::Options& options, const Meeting& meeting) {
   const auto context = Joining(options, meeting).run();
-  Worlds::get().add(context);
+  ::on_exit(leave_at_exit, new std::shared_ptr(context));
   const auto world = MessageCommunicator::world(context);
   const bool with_thread = options.progress != ProgressMode::wait;
   if (options.records) messages::record_operations(*world);
