@@ -24,6 +24,10 @@ void SimulatedProcess::close(int descriptor) {
   if (found == files_.end()) return;
   const auto file = std::move(found->second);
   files_.erase(found);
+  for (const auto& [other, watching] : files_) {
+    const auto epoll = std::dynamic_pointer_cast<SimulatedEpoll>(watching);
+    if (epoll != nullptr) epoll->entries.erase(descriptor);
+  }
   file->close();
 }
 
@@ -44,6 +48,14 @@ void SimulatedProcess::end(bool closes_files) {
     } else {
       file->vanish();
     }
+  }
+}
+
+void SimulatedProcess::make_exit_calls(int exit_code) {
+  while (!exit_calls_.empty()) {
+    const auto call = std::move(exit_calls_.back());
+    exit_calls_.pop_back();
+    call(exit_code);
   }
 }
 
