@@ -4,7 +4,7 @@
     bench/two_hosts/compare.py --build build --docs docs/results.md
 
 Two hosts that tools/two-hosts makes of this machine, one rank of one thread on each. At 1 Gbit/s an
-all_reduce of 25 MiB and the step of an MLP, at 100 Mbit/s that of SINGA's CNN. Every figure stands
+all_reduce of 25 MiB and of 1 KiB and the step of an MLP, at 100 Mbit/s that of SINGA's CNN. Every figure stands
 beside what the link alone takes: bytes that a rank sends over the link's rate.
 """
 
@@ -46,24 +46,25 @@ def sent(model, what):
             "power_sgd": 4 * factors}[what]
 
 
-def collectives(options):
+def collectives(options, size, repeats):
     """Name, program, environment, field and factor to milliseconds, bytes that a rank sends."""
-    bench = ["all_reduce", "--min", SIZE, "--max", SIZE, "--repeats", 5]
-    lockstep = [options.build / "bin" / "lockstep", "bench", *bench, "--backend", "mpi", "--memory",
-                "group", "--json"]
-    gloo = [options.python, PEERS / "gloo_bench.py", "--bytes", SIZE, "--address", ADDRESS]
+    bench = ["all_reduce", "--min", size, "--max", size, "--repeats", repeats]
+    lockstep = [options.build / "bin" / "lockstep", "bench", *bench, "--memory", "group", "--json"]
+    gloo = [options.python, PEERS / "gloo_bench.py", "--bytes", size, "--address", ADDRESS]
     mpi = options.build / "bin" / "bench_mpi"
     ways = {
-        "a TCP stream, both ways": ([options.python, HERE / "stream.py", "--address", ADDRESS], SIZE),
-        "Lockstep": (lockstep, SIZE),
-        "Lockstep, as float16": ([*lockstep, "--wire", "float16"], SIZE // 2),
-        "PyTorch Gloo": (gloo, SIZE),
+        "Lockstep over MPI": ([*lockstep, "--backend", "mpi"], size),
+        "Lockstep over TCP": ([*lockstep, "--backend", "tcp"], size),
+        "PyTorch Gloo": (gloo, size),
     }
+    if size == SIZE:
+        ways = {"a TCP stream, both ways": ([options.python, HERE / "stream.py", "--address", ADDRESS], size),
+                "Lockstep over TCP, as float16": ([*lockstep, "--backend", "tcp", "--wire", "float16"], size // 2), **ways}
     if mpi.exists():
-        ways["OpenMPI"] = ([mpi, *bench], SIZE)
+        ways["OpenMPI"] = ([mpi, *bench], size)
     else:
         say("left out: OpenMPI, configured without LOCKSTEP_BUILD_PEERS")
-    return {way: (words, {}, "time_us", 1e-3, size) for way, (words, size) in ways.items()}
+    return {way: (words, {}, "time_us", 1e-3, sent) for way, (words, sent) in ways.items()}
 
 
 def steps(options, model, steps_a_round, strategies):
@@ -88,7 +89,8 @@ def works(options):
     """Title, the link's rate in bit/s and as tc writes it, and the ways to do it."""
     power = f"power_sgd:rank={POWER_RANK}"
     return {
-        "all_reduce": ("all_reduce of 25 MiB, 1 Gbit/s", 1e9, "1gbit", collectives(options)),
+        "all_reduce": ("all_reduce of 25 MiB, 1 Gbit/s", 1e9, "1gbit", collectives(options, SIZE, 5)),
+        "small": ("all_reduce of 1 KiB", 1e9, "1gbit", collectives(options, 1 << 10, 2000)),
         "mlp": ("MLP, batch 64 a rank, 1 Gbit/s", 1e9, "1gbit",
                 steps(options, "mlp", 3, ["fp32", "fp16", "topk:0.01", power])),
         "cnn": ("SINGA's CNN, batch 64 a rank, 100 Mbit/s", 1e8, "100mbit",
@@ -98,18 +100,20 @@ def works(options):
 
 def measure(rate, way):
     words, environment, field, factor, _ = way
-    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "link0", **environment}
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "link0", "MASTER_ADDR": ADDRESS,
+                 "MASTER_PORT": "29500", **environment}
     assigned = [f"{name}={value}" for name, value in variables.items()]
     found = run([ROOT / "tools" / "two-hosts", "--rate", rate, "--per-host", 1, "env", *assigned, *words])
     return factor * found[-1][field]
 
 
 def shown(taken):
-    return f"{statistics.median(taken):.1f} ({min(taken):.1f} to {max(taken):.1f})"
+    digits = 1 if min(taken) > 1 else 4
+    return f"{statistics.median(taken):.{digits}f} ({min(taken):.{digits}f} to {max(taken):.{digits}f})"
 
 
 def link_alone(way, rate):
-    return f"{way[4] * 8 / rate * 1e3:.1f}"
+    return f"{way[4] * 8 / rate * 1e3:.3g}"
 
 
 def table(title, rate, ways, rows):
@@ -143,8 +147,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default=sys.executable, help="one that has torch [this one]")
-    parser.add_argument("--works", nargs="+", choices=["all_reduce", "mlp", "cnn"],
-                        default=["all_reduce", "mlp", "cnn"])
+    parser.add_argument("--works", nargs="+", choices=["all_reduce", "small", "mlp", "cnn"],
+                        default=["all_reduce", "small", "mlp", "cnn"])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--jsonl", type=pathlib.Path, help="where every figure goes")
     parser.add_argument("--docs", type=pathlib.Path, help="whose tables are replaced")
@@ -169,14 +173,14 @@ def main():
                 for way in ways:
                     row = {"work": name, "turn": turn, "way": way, "ms": measure(tc_rate, ways[way])}
                     rows[name].append(row)
-                    say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {row['ms']:.1f} ms")
+                    say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {row['ms']:.4g} ms")
                     if options.jsonl:
                         with options.jsonl.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(row) + "\n")
     except Failed as error:
         sys.exit(str(error))
     text = f"Medians of {options.turns} turns (fastest to slowest).\n\n" + "\n".join(
-        (table if name == "all_reduce" else table_of_steps)(title, rate, ways, rows[name])
+        (table_of_steps if name in ("mlp", "cnn") else table)(title, rate, ways, rows[name])
         for name, (title, rate, _, ways) in chosen.items())
     print(text)
     if options.docs:

@@ -84,6 +84,10 @@ bool set(const Names& names) {
   }
 }
 
+bool is_loopback(std::string_view address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
 std::optional<int> local_size(const Names& names, int size) {
   if (names.kind == Kind::srun) {
     const auto nodes = integer_variable("SLURM_STEP_NUM_NODES", 1);
@@ -106,6 +110,11 @@ Launcher read_from(const Names& names) {
   const bool by_hand = names.kind == Kind::by_hand;
   Launcher launcher{.kind = names.kind, .rank = *rank, .size = *size};
   launcher.local_size = local_size(names, *size);
+  const bool here = by_hand && is_loopback(variable("MASTER_ADDR").value_or(""));
+  if (here && !launcher.local_size && !variable("KUBERNETES_SERVICE_HOST")) {
+    launcher.local_size = *size;
+    launcher.local_size_is_guess = true;
+  }
   if (launcher.local_size && *launcher.local_size > *size) {
     throw InvalidArgument(
         concat("init: contradictory environment: ", shown({names.local_size, names.size}),

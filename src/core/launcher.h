@@ -21,6 +21,9 @@ struct Launcher {
   int rank = 0;
   int size = 1;
   std::optional<int> local_size = {};  ///< number of ranks on this host, if known
+  /// Whether local_size follows from a loopback MASTER_ADDR only. Another host may have another
+  /// MASTER_ADDR, as the other pods of a PyTorchJob do.
+  bool local_size_is_guess = false;
   /// Identifies this world among others on this host; empty if only the process tree does.
   std::string job = {};
 
@@ -34,8 +37,8 @@ struct Launcher {
   std::string_view name() const;
   /// Whether the processes that it starts are MPI processes.
   bool starts_mpi() const { return kind != Kind::torchrun && kind != Kind::by_hand; }
-  /// Whether all ranks are on this host.
-  bool one_host() const { return local_size == size; }
+  /// Whether all ranks are on this host for certain.
+  bool one_host() const { return local_size == size && !local_size_is_guess; }
 
   /// The launcher whose variables are set; of several nested ones, the innermost.
   /// Throws: InvalidArgument if variables are incomplete or contradict one another. The text shows

@@ -103,11 +103,13 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
                                        std::shared_ptr<host::World> world_of_host = {}) {
   const auto make = [&](const messages::Options& flat) { return tcp::create(flat, meeting); };
   if (backend == Backend::tcp) return make(between_hosts);
-  return hierarchical::create({.make_flat = make,
-                               .between_hosts = between_hosts,
-                               .by_thread = between_hosts.progress != ProgressMode::wait,
-                               .world_of_host = std::move(world_of_host),
-                               .inside = options});
+  auto world = hierarchical::create({.make_flat = make,
+                                     .between_hosts = between_hosts,
+                                     .by_thread = between_hosts.progress != ProgressMode::wait,
+                                     .world_of_host = std::move(world_of_host),
+                                     .inside = options});
+  if (world->backend() == name(Backend::host)) tcp::leave_worlds();
+  return world;
 }
 
 /// Splits "HOST:PORT" or "[HOST]:PORT".
@@ -247,8 +249,10 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (!environment.master.empty()) return join_launched_hosts(environment, backend, ranks, options);
   if (launched && backend != Backend::automatic && backend != Backend::host) {
-    throw InvalidArgument(concat("init: started by lockstep run on one host, with backend ",
-                                 name(backend), "; use backend auto, or another launcher"));
+    throw InvalidArgument(concat(
+        "init: started by lockstep run, which ",
+        backend == Backend::tcp ? "uses shared memory on one host" : "does not start MPI processes",
+        ", with backend ", name(backend), "; use backend auto, or start it with mpirun"));
   }
   if (launched) return join_launched(environment, ranks);
   if (backend == Backend::mpi || backend == Backend::hierarchical) {

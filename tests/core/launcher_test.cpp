@@ -159,9 +159,13 @@ TEST(LauncherVariables, ByHandAgreeingWithMpirunIsMpirun) {
 TEST(LauncherVariables, WhereByHandIsOneHost) {
   const Variables here{
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
-  EXPECT_TRUE(read(here)->one_host());
-  EXPECT_FALSE(read(with(here, {{"MASTER_ADDR", "192.0.2.1"}}))->one_host());
+  EXPECT_TRUE(read(with(here, {{"LOCAL_WORLD_SIZE", "2"}}))->one_host());
   EXPECT_FALSE(read(with(here, {{"LOCAL_WORLD_SIZE", "1"}}))->one_host());
+  EXPECT_FALSE(read(with(here, {{"MASTER_ADDR", "192.0.2.1"}}))->local_size);
+  // Rank 0's pod of a PyTorchJob has localhost, the others its name.
+  EXPECT_FALSE(read(here)->one_host());
+  EXPECT_EQ(read(here)->local_size, 2);
+  EXPECT_FALSE(read(with(here, {{"KUBERNETES_SERVICE_HOST", "10.0.0.1"}}))->local_size);
 }
 
 TEST(LauncherVariables, WhatCannotBeIsShown) {

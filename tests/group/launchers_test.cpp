@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -184,7 +185,7 @@ TEST(Launchers, OfTheOtherMpiIsAnErrorOnEveryRank) {
   EXPECT_NE(said.find(wrong), said.rfind(wrong)) << said;
 }
 
-TEST(Launchers, APortThatIsInUseIsInNobodysWay) {
+TEST(Launchers, MasterPortThatAnotherProgramHasIsNamed) {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -196,10 +197,13 @@ TEST(Launchers, APortThatIsInUseIsInNobodysWay) {
   const auto said = started_by_hand(2, [&](const std::string& rank) {
     auto variables = by_hand("2")(rank);
     variables["MASTER_PORT"] = std::to_string(ntohs(address.sin_port));
+    variables["LOCKSTEP_TIMEOUT"] = "1";
     return variables;
   });
   ::close(listener);
-  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
+  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 on host "), HasSubstr(" cannot listen on port "),
+                          HasSubstr("tried for 1 s to reach rank 0 at 127.0.0.1:"),
+                          HasSubstr("the listening program did not answer")));
 }
 
 TEST(Launchers, TwoProcessesOfTheSameRankAreNamed) {
@@ -212,20 +216,63 @@ TEST(Launchers, TwoProcessesOfTheSameRankAreNamed) {
 TEST(Launchers, WorldsOfDifferentSizesAreNamed) {
   const auto said = started_by_hand(
       2, [](const std::string& rank) { return by_hand(rank == "1" ? "3" : "2")(rank); });
-  const std::string differs = "rank 1 expects a world of 3 ranks, rank 0 one of 2";
+  const std::string differs = " expects a world of 3 ranks, rank 0 on host ";
   EXPECT_NE(said.find(differs), said.rfind(differs)) << said;
 }
 
-TEST(Launchers, AMeetingPlaceThatDoesNotResolveIsRefused) {
-  // Two ranks on hosts of their own, as far as anybody can tell.
+TEST(Launchers, MasterNameThatDoesNotResolveIsNamed) {
   const auto said = started_by_hand(2, [](const std::string& rank) {
     auto variables = by_hand("2")(rank);
     variables["MASTER_ADDR"] = "no-such-host.invalid";
+    variables["LOCKSTEP_TIMEOUT"] = "1";
     return variables;
   });
-  EXPECT_THAT(said, AllOf(HasSubstr("as rank 0 of 2, not all on this host"),
-                          HasSubstr("as rank 1 of 2, not all on this host"),
-                          HasSubstr("MASTER_ADDR=no-such-host.invalid")));
+  EXPECT_THAT(said, AllOf(HasSubstr("waited 1 s for rank 1"),
+                          HasSubstr("to reach rank 0: the name 'no-such-host.invalid': ")));
+}
+
+TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {
+  for (const auto& [hosts, backend] :
+       {std::pair("aabb", "hierarchical"), {"abcd", "tcp"}, {"aaaa", "host"}}) {
+    const auto said = started_by_hand(4, [hosts = hosts](const std::string& rank) {
+      auto variables = by_hand("4")(rank);
+      variables["LOCKSTEP_HOST"] = std::string(1, hosts[std::stoul(rank)]);
+      return variables;
+    });
+    for (const char* rank : {"0", "1", "2", "3"}) {
+      EXPECT_THAT(said,
+                  HasSubstr(std::string("rank ") + rank + " of 4 over " + backend + ": 10\n"));
+    }
+  }
+}
+
+TEST(Launchers, RanksOfMpirunMayUseTcp) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  Variables variables{{"LOCKSTEP_BACKEND", "tcp"}, {"MASTER_ADDR", "localhost"}};
+  EXPECT_THAT(Launched(under_mpirun(2), variables).wait().out,
+              HasSubstr("with backend tcp: got MASTER_ADDR=localhost, MASTER_PORT unset"));
+  variables["MASTER_PORT"] = own_port();
+  const auto ended = Launched(under_mpirun(2), variables).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("rank 1 of 2 over tcp: 3\n"));
+}
+
+TEST(Launchers, TokenFileThatOthersCanReadIsRefused) {
+  const TemporaryFolder folder;
+  const auto path = (folder / "token").string();
+  std::ofstream(path) << std::string(32, 'x');
+  const auto said = [&](const std::string& size) {
+    return started_by_hand(2, [&](const std::string& rank) {
+      auto variables = by_hand("2")(rank);
+      variables["LOCKSTEP_TOKEN_FILE"] = rank == size ? "" : path;
+      variables["LOCKSTEP_TIMEOUT"] = "1";
+      return variables;
+    });
+  };
+  EXPECT_THAT(said("none"), HasSubstr("which other users can read; expected mode 0600"));
+  std::filesystem::permissions(path, std::filesystem::perms(0600));
+  EXPECT_THAT(said("none"), HasSubstr("rank 1 of 2 over host: 3\n"));
+  EXPECT_THAT(said("1"), HasSubstr("it belongs to another world: its token differs"));
 }
 
 TEST(Launchers, OneRankIsAWorldOfOne) {
@@ -242,17 +289,6 @@ TEST(Launchers, KilledRankIsNamedThoughNobodyTells) {
   const auto said = started_by_hand(3, by_hand("3"), "kill");
   const std::string cause = "rank 1 left the world (its process ended) before all_reduce #1";
   EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 3: " + cause), HasSubstr("rank 2 of 3: " + cause)));
-}
-
-TEST(Launchers, SeveralHostsNeedMpi) {
-  EXPECT_THAT(started_by_hand(1,
-                              [](const std::string& rank) {
-                                return Variables{{"RANK", rank},
-                                                 {"WORLD_SIZE", "2"},
-                                                 {"MASTER_ADDR", "192.0.2.1"},
-                                                 {"MASTER_PORT", "29500"}};
-                              }),
-              HasSubstr("start worlds of several hosts with mpirun or srun"));
 }
 
 TEST(Launchers, ContradictionsAreShown) {

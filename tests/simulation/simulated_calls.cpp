@@ -4,7 +4,6 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -380,13 +379,6 @@ void __wrap_freeifaddrs(ifaddrs* first) {
   if (SimulatedKernel::current() == nullptr) return __real_freeifaddrs(first);
   // The entries are the first member of Interfaces.
   delete reinterpret_cast<Interfaces*>(first);
-}
-
-int __real_on_exit(void (*)(int, void*), void*);
-int __wrap_on_exit(void (*call)(int, void*), void* argument) {
-  if (SimulatedKernel::current() == nullptr) return __real_on_exit(call, argument);
-  SimulatedKernel::process().at_exit([=](int exit_code) { call(exit_code, argument); });
-  return 0;
 }
 
 ssize_t __real_getrandom(void*, size_t, unsigned);

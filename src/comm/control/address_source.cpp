@@ -24,7 +24,7 @@ OfferSource offer_at(const std::string& host, std::uint16_t port, const Token& t
     const int code = ::getaddrinfo(host.c_str(), nullptr, &hints, &first);
     if (code != 0) throw CommError(concat("the name '", host, "': ", ::gai_strerror(code)));
     const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(first, ::freeaddrinfo);
-    Offer offer{.token = token};
+    Offer offer{.token = token, .network = unknown_network};
     for (const auto* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
       const auto address = Address::of(entry->ai_addr);
       if (!address || offer.count == offer.addresses.size()) continue;

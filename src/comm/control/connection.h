@@ -24,13 +24,13 @@ enum class Kind : std::uint16_t {
   hello,      ///< a rank identifies itself; payload: Hello
   accepted,   ///< rank 0 admits the rank; payload: Greeting
   refused,    ///< rank 0 refuses the rank; payload: the reason
-  offer,      ///< a rank's Offer, from the rank that gathers
   all_here,   ///< all ranks have joined; heartbeats begin
   heartbeat,  ///< no payload
   failed,     ///< the world has failed; payload: the first cause
   left,       ///< the rank has left the world without a failure
   question,   ///< `lockstep status` asks (StatusRelay)
-  answer      ///< a part of the answer to a question
+  answer,     ///< a part of the answer to a question
+  offer       ///< a rank's Offer, from the rank that gathers
 };
 
 struct Frame {

@@ -136,7 +136,7 @@ class Joining {
       own = usable_interfaces(settings_.interface).front().addresses;
     }
     for (const auto& to : std::span(offer_.addresses).first(offer_.count)) {
-      if (to.loopback() && offer_.network != 0 && !same_host)
+      if (to.loopback() && offer_.network != unknown_network && !same_host)
         continue;  // a loopback address of another host
       const auto from = std::ranges::find(own, to.family(), &Address::family);
       if (to.loopback() || own.empty()) {

@@ -19,10 +19,13 @@ namespace lockstep::inline v0_2::control {
 /// A random secret of a world, which only its ranks have.
 using Token = std::array<char, 32>;
 
+/// The Offer::network of a rank whose host is not known.
+inline constexpr std::uint64_t unknown_network = ~std::uint64_t{0};
+
 /// The addresses at which a rank listens for others. It is sent as raw bytes.
 struct Offer {
   Token token{};
-  std::uint64_t network = 0;  ///< the rank's Settings::network; 0 if unknown
+  std::uint64_t network = 0;  ///< the rank's Settings::network, or unknown_network
   std::int32_t rank = 0;      ///< the rank that listens
   /// Whether the rank listened when it made this offer. Then a rank that is refused at all
   /// addresses ends joining soon. Otherwise it may listen later, and the rank tries until its

@@ -1,7 +1,6 @@
 #include "comm/tcp/tcp.h"
 
 #include <poll.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"
+#include "comm/tcp/worlds.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -29,15 +29,6 @@ using control::Gathering;
 using control::Offer;
 using messages::MessageCommunicator;
 using messages::MessageRankContext;
-
-/// Leaves a world at the end of the process. With another exit code it does not leave: the ends of
-/// its connections tell the other ranks.
-void leave_at_exit(int exit_code, void* of_world) {
-  auto* world = static_cast<std::shared_ptr<MessageRankContext>*>(of_world);
-  if (exit_code != 0 || (*world)->in_child()) return;
-  (*world)->leave_and_wait();
-  delete world;
-}
 
 /// The connections of this rank to others, until the world has them.
 class Joining {
@@ -142,7 +133,7 @@ class Joining {
 
 std::shared_ptr<Communicator> create(const messages::Options& options, const Meeting& meeting) {
   const auto context = Joining(options, meeting).run();
-  ::on_exit(leave_at_exit, new std::shared_ptr(context));
+  keep(context);
   const auto world = MessageCommunicator::world(context);
   const bool with_thread = options.progress != ProgressMode::wait;
   if (options.records) messages::record_operations(*world);

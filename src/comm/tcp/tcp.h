@@ -31,4 +31,8 @@ struct Meeting {
 /// InvalidArgument if ranks have different algorithms.
 std::shared_ptr<Communicator> create(const messages::Options& options, const Meeting& meeting);
 
+/// Leaves the worlds that create() has made, and closes their connections. Returns when all ranks
+/// have left. For ranks that have found out that they need none.
+void leave_worlds();
+
 }  // namespace lockstep::tcp
