@@ -1,14 +1,23 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "launch/launch.h"
+#include "launch/node_place.h"
+#include "launch/remote_nodes.h"
 #include "lockstep/error.h"
 
 namespace lockstep::cli {
@@ -18,7 +27,15 @@ struct RunArguments {
   launch::Options options;
   double grace = 0.5;
   double restart_delay = 1;
-  bool verbose = false;
+  launch::NodeOptions nodes;
+  std::string hosts;
+  std::string host_file;
+  launch::RemoteOptions remote{
+      .ssh =
+          "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "
+          "-o ServerAliveCountMax=3 -T"};
+  bool join_by_stdin = false;
+  bool end_with_stdin = false;
   bool dry_run = false;
   std::string placeholder;
 };
@@ -43,9 +60,58 @@ void take_ranks(const std::string& text, launch::Options& options) {
   options.ranks = *number;
 }
 
+/// The given options of the command that hold on every host, as "--name=value".
+std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
+  std::vector<std::string> words;
+  for (const auto* option : command.get_options()) {
+    if (option->get_lnames().empty()) continue;
+    const auto& name = option->get_lnames().front();
+    constexpr std::array own{"hosts", "hostfile", "ssh", "remote-lockstep", "export"};
+    if (std::ranges::count(own, name) > 0) continue;
+    for (const auto& value : option->results()) {
+      words.push_back(detail::concat("--", name, '=', value));
+    }
+  }
+  return words;
+}
+
+/// The hosts of the options; empty if there are none.
+std::vector<launch::HostRanks> hosts_of(const RunArguments& arguments) {
+  if (!arguments.hosts.empty()) return launch::parse_hosts(arguments.hosts, "--hosts");
+  if (arguments.host_file.empty()) return {};
+  std::ifstream file(arguments.host_file);
+  std::ostringstream text;
+  if (!(text << file.rdbuf())) {
+    throw InvalidArgument(detail::concat("run: --hostfile: cannot read '", arguments.host_file,
+                                         "', expected lines such as a:2"));
+  }
+  return launch::parse_hosts(text.str(), "--hostfile");
+}
+
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
+  if (arguments.join_by_stdin) launch::become_remote_node();
   auto& options = arguments.options;
   std::tie(options.program, options.arguments) = program_words(command, "-n 2");
+  const auto environment = launch::inherited_environment();
+  options.node = launch::find_place(arguments.nodes, environment);
+  ::unsetenv("LOCKSTEP_NODE_TOKEN");  // ranks have a token of their own
+  options.node.remote = arguments.end_with_stdin;
+  const auto hosts = hosts_of(arguments);
+  if (!hosts.empty()) {
+    if (ranks_given || options.node.count > 1) {
+      throw InvalidArgument(
+          "run: got --hosts or --hostfile with -n or --nnodes, expected either: the hosts have "
+          "numbers of ranks of their own");
+    }
+    options.ranks = hosts.front().ranks;
+    ranks_given = true;
+    if (hosts.size() > 1) options.node = launch::first_of(hosts);
+  }
+  const auto ranks = launch::ranks_of_environment(environment);
+  if (!ranks_given && !options.gpus && !ranks.empty()) {
+    take_ranks(ranks, options);
+    ranks_given = true;
+  }
   if (!ranks_given && !options.gpus) {
     throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
   }
@@ -57,14 +123,21 @@ int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
     std::cout << launch::describe(plan);
     return 0;
   }
-  if (arguments.verbose) std::cerr << launch::describe(plan) << std::endl;
-  return launch::run(plan);
+  if (options.verbose) std::cerr << launch::describe(plan) << std::endl;
+  if (arguments.end_with_stdin) launch::end_with_stdin();
+  if (hosts.size() < 2) return launch::run(plan);
+  auto& remote = arguments.remote;
+  if (remote.lockstep.empty()) remote.lockstep = std::filesystem::canonical("/proc/self/exe");
+  remote.run = options_of_all_hosts(command);
+  const launch::RemoteNodes others(hosts, remote, options);
+  return launch::run(plan, [&] { others.check(); });
 }
 
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand("run", "Start a program as ranks of one world on this host");
+  auto* command = app.add_subcommand(
+      "run", "Start a program as ranks of one world, on this host or on several");
   const auto arguments = std::make_shared<RunArguments>();
   auto& options = arguments->options;
   command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
@@ -73,9 +146,51 @@ void add_run(CLI::App& app, int& exit_code) {
           ->add_option_function<std::string>(
               "-n,--ranks",
               [arguments](const std::string& text) { take_ranks(text, arguments->options); },
-              "Number of ranks, or gpus: one rank for each GPU (required; default with --gpus: "
-              "gpus)")
+              "Number of ranks on this host, or gpus: one rank for each GPU (required; default: "
+              "gpus with --gpus, else PET_NPROC_PER_NODE)")
           ->type_name("RANKS");
+  auto& nodes = arguments->nodes;
+  command
+      ->add_option("--nnodes", nodes.count,
+                   "Number of hosts of the world, each with a launcher (default: that of "
+                   "PET_NNODES, WORLD_SIZE of a PyTorchJob, or SLURM; else 1)")
+      ->type_name("NODES");
+  command
+      ->add_option("--node-rank", nodes.number,
+                   "Number of this host among them, from 0 (default: the environment's)")
+      ->type_name("NUMBER");
+  command
+      ->add_option("--master", nodes.master,
+                   "Name or address of host 0, and the TCP port on which its launcher listens "
+                   "(default: the environment's; port 29500)")
+      ->type_name("HOST:PORT");
+  command
+      ->add_option("--hosts", arguments->hosts,
+                   "This host and others, each with its number of ranks, as "
+                   "a:2,b:2. The launchers of the others are started by ssh")
+      ->type_name("LIST");
+  command
+      ->add_option("--hostfile", arguments->host_file,
+                   "The same from a file with lines 'a:2' or 'a slots=2'")
+      ->type_name("FILE");
+  command
+      ->add_option("--ssh", arguments->remote.ssh,
+                   "Command in place of ssh, which gets a host and a shell command")
+      ->type_name("COMMAND");
+  command
+      ->add_option("--remote-lockstep", arguments->remote.lockstep,
+                   "Path of lockstep on the other hosts (default: this one's)")
+      ->type_name("FILE");
+  command
+      ->add_option("-x,--export", arguments->remote.exports,
+                   "Variable for the ranks of all hosts, beside LOCKSTEP_*, OMP_* and "
+                   "LD_LIBRARY_PATH")
+      ->allow_extra_args(false)
+      ->type_name("NAME[=VALUE]");
+  command->add_flag("--join-by-stdin", arguments->join_by_stdin)->group("");
+  command->add_flag("--end-with-stdin", arguments->end_with_stdin)->group("");
+  command->add_flag("--standalone", nodes.standalone,
+                    "Start a world of this host, also where the environment describes several");
   command
       ->add_option("--gpus", options.gpus,
                    "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first "
@@ -183,7 +298,7 @@ void add_run(CLI::App& app, int& exit_code) {
           "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "
           "--max-restarts. It is not the program's run log for lockstep report (default: none)")
       ->type_name("DIR");
-  command->add_flag("-v,--verbose", arguments->verbose,
+  command->add_flag("-v,--verbose", options.verbose,
                     "Print the configuration and each rank's environment before the start");
   command->add_flag("--dry-run", arguments->dry_run, "Print the same and start nothing");
 

@@ -61,6 +61,12 @@ std::string gpu_text(const RankGpus& gpus) {
                 gpus.note.empty() ? "" : "; ", gpus.note);
 }
 
+std::string node_text(const NodePlace& node) {
+  return concat(node.number, " of ", node.count, ", node 0 listens at ", node.host, " port ",
+                node.port, node.source.empty() ? "" : concat(" (", node.source, ")"),
+                "; LOCKSTEP_RANK begins at 0 on node 0, and counts on from node to node");
+}
+
 std::vector<Row> configuration(const Plan& plan) {
   const auto& options = plan.options;
   const auto& topology = plan.topology;
@@ -93,6 +99,7 @@ std::vector<Row> configuration(const Plan& plan) {
       {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},
       {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
       {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
+  if (options.node.count > 1) rows.push_back({"node", node_text(options.node)});
   if (!plan.gpus.gpus.empty()) rows.push_back({"GPUs", gpu_text(plan.gpus)});
   return rows;
 }

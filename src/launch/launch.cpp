@@ -2,12 +2,22 @@
 
 #include <chrono>
 #include <csignal>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 
+#include "core/environment.h"
+#include "core/system/topology.h"
 #include "core/text.h"
 #include "launch/job/console.h"
 #include "launch/job/failure_report.h"
 #include "launch/job/logs.h"
+#include "launch/job/nodes.h"
+#include "launch/job/signal_watch.h"
 #include "launch/job/supervisor.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
@@ -15,9 +25,9 @@ namespace {
 using detail::concat;
 
 /// Writes the last lines about a job that is not restarted.
-void conclude(const Outcome& outcome, int most, Output& err) {
+void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
   const auto ended_by = [&](int signal) {
-    return concat("lockstep: ended by ", signal_name(signal));
+    return concat("lockstep: ended by ", signal_name(signal), outcome.signalled);
   };
   if (outcome.cause && !outcome.reported) err.line("", report(*outcome.cause, err.colour()));
   if (!outcome.survivors.empty()) {
@@ -28,7 +38,7 @@ void conclude(const Outcome& outcome, int most, Output& err) {
                         "ends such a process when it can."));
   }
   if (!outcome.cause) {
-    if (outcome.end_signal && *outcome.end_signal != SIGPIPE) {
+    if (outcome.end_signal && (*outcome.end_signal != SIGPIPE || !outcome.signalled.empty())) {
       err.line("", ended_by(*outcome.end_signal) +
                        (outcome.survivors.empty() ? ", no rank is left" : ""));
     }
@@ -40,6 +50,8 @@ void conclude(const Outcome& outcome, int most, Output& err) {
                         " asked it to end"));
   } else if (!outcome.survivors.empty()) {
     err.line("", "lockstep: not started again, as a process of this attempt still runs");
+  } else if (restarts < most) {
+    err.line("", "lockstep: not started again, as another node may not start again");
   } else {
     err.line("", most == 1
                      ? std::string("lockstep: not started again: the one restart was used")
@@ -76,34 +88,91 @@ int settle(const Outcome& outcome, Console& console) {
   return end_signal ? 128 + *end_signal : gone ? 128 + SIGPIPE : 1;
 }
 
+/// The text by which a signal during the rendezvous of the nodes ends it on all of them.
+std::string interrupted(int signal) {
+  return concat("run: ended by ", signal_name(signal), " on host ");
+}
+
+/// Connects to the other nodes, and agrees with them on the attempt.
+Start join_nodes(const Plan& plan, int restarts, Console& console,
+                 const std::function<void()>& while_joining) {
+  const auto wait = [&] {
+    while_joining();
+    const auto signal = console.pause(std::chrono::milliseconds(1));
+    if (signal) throw CommError(concat(interrupted(*signal), detail::host_name()));
+  };
+  console.nodes.reset();
+  console.nodes.emplace(plan.options, wait);
+  auto start = start_attempt(plan, restarts, *console.nodes, wait);
+  if (plan.options.verbose) {
+    const auto& made = start.plan;
+    const auto& node = plan.options.node;
+    console.outputs.err.line(
+        "", concat("lockstep: node ", node.number, " of ", node.count, " (host ",
+                   detail::host_name(), ") has ",
+                   made.options.ranks == 1 ? "rank " : concat("ranks ", made.first_rank, " to "),
+                   made.first_rank + made.options.ranks - 1, " of ", made.world_size));
+  }
+  return start;
+}
+
+/// One attempt, on all nodes if there are several.
+Outcome run_attempt(const Plan& plan, int& restarts, Console& console,
+                    const std::function<void()>& while_joining) {
+  const auto& node = plan.options.node;
+  if (node.count == 1) return Supervisor(attempt_of(plan, restarts), console).run();
+  try {
+    auto start = join_nodes(plan, restarts, console, while_joining);
+    restarts = start.plan.restarts;
+    return Supervisor(start.plan, console, start.listening).run();
+  } catch (const std::exception& error) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      const std::string text = error.what(), known = interrupted(signal);
+      if (!text.starts_with(known)) continue;
+      Outcome outcome{.code = 128 + signal, .end_signal = signal};
+      const auto host = text.substr(known.size());
+      if (host != detail::host_name()) outcome.signalled = concat(" on host ", host);
+      return outcome;
+    }
+    if (auto& nodes = console.nodes) {
+      const auto text = nodes->failed_text(node.number, detail::host_name(), error.what());
+      nodes->send(control::failure_frame({.text = text}));
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
-int run(const Plan& plan) {
+int run(const Plan& plan, const std::function<void()>& while_joining) {
   using Clock = std::chrono::steady_clock;
   open_standard_descriptors();
   Console console(plan.options.forward_signals);
-  const auto logs = lock_logs(plan.options.log_directory, plan.run_id);
+  // Nodes may share the folder, so one locks it. Each writes files of its own ranks.
+  const bool locks = plan.options.node.number == 0;
+  const auto logs = locks ? lock_logs(plan.options.log_directory, plan.run_id) : nullptr;
   Backoff backoff(plan.options.restart_delay);
   const int most = plan.options.max_restarts;
   for (int restarts = 0;; ++restarts) {
     const auto begin = Clock::now();
-    const Plan attempt = attempt_of(plan, restarts);
-    Outcome outcome = Supervisor(attempt, console).run();
+    Outcome outcome = run_attempt(plan, restarts, console, while_joining);
     auto& err = console.outputs.err;
-    const bool over = !outcome.cause || outcome.end_signal || !outcome.survivors.empty();
-    if (!over && restarts < most) {
+    if (outcome.cause && outcome.may_restart) {
       const auto lasted =
           std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
       const auto delay = backoff.after(lasted);
-      err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
+      if (!plan.options.node.remote) {
+        err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
+      }
       outcome.end_signal = console.pause(delay);
       if (!outcome.end_signal) continue;
     }
+    console.nodes.reset();
     for (const int signal : console.to_forward) {
       err.line("", concat("lockstep: ", signal_name(signal),
                           " was not forwarded, because no rank was left"));
     }
-    conclude(outcome, most, err);
+    if (!plan.options.node.remote) conclude(outcome, restarts, most, err);
     return settle(outcome, console);
   }
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "launch/plan.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -46,6 +48,10 @@ namespace lockstep::inline v0_2::launch {
 ///
 /// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
 /// executed. CommError if the system refuses memory, processes or descriptors. No rank runs then.
-int run(const Plan& plan);
+///
+/// while_joining is called while the launcher waits for other nodes. An exception from it ends the
+/// job.
+int run(
+    const Plan& plan, const std::function<void()>& while_joining = [] {});
 
 }  // namespace lockstep::launch

@@ -136,6 +136,15 @@ const std::string* find_variable(const Variables& variables, std::string_view na
   return found == variables.end() ? nullptr : &found->second;
 }
 
+void set_variable(Variables& variables, std::string_view name, std::string value) {
+  const auto found = std::ranges::find(variables, name, &Variables::value_type::first);
+  if (found != variables.end()) {
+    found->second = std::move(value);
+  } else {
+    variables.emplace_back(name, std::move(value));
+  }
+}
+
 Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,
                const GpuSources& sources) {
   auto gpus = choose_gpus(given, inherited, sources);
@@ -153,7 +162,8 @@ Plan make_plan(const Options& given, const Topology& topology, const Variables& 
             .threads = division.threads,
             .gpus = std::move(gpus),
             .ranks = {},
-            .inherited = inherited};
+            .inherited = inherited,
+            .world_size = options.ranks};
   for (int rank = 0; rank < options.ranks; ++rank) {
     plan.ranks.push_back({.cpus = division.cpus.empty()
                                       ? std::vector<int>{}
@@ -169,6 +179,7 @@ Plan make_plan(const Options& options) {
 
 Plan attempt_of(const Plan& plan, int restarts) {
   Plan attempt = plan;
+  attempt.restarts = restarts;
   auto& folder = attempt.options.log_directory;
   if (plan.options.max_restarts > 0 && !folder.empty()) folder /= concat("attempt-", restarts);
   for (auto& rank : attempt.ranks) {

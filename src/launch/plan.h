@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,17 @@ namespace lockstep::inline v0_2::launch {
 
 /// Whether each rank is bound to its own cores.
 enum class Bind { none, cores };
+
+/// The place of this launcher among the nodes of a job: the launchers of several hosts.
+struct NodePlace {
+  int count = 1;            ///< number of nodes; 1: all ranks are on this host
+  int number = 0;           ///< this node's, from 0
+  std::string host = {};    ///< name or address of node 0
+  std::uint16_t port = 0;   ///< on which node 0 listens
+  std::string source = {};  ///< the variables that have given the place, for texts
+  std::string token = {};   ///< of the nodes, in hexadecimal; empty: as LOCKSTEP_TOKEN_FILE
+  bool remote = false;      ///< started by RemoteNodes, whose launcher reports the results
+};
 
 /// The options of the launcher.
 struct Options {
@@ -46,6 +59,8 @@ struct Options {
   std::string device;  ///< auto, cpu or cuda, for LOCKSTEP_DEVICE; empty: not set
   std::filesystem::path
       log_directory;  ///< folder of rank-0.out, rank-0.err, …; empty: no log files
+  NodePlace node;
+  bool verbose = false;  ///< report this node's ranks when all nodes have joined
 
   /// Whether the launcher looks for GPUs. `device` alone is only passed on to the ranks.
   bool asks_for_gpus() const { return rank_per_gpu || gpus || !share_gpus.empty(); }
@@ -80,12 +95,16 @@ struct Plan {
   RankGpus gpus = {};
   std::vector<RankPlan> ranks;
   Variables inherited;  ///< the launcher's own environment
+  int restarts = 0;     ///< of the world, before this attempt
+  int first_rank = 0;   ///< world rank of this node's first rank
+  int world_size = 0;   ///< number of ranks of all nodes
 };
 
-/// The descriptors that ranks inherit: the world's memory and the ErrorRecords. The numbers are
-/// above those that shell scripts use.
+/// The descriptors that ranks inherit: the world's memory, the ErrorRecords, and, with several
+/// nodes, the socket on which rank 0 listens. The numbers are above those that shell scripts use.
 inline constexpr int arena_descriptor = 200;
 inline constexpr int error_descriptor = 201;
+inline constexpr int listen_descriptor = 202;
 
 /// Checks the options, finds the program and the GPUs, and divides the cores.
 /// Throws: InvalidArgument naming the option, or the program and why it cannot be executed.
@@ -98,6 +117,9 @@ Plan make_plan(const Options& options);
 /// The plan of one attempt, after this number of restarts, which is in the ranks' environment. If
 /// restarts are allowed, each attempt has its own log folder.
 Plan attempt_of(const Plan& plan, int restarts);
+
+/// Replaces a variable of a rank, or adds it.
+void set_variable(Variables& variables, std::string_view name, std::string value);
 
 /// The cores of each rank: slices of equal numbers of cores, in the order of NUMA nodes. If there
 /// are at least as many ranks as nodes, no slice crosses a node. If there are more ranks than

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -45,6 +46,8 @@ class DeviceHosts : public ::testing::Test {
     const auto ended = Launched(words, {{"LOCKSTEP_BACKEND", backend},
                                         {"LOCKSTEP_DEVICE", "cpu"},
                                         {"LOCKSTEP_TEST_HOSTS", "1"},
+                                        {"MASTER_ADDR", "127.0.0.1"},
+                                        {"MASTER_PORT", std::to_string(1024 + ::getpid() % 60'000)},
                                         {"GTEST_COLOR", "no"},
                                         {"OMP_NUM_THREADS", "1"}})
                            .wait();
@@ -60,15 +63,16 @@ class DeviceHosts : public ::testing::Test {
   }
 };
 
-// The reference is the host world's own collective: MPI's, or that of shared memory inside a host
-// and MPI between hosts.
+// The reference is the host world's own collective: MPI's, TCP's, or that of shared memory inside a
+// host and MPI between hosts.
 TEST_F(DeviceHosts, HaveTheCollectivesAndTrain) {
   expect_passes(3, "mpi", "Devices/Collectives.*3:Devices/Streams.*3");
   expect_passes(3, "hierarchical", "Devices/Collectives.*3:Devices/TrainingOnDevices.*3");
+  expect_passes(3, "tcp", "Devices/Collectives.*3:Devices/TrainingOnDevices.*3");
 }
 
 TEST_F(DeviceHosts, RaiseTheFirstCause) {
-  for (const auto* backend : {"mpi", "hierarchical"}) {
+  for (const auto* backend : {"mpi", "hierarchical", "tcp"}) {
     expect_passes(3, backend, "RankOfHosts.RaisesWhatDiffers");
   }
 }

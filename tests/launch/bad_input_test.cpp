@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"MisspeltOption",
                 {"run", "-n", "2", "--rnaks", "3", "true"},
                 {"run: unknown option '--rnaks', did you mean --ranks?"}},
-        Refused{"UnknownShortOption", {"run", "-x", "-n", "2", "true"}, {"-x"}},
+        Refused{"UnknownShortOption", {"run", "-z", "-n", "2", "true"}, {"-z"}},
         Refused{"UnknownBinding", {"run", "-n", "2", "--bind", "sockets", "true"}, {"sockets"}},
         Refused{
             "UnknownFreedMemory", {"run", "-n", "2", "--freed-memory", "tuned", "true"}, {"tuned"}},

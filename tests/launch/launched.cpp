@@ -107,6 +107,13 @@ void Launched::await_output(const std::string& text, int times) {
   }
 }
 
+bool Launched::await_error(const std::string& text) {
+  while (err_.find(text) == std::string::npos) {
+    if (!read_some(false)) return false;
+  }
+  return true;
+}
+
 void Launched::close_output() {
   if (out_fd_ >= 0) close(out_fd_);
   out_fd_ = -1;

@@ -43,6 +43,8 @@ class Launched {
   /// Reads stdout until it holds text so many times. Fails the test if it ends before, or after 3
   /// minutes.
   void await_output(const std::string& text, int times = 1);
+  /// The same for stderr, once. False if both outputs end before.
+  bool await_error(const std::string& text);
   const std::string& output() const { return out_; }
   /// Closes the read end of its stdout.
   void close_output();

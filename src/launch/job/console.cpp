@@ -11,6 +11,7 @@
 #include <climits>
 #include <csignal>
 #include <cstdlib>
+#include <string>
 
 #include "core/system/terminal.h"
 #include "core/text.h"
@@ -91,7 +92,12 @@ std::array<pollfd, 3> Console::awaited() const {
 }
 
 std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
-  auto ready = awaited();
+  const auto own = awaited();
+  std::vector<pollfd> ready(own.begin(), own.end());
+  if (nodes) {
+    nodes->await(ready);
+    until = std::min(until.value_or(nodes->next()), nodes->next());
+  }
   long long timeout = -1;
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
@@ -102,18 +108,24 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
   outputs.err.write_ready();
   while (const auto event = signals.next()) {
     const auto signal = static_cast<int>(event->ssi_signo);
-    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) return signal;
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      if (nodes) nodes->send({.kind = signal_kind, .payload = std::to_string(signal)});
+      return signal;
+    }
     if (signal == SIGTSTP) raise(SIGSTOP);
     if (is_forwarded(signal)) to_forward.insert(signal);
   }
-  return std::nullopt;
+  if (!nodes) return std::nullopt;
+  nodes->update();
+  return nodes->take_end_signal();
 }
 
-std::vector<WriteEnds> Streams::create(const Options& options) {
+std::vector<WriteEnds> Streams::create(const Plan& plan) {
   std::vector<WriteEnds> ends;
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    ends.push_back({.out = add(rank, outputs_.out, options, "out"),
-                    .err = add(rank, outputs_.err, options, "err")});
+  for (int local = 0; local < plan.options.ranks; ++local) {
+    const int rank = plan.first_rank + local;
+    ends.push_back({.out = add(rank, outputs_.out, plan.options, "out"),
+                    .err = add(rank, outputs_.err, plan.options, "err")});
   }
   return ends;
 }

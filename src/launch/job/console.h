@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "launch/job/logs.h"
+#include "launch/job/nodes.h"
 #include "launch/job/output.h"
 #include "launch/job/signal_watch.h"
 #include "launch/plan.h"
@@ -20,8 +21,8 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// The launcher's state that persists through all attempts of a job: its outputs, lost output, and
-/// signals.
+/// The launcher's state that persists through all attempts of a job: its outputs, lost output,
+/// signals, and connections to other nodes.
 class Console {
  public:
   /// Time without progress of a reader after which queued output is discarded; none: never.
@@ -39,8 +40,8 @@ class Console {
   /// or when a signal asks the launcher to end. Returns that signal.
   std::optional<int> drain(Patience patience) noexcept;
 
-  /// Waits for `duration` and writes queued output. Returns early if a signal asks the launcher to
-  /// end, with that signal.
+  /// Waits for `duration` and writes queued output. Returns early if a signal asks the launcher, or
+  /// that of another node, to end, with that signal.
   std::optional<int> pause(std::chrono::milliseconds duration) noexcept;
 
   /// What poll() must wait for: a signal, which is the first, and readers of queued output.
@@ -49,7 +50,8 @@ class Console {
   Outputs outputs;
   Losses losses;
   SignalWatch signals;
-  std::set<int> to_forward;  ///< signals for the ranks that were not sent to them yet
+  std::set<int> to_forward;    ///< signals for the ranks that were not sent to them yet
+  std::optional<Nodes> nodes;  ///< the other nodes, if there are any and they have joined
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,7 +71,8 @@ class Streams {
   /// Creates the streams of each rank, and its log files.
   /// Throws: InvalidArgument for a log file that cannot be written. CommError if the system refuses
   /// descriptors.
-  std::vector<WriteEnds> create(const Options& options);
+  std::vector<WriteEnds> create(const Plan& plan);
+  /// rank: on this host.
   const Stream& err(int rank) const { return streams_[2 * static_cast<std::size_t>(rank) + 1]; }
 
   /// Appends what poll() must wait for, in the order that read_ready() takes.
@@ -87,7 +90,7 @@ class Streams {
   Descriptor add(int rank, Output& output, const Options& options, std::string_view log);
 
   Outputs& outputs_;
-  std::deque<Stream> streams_;                  ///< stdout and stderr of rank 0, of rank 1, …
+  std::deque<Stream> streams_;                  ///< stdout and stderr of each rank of this host
   std::vector<std::pair<int, int>> terminals_;  ///< the launcher's, and the pseudo-terminal
 };
 

@@ -4,9 +4,11 @@
 #include <sstream>
 #include <tuple>
 
+#include "core/environment.h"
 #include "core/system/terminal.h"
 #include "core/system/topology.h"
 #include "core/text.h"
+#include "launch/job/nodes.h"
 #include "launch/job/output.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -25,16 +27,6 @@ bool repeats(std::span<const RankFacts> ranks, std::size_t rank) {
   return error.repeats && error.rank >= 0 && first != rank && first < ranks.size() &&
          ranks[first].error;
 }
-
-/// The roles of a rank in a failure, from the least likely cause to the most likely.
-enum class Role {
-  bystander,            ///< it did not fail
-  follower,             ///< it raised or repeated another rank's failure
-  failed_late,          ///< it failed without an error text, after others
-  failed,               ///< it failed without an error text
-  erred_and_was_ended,  ///< it has an error of its own; the launcher ended it
-  erred                 ///< it ended by an error of its own, or crashed
-};
 
 Role role_of(std::span<const RankFacts> ranks, std::size_t rank) {
   const auto& facts = ranks[rank];
@@ -73,7 +65,7 @@ std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional
 }
 
 std::string end_text(const Member& member) {
-  return concat("rank ", member.rank, " (pid ", member.process.pid(), ") ended with ",
+  return concat("rank ", member.world_rank, " (pid ", member.process.pid(), ") ended with ",
                 member.ending->text());
 }
 
@@ -87,22 +79,33 @@ std::optional<Failure> recorded_failure(const host::World& world,
   return by_launcher ? std::nullopt : failure;
 }
 
-FirstCause first_cause(const std::vector<Member>& members, const Inheritance& inheritance,
-                       const Streams& streams, const FirstFailure& first) {
+namespace {
+
+std::string who_failed(const FirstCause& cause);
+
+}  // namespace
+
+std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member>& members,
+                                      const Inheritance& inheritance, const Streams& streams,
+                                      const FirstFailure& first) {
   constexpr auto same_moment = std::chrono::milliseconds(100);
   constexpr std::size_t reported_lines = 20;
   const auto& world = *inheritance.world;
   std::vector<RankFacts> facts;
   for (const auto& member : members) {
     const auto& tail = streams.err(member.rank).tail();
-    auto error = inheritance.errors.of(member.rank);
+    auto error = inheritance.errors.of(member.world_rank);
     const bool shown = error && tail.contains(error->text);
     if (error && error->raised && !shown) error.reset();
+    // World ranks become those of this host.
+    if (error && error->rank >= 0) error->rank -= plan.first_rank;
+    const bool elsewhere = error && error->repeats &&
+                           (error->rank < 0 || error->rank >= static_cast<int>(members.size()));
     const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
     facts.push_back({.failed = failed || member.lingered,
                      .crashed = failed && member.ending->by_signal,
                      .late = member.end_time > first.time + same_moment,
-                     .raised_failure = world.raised_failure(member.rank),
+                     .raised_failure = world.raised_failure(member.rank) || elsewhere,
                      .wrote_error = !tail.empty(),
                      .shows_error = shown && has_own_text(error),
                      .error = error});
@@ -110,9 +113,11 @@ FirstCause first_cause(const std::vector<Member>& members, const Inheritance& in
   const auto failure = recorded_failure(world, members);
   const auto recorded = failure ? std::optional(failure->rank) : std::nullopt;
   const int cause = rank_at_fault(facts, recorded).value_or(first.rank);
+  if (cause < 0) return std::nullopt;
   const auto& member = members[static_cast<std::size_t>(cause)];
   const auto& stream = streams.err(cause);
-  FirstCause found{member, static_cast<int>(members.size()), member.process.pid()};
+  FirstCause found{member, plan.world_size, member.process.pid()};
+  found.role = role_of(facts, static_cast<std::size_t>(cause));
   found.ended_by_launcher = member.ended_by_launcher || member.stays;
   found.joined = member.joined || world.joined(cause);
   found.last_lines = stream.tail().lines(reported_lines);
@@ -120,6 +125,7 @@ FirstCause first_cause(const std::vector<Member>& members, const Inheritance& in
   const auto& error = facts[static_cast<std::size_t>(cause)].error;
   const bool own_error = has_own_text(error);
   if (recorded == cause) {
+    found.role = std::max(found.role, Role::failed);
     found.kind = failure->kind;
     // The report names the signal already.
     const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
@@ -134,6 +140,7 @@ FirstCause first_cause(const std::vector<Member>& members, const Inheritance& in
   for (const auto& line : found.last_lines) printed += line + '\n';
   found.lines_hold_reason = !is_hidden && own_error && found.reason.ends_with(error->text) &&
                             printed.find(error->text) != std::string::npos;
+  found.who = who_failed(found);
   return found;
 }
 
@@ -181,8 +188,8 @@ std::string event_text(const FirstCause& cause) {
 }
 
 std::string who_failed(const FirstCause& cause) {
-  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ", event_text(cause),
-                " (host ", detail::host_name(), ", pid ", cause.pid, ")");
+  return concat("rank ", cause.world_rank, " of ", cause.ranks, " failed first: it ",
+                event_text(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
 }
 
 std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
@@ -205,10 +212,11 @@ std::string indented(const std::string& text) {
 }  // namespace
 
 std::string report(const FirstCause& cause, bool colour) {
-  auto text = concat(label(colour), ' ', in_tone(who_failed(cause), Tone::strong, colour), '.');
+  auto text = concat(label(colour), ' ', in_tone(cause.who, Tone::strong, colour), '.');
   if (!cause.reason.empty() && !cause.lines_hold_reason) {
     text += concat("\n  Reason: ", indented(cause.reason));
   }
+  if (cause.role == Role::lost_node) return text;
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
   if (cause.lines_shown_last) {
     const bool one = cause.last_lines.size() == 1;
@@ -225,10 +233,89 @@ std::string report(const FirstCause& cause, bool colour) {
 
 std::string restart_line(const FirstCause& cause, int restart, int most,
                          std::chrono::milliseconds delay, bool colour) {
-  return concat(label(colour), " restart ", restart, " of ", most, ": ", who_failed(cause),
+  return concat(label(colour), " restart ", restart, " of ", most, ": ", cause.who,
                 cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
                 "; all ranks start again",
                 delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
+}
+
+namespace {
+
+/// The fields of text_of(), divided by a character that no terminal shows.
+constexpr char divider = '\x1f';
+struct Field {
+  enum : std::size_t {
+    code,
+    signal,
+    may_restart,
+    host,
+    role,
+    who,
+    reason,
+    lines_hold_reason,
+    lines
+  };
+};
+
+std::vector<std::string> fields_of(const std::string& text) {
+  std::vector<std::string> fields;
+  std::istringstream in(text);
+  for (std::string field; std::getline(in, field, divider);) fields.push_back(field);
+  fields.resize(std::max<std::size_t>(fields.size(), Field::lines));
+  return fields;
+}
+
+int number_in(const std::string& field) { return detail::parse_number<int>(field).value_or(0); }
+
+}  // namespace
+
+std::string text_of(const Outcome& outcome) {
+  const auto cause = outcome.cause.value_or(FirstCause{});
+  std::string text =
+      concat(outcome.code, divider, outcome.signalled.empty() ? outcome.end_signal.value_or(0) : 0,
+             divider, outcome.may_restart ? 1 : 0, divider, detail::host_name(), divider,
+             static_cast<int>(outcome.cause ? cause.role : Role::bystander), divider, cause.who,
+             divider, cause.reason, divider, cause.lines_hold_reason ? 1 : 0);
+  for (const auto& line : cause.last_lines) text += divider + line;
+  return text;
+}
+
+Outcome agreed(Outcome own, int node, const std::vector<std::string>& texts) {
+  Outcome all = std::move(own);
+  auto best = all.cause ? all.cause->role : Role::bystander;
+  std::size_t best_node = all.cause ? static_cast<std::size_t>(node) : texts.size();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (static_cast<int>(i) == node) continue;
+    auto cause = FirstCause{};
+    int failed_with = 1;
+    if (texts[i].starts_with(Nodes::lost_text)) {
+      cause.role = Role::lost_node;
+      cause.who = texts[i].substr(Nodes::lost_text.size());
+    } else {
+      auto fields = fields_of(texts[i]);
+      failed_with = number_in(fields[Field::code]);
+      cause.role = static_cast<Role>(number_in(fields[Field::role]));
+      cause.who = fields[Field::who];
+      cause.reason = fields[Field::reason];
+      cause.lines_hold_reason = fields[Field::lines_hold_reason] == "1";
+      cause.last_lines.assign(fields.begin() + Field::lines, fields.end());
+      const int signal = number_in(fields[Field::signal]);
+      if (signal != 0 && (!all.end_signal || !all.signalled.empty())) {
+        all.end_signal = signal;
+        all.signalled = concat(" on host ", fields[Field::host]);
+      }
+      all.may_restart = all.may_restart && fields[Field::may_restart] == "1";
+    }
+    // Of equal causes, that of the lowest node.
+    const bool wins = cause.role > best || (cause.role == best && i < best_node);
+    if (cause.who.empty() || !wins) continue;
+    best = cause.role;
+    best_node = i;
+    all.cause = std::move(cause);
+    all.code = failed_with;
+  }
+  if (!all.cause) all.code = all.end_signal ? 128 + *all.end_signal : 0;
+  return all;
 }
 
 }  // namespace lockstep::launch

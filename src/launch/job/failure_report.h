@@ -38,10 +38,23 @@ struct RankFacts {
 /// comes first, then one that wrote anything to stderr, then the lowest rank.
 std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded);
 
+/// The roles of a rank in a failure, from the least likely cause to the most likely.
+enum class Role {
+  bystander,            ///< it did not fail
+  follower,             ///< it raised or repeated another rank's failure
+  lost_node,            ///< not a rank: the launcher of a node was lost
+  failed_late,          ///< it failed without an error text, after others
+  failed,               ///< it failed without an error text
+  erred_and_was_ended,  ///< it has an error of its own; the launcher ended it
+  erred                 ///< it ended by an error of its own, or crashed
+};
+
 /// The facts about the rank that caused the failure of a job.
 struct FirstCause : RankState {
   int ranks = 1;
   pid_t pid = 0;
+  Role role = Role::failed;
+  std::string who = {};  ///< "rank 1 of 2 failed first: it ended with exit code 3 (host a, pid 77)"
   std::optional<detail::Failure::Kind> kind = {};  ///< kind of its recorded failure
   std::string reason = {};                         ///< text of its recorded failure
   std::vector<std::string> last_lines = {};        ///< of its stderr
@@ -55,13 +68,21 @@ struct Outcome {
   std::optional<FirstCause> cause = {};  ///< of a failure
   bool reported = false;                 ///< whether report(cause) was written
   std::optional<int> end_signal = {};    ///< the signal that asked the launcher to end
+  std::string signalled = {};            ///< " on host b", if another node got it
+  bool may_restart = false;              ///< all nodes may start the world again
   std::vector<std::string> survivors =
       {};  ///< processes that SIGKILL did not end, as survivor_text()
 };
 
+/// The result as a text for the other nodes of the job.
+std::string text_of(const Outcome& outcome);
+/// Makes the result of this node that of all nodes, whose texts are in their order. The first cause
+/// is the most likely one of all nodes. A signal that any node got is a signal to all.
+Outcome agreed(Outcome own, int node, const std::vector<std::string>& texts);
+
 /// The failure of a rank that the launcher noticed first.
 struct FirstFailure {
-  int rank;
+  int rank;  ///< on this host; -1: of another node
   std::chrono::steady_clock::time_point time;
 };
 
@@ -71,9 +92,11 @@ std::optional<detail::Failure> recorded_failure(const host::World& world,
 /// The text with which the launcher records the end of a rank as a failure of the world.
 std::string end_text(const Member& member);
 
-/// Determines the first cause of an attempt in which a rank failed.
-FirstCause first_cause(const std::vector<Member>& members, const Inheritance& inheritance,
-                       const Streams& streams, const FirstFailure& first);
+/// Determines the first cause of an attempt in which a rank failed; nullopt if no rank of this host
+/// can be it.
+std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member>& members,
+                                      const Inheritance& inheritance, const Streams& streams,
+                                      const FirstFailure& first);
 
 /// The last paragraph of a failed job. It leaves out lines that are the last output shown.
 std::string report(const FirstCause& cause, bool colour = false);

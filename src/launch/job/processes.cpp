@@ -98,7 +98,7 @@ void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,
   for (const auto& ends : streams) {
     const auto rank = static_cast<int>(members_.size());
     RankProcess process(plan, rank, ends, inheritance, guardian_->registry());
-    members_.push_back({{.rank = rank}, std::move(process)});
+    members_.push_back({{.rank = rank, .world_rank = plan.first_rank + rank}, std::move(process)});
   }
 }
 
@@ -165,7 +165,7 @@ void Processes::give_up() {
   for (auto& member : members_) {
     if (member.gone || member.ended()) continue;
     member.stays = true;
-    survivors_.push_back(survivor_text(concat("rank ", member.rank), member.process.pid()));
+    survivors_.push_back(survivor_text(concat("rank ", member.world_rank), member.process.pid()));
   }
 }
 
@@ -192,7 +192,7 @@ void Forwarding::send(const Processes& processes, const host::World& world, Outp
     if (found != members.end()) {
       if (std::exchange(wait_reported_, true)) return;
       err.line("", concat("lockstep: ", signal_name(signal), " is forwarded when rank ",
-                          found->rank, " (pid ", found->process.pid(),
+                          found->world_rank, " (pid ", found->process.pid(),
                           ") has called lockstep::init() or installed a handler"));
       return;
     }

@@ -18,7 +18,8 @@ namespace lockstep::inline v0_2::launch {
 
 /// What happened to a rank.
 struct RankState {
-  int rank = 0;
+  int rank = 0;  ///< on this host
+  int world_rank = 0;
   std::optional<Ending> ending = {};  ///< nullopt if it had not ended
   std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
   bool ended_by_launcher = false;     ///< it had not ended by itself

@@ -87,26 +87,31 @@ void join_group(int registry, pid_t launcher, const std::string& score) noexcept
 }
 
 /// False on an error, with errno set.
-bool inherit(const Inheritance& inheritance, int in, const WriteEnds& streams) noexcept {
+bool inherit(const Inheritance& inheritance, int rank, int in, const WriteEnds& streams) noexcept {
   return dup2(in, 0) >= 0 && dup2(streams.out.get(), 1) >= 0 && dup2(streams.err.get(), 2) >= 0 &&
          inherit_as(inheritance.arena.get(), arena_descriptor) &&
-         inherit_as(inheritance.errors_file.get(), error_descriptor);
+         inherit_as(inheritance.errors_file.get(), error_descriptor) &&
+         (rank > 0 || !inheritance.listening ||
+          inherit_as(inheritance.listening.get(), listen_descriptor));
 }
 
 unsigned long files_needed(int ranks) {
   constexpr unsigned long own = 64;
   constexpr unsigned long of_each_rank = 7;
-  return error_descriptor + own + of_each_rank * static_cast<unsigned long>(ranks);
+  return listen_descriptor + own + of_each_rank * static_cast<unsigned long>(ranks);
 }
 
 }  // namespace
 
-Inheritance::Inheritance(int ranks, const SignalWatch& watch)
+Inheritance::Inheritance(int ranks, const SignalWatch& watch, const Descriptor& rank_0_listens)
     : world(host::World::create(ranks)),
       files(files_needed(ranks)),
       // Before other descriptors are opened, so that none gets this number.
       arena(fcntl(world->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
       errors_file(fcntl(errors.fd(), F_DUPFD_CLOEXEC, error_descriptor)),
+      listening(rank_0_listens
+                    ? Descriptor(fcntl(rank_0_listens.get(), F_DUPFD_CLOEXEC, listen_descriptor))
+                    : Descriptor()),
       null(open("/dev/null", O_RDONLY | O_CLOEXEC)),
       signals(watch) {
   if (!arena || !errors_file) throw_system("hand on the world's memory");
@@ -123,15 +128,15 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
   char* const* envp = environment.get();
   const auto score = oom_score();
   // Ranks may not read from a terminal, because they are not in its foreground process group.
-  const bool reads = rank == 0 && isatty(STDIN_FILENO) == 0;
+  const bool reads = plan.first_rank + rank == 0 && isatty(STDIN_FILENO) == 0;
   const int in = reads ? STDIN_FILENO : inheritance.null.get();
   auto exec_error = make_pipe();
   const pid_t launcher = getpid();
   pid_ = fork();
-  if (pid_ < 0) throw_system(concat("start rank ", rank));
+  if (pid_ < 0) throw_system(concat("start rank ", plan.first_rank + rank));
   if (pid_ == 0) {
     join_group(registry, launcher, score);
-    if (inherit(inheritance, in, streams)) {
+    if (inherit(inheritance, rank, in, streams)) {
       bind_to(own.cpus);
       inheritance.files.restore();
       inheritance.signals.restore();

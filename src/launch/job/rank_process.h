@@ -16,14 +16,16 @@ namespace lockstep::inline v0_2::launch {
 
 /// What every rank of an attempt inherits.
 struct Inheritance {
+  /// rank_0_listens: the socket on which rank 0 listens, or none.
   /// Throws: CommError if the system refuses memory or descriptors.
-  Inheritance(int ranks, const SignalWatch& watch);
+  Inheritance(int ranks, const SignalWatch& watch, const Descriptor& rank_0_listens);
 
   std::shared_ptr<host::World> world;
   FileLimit files;
   Descriptor arena;  ///< the world's memory
   detail::ErrorRecords errors;
   Descriptor errors_file;  ///< the memory of errors
+  Descriptor listening;    ///< inherited by the first rank of this host
   Descriptor null;         ///< /dev/null, the stdin of a rank that does not read the launcher's
   const SignalWatch& signals;
 };

@@ -7,13 +7,16 @@
 #include <csignal>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
 #include "core/environment.h"
 #include "core/system/process.h"
+#include "core/system/topology.h"
 #include "core/text.h"
 
 // Note [The life of an attempt]
@@ -32,10 +35,14 @@
 //
 // Then end_groups() does the same as phases 3 and 4 for processes of the ranks' process groups, and
 // Processes::end_others() kills other descendants.
+//
+// With several nodes, a failure of a rank begins phase 2 on all of them, and a signal phase 3. The
+// cause is known when the ranks of all nodes have ended, so report_cause() writes nothing before.
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
+using detail::concat;
 using detail::Failure;
 using namespace std::chrono_literals;
 
@@ -63,10 +70,10 @@ std::chrono::duration<double> stall_time(const Plan& plan) {
 }
 
 /// Removes the copies of an earlier job in the log folder.
-void remove_earlier_flight_records(const Options& options) {
-  const auto& folder = options.log_directory;
+void remove_earlier_flight_records(const Plan& plan) {
+  const auto& folder = plan.options.log_directory;
   if (folder.empty()) return;
-  for (int rank = 0; rank < options.ranks; ++rank) {
+  for (int rank = plan.first_rank; rank < plan.first_rank + plan.options.ranks; ++rank) {
     std::error_code absent;
     std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
     std::filesystem::remove(folder / detail::stack_file_name(rank), absent);
@@ -75,19 +82,20 @@ void remove_earlier_flight_records(const Options& options) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Plan& plan, Console& console)
+Supervisor::Supervisor(const Plan& plan, Console& console, const Descriptor& listening)
     : plan_(plan),
       console_(console),
-      inheritance_(plan.options.ranks, console.signals),
+      inheritance_(plan.options.ranks, console.signals, listening),
       streams_(console.outputs),
       forwarding_(console.to_forward),
-      remaining_(plan.options.ranks, stall_time(plan), plan.options.linger) {}
+      remaining_(plan.world_size, stall_time(plan), plan.options.linger) {}
 
 Outcome Supervisor::run() {
-  auto ends = streams_.create(plan_.options);
-  remove_earlier_flight_records(plan_.options);
+  auto ends = streams_.create(plan_);
+  remove_earlier_flight_records(plan_);
   processes_.start(plan_, ends, inheritance_);
   ends.clear();  // the streams end when the ranks have closed them
+  inheritance_.listening.reset();
   while (!processes_.all_ended()) poll_once();
   end_groups();
   processes_.end_others();
@@ -96,7 +104,12 @@ Outcome Supervisor::run() {
   detail::remove_ended_flight_records(
       plan_.run_id, failed ? plan_.options.log_directory : std::filesystem::path());
   streams_.close(console_.losses);
-  return outcome();
+  auto& nodes = console_.nodes;
+  if (!nodes) return outcome();
+  nodes->exchange(text_of(outcome()));
+  std::optional<std::vector<std::string>> texts;
+  while (!(texts = nodes->texts())) poll_once();
+  return agreed(outcome(), plan_.options.node.number, *texts);
 }
 
 void Supervisor::poll_once() {
@@ -107,6 +120,10 @@ void Supervisor::poll_once() {
   auto next = checked_ + between_checks;
   if (deadline_) next = std::min(next, *deadline_);
   if (report_at_) next = std::min(next, *report_at_);
+  if (console_.nodes) {
+    console_.nodes->await(awaited);
+    next = std::min(next, console_.nodes->next());
+  }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
   const auto timeout = static_cast<int>(std::max<long>(0, left.count()));
   if (poll(awaited.data(), awaited.size(), timeout) < 0 && errno != EINTR) {
@@ -118,6 +135,7 @@ void Supervisor::poll_once() {
   out.write_ready();
   err.write_ready();
   if (awaited.front().revents != 0) handle_signals();
+  if (console_.nodes) follow_nodes();
   if (phase_ == Phase::running) forwarding_.send(processes_, *inheritance_.world, err);
   if ((out.broken() || err.broken()) && phase_ < Phase::stopping) interrupt(SIGPIPE);
   if (report_at_ && Clock::now() >= *report_at_) report_cause();
@@ -142,6 +160,7 @@ void Supervisor::handle_signals() {
       streams_.copy_window_size();
     } else if (is_forwarded(signal)) {
       console_.to_forward.insert(signal);
+      tell_nodes({.kind = signal_kind, .payload = std::to_string(signal)});
     } else {
       interrupt(signal);
     }
@@ -194,23 +213,55 @@ void Supervisor::check_remaining_ranks() {
     if (member.ending) continue;
     const auto pid = member.process.pid();
     if (inheritance_.world->left(member.rank)) {
-      remaining.push_back({member.rank, pid, RemainReason::left});
-    } else if (running == 1 && members.size() > 1) {
-      remaining.push_back({member.rank, pid, RemainReason::last});
+      remaining.push_back({member.world_rank, pid, RemainReason::left});
+    } else if (running == 1 && plan_.world_size > 1 && !console_.nodes) {
+      remaining.push_back({member.world_rank, pid, RemainReason::last});
     } else if (member.stopped && (member.stopped = member.process.stopped())) {
-      remaining.push_back({member.rank, pid, RemainReason::stopped});
+      remaining.push_back({member.world_rank, pid, RemainReason::stopped});
     }
   }
   for (const auto& line : remaining_.update(now, remaining)) console_.outputs.err.line("", line);
   if (const auto rank = remaining_.overdue(now)) {
-    members[static_cast<std::size_t>(*rank)].lingered = plan_.options.linger;
-    fail(*rank);
+    const int local = *rank - plan_.first_rank;
+    members[static_cast<std::size_t>(local)].lingered = plan_.options.linger;
+    fail(local);
   }
 }
 
+void Supervisor::follow_nodes() {
+  console_.nodes->update();
+  for (const auto& frame : console_.nodes->take_received()) {
+    if (const auto failure = control::failure_in(frame)) {
+      inheritance_.world->fail({.kind = failure->kind, .text = failure->text}, failure->rank);
+      if (phase_ < Phase::settling) fail(-1);
+    } else if (const int signal = detail::parse_number<int>(frame.payload).value_or(SIGTERM);
+               !is_forwarded(signal)) {
+      interrupt(signal, true);
+    } else if (plan_.options.forward_signals) {
+      console_.to_forward.insert(signal);
+    }
+  }
+}
+
+void Supervisor::tell_nodes(const control::Frame& frame) {
+  if (console_.nodes) console_.nodes->send(frame);
+}
+
 void Supervisor::fail(int rank) {
-  if (first_failure_) return;
+  // A rank of this host is more than a rank of another node, which has named it first.
+  const bool known = first_failure_.has_value();
+  if (known && (first_failure_->rank >= 0 || rank < 0)) return;
   first_failure_ = {.rank = rank, .time = Clock::now()};
+  if (rank >= 0) {
+    const auto& member = processes_.members()[static_cast<std::size_t>(rank)];
+    tell_nodes(control::failure_frame(
+        {.kind = Failure::Kind::left,
+         .rank = member.world_rank,
+         .text = concat(member.ending ? end_text(member)
+                                      : concat("rank ", member.world_rank, " went on alone"),
+                        " (host ", detail::host_name(), ")")}));
+  }
+  if (known) return;
   phase_ = Phase::settling;
   deadline_ = first_failure_->time + settling_time;
 }
@@ -235,9 +286,17 @@ void Supervisor::end_settling() {
   }
 }
 
-void Supervisor::interrupt(int signal) {
-  const bool again = (end_signal_ && !first_failure_) || phase_ == Phase::stopping;
-  if (!end_signal_) end_signal_ = signal;
+void Supervisor::interrupt(int signal, bool by_node) {
+  if (by_node && signal == SIGKILL) return kill_all();
+  // A batch system sends a signal to all nodes, of which each sends it to the others: the first one
+  // that this node gets itself is not a second one.
+  const bool same = !by_node && end_signal_ && std::exchange(end_signal_->by_node, false);
+  const bool again = !same && ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
+  if (!by_node) {
+    tell_nodes({.kind = signal_kind, .payload = std::to_string(again ? SIGKILL : signal)});
+  }
+  if (!end_signal_) end_signal_ = {.number = signal, .by_node = by_node};
+  if (same || (again && by_node)) return;
   if (again) {
     kill_all();
   } else if (signal == SIGPIPE) {
@@ -251,7 +310,7 @@ void Supervisor::stop(int signal, std::chrono::milliseconds grace) {
   for (auto& member : processes_.members()) {
     member.stopped = !member.ending && member.process.stopped();
   }
-  if (first_failure_) report_at_ = Clock::now() + report_delay;
+  if (first_failure_ && !console_.nodes) report_at_ = Clock::now() + report_delay;
   phase_ = Phase::stopping;
   processes_.signal_all(signal);
   processes_.signal_all(SIGCONT);
@@ -293,7 +352,7 @@ void Supervisor::end_groups() {
 
 std::optional<FirstCause> Supervisor::first_cause() const {
   if (!first_failure_) return std::nullopt;
-  return launch::first_cause(processes_.members(), inheritance_, streams_, *first_failure_);
+  return launch::first_cause(plan_, processes_.members(), inheritance_, streams_, *first_failure_);
 }
 
 void Supervisor::report_cause() {
@@ -309,21 +368,25 @@ void Supervisor::report_cause() {
 Outcome Supervisor::outcome() const {
   Outcome outcome{.cause = first_cause(),
                   .reported = reported_,
-                  .end_signal = end_signal_,
+                  .end_signal = end_signal_ ? std::optional(end_signal_->number) : std::nullopt,
                   .survivors = processes_.survivors()};
-  if (!outcome.cause) {
-    outcome.code = end_signal_ ? 128 + *end_signal_ : 0;
-    return outcome;
-  }
-  const auto& member = processes_.members()[static_cast<std::size_t>(outcome.cause->rank)];
-  const auto& first = processes_.members()[static_cast<std::size_t>(first_failure_->rank)];
-  const auto& ending = member.ended_by_launcher || !member.ending ? first.ending : member.ending;
-  outcome.code = member.lingered || !ending ? 1 : std::max(1, ending->exit_code());
   const auto& [out, err] = console_.outputs;
-  if (!end_signal_) {
+  if (first_failure_ && !outcome.end_signal) {
     outcome.end_signal = out.broken() || err.broken() ? std::optional(SIGPIPE)
                                                       : console_.signals.pending_end_signal();
   }
+  outcome.may_restart = !outcome.end_signal && outcome.survivors.empty() &&
+                        plan_.restarts < plan_.options.max_restarts;
+  if (end_signal_ && end_signal_->by_node) outcome.signalled = " on another host";
+  if (!outcome.cause) {
+    outcome.code = end_signal_ ? 128 + end_signal_->number : 0;
+    return outcome;
+  }
+  const auto& members = processes_.members();
+  const auto& member = members[static_cast<std::size_t>(outcome.cause->rank)];
+  const auto& first = members[static_cast<std::size_t>(std::max(first_failure_->rank, 0))];
+  const auto& ending = member.ended_by_launcher || !member.ending ? first.ending : member.ending;
+  outcome.code = member.lingered || !ending ? 1 : std::max(1, ending->exit_code());
   return outcome;
 }
 

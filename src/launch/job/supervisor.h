@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 
+#include "comm/control/connection.h"
 #include "launch/job/children.h"
 #include "launch/job/console.h"
 #include "launch/job/failure_report.h"
@@ -41,10 +42,12 @@ class Backoff {
 /// attempt has its own world, guardian and processes.
 class Supervisor {
  public:
-  /// Allocates the resources of the attempt; starts no rank.
-  Supervisor(const Plan& plan, Console& console);
+  /// Allocates the resources of the attempt; starts no rank. listening: with several nodes, the
+  /// socket on which rank 0 listens, if it is on this one.
+  Supervisor(const Plan& plan, Console& console, const Descriptor& listening = {});
 
-  /// Starts all ranks and waits until they have ended.
+  /// Starts all ranks and waits until they and those of other nodes have ended. The outcome is that
+  /// of all nodes.
   Outcome run();
 
  private:
@@ -54,14 +57,22 @@ class Supervisor {
   /// supervisor.cpp.
   enum class Phase { running, settling, stopping, killing, given_up };
 
+  /// The first signal that asked the launcher to end.
+  struct EndSignal {
+    int number;
+    bool by_node;  ///< only another node has got it
+  };
+
   void poll_once();
   void handle_signals();
   void check_ranks();
   void note_end(Member& member, const Ending& ending);
   void check_remaining_ranks();
+  void follow_nodes();
+  void tell_nodes(const control::Frame& frame);
   void fail(int rank);
   void end_settling();
-  void interrupt(int signal);
+  void interrupt(int signal, bool by_node = false);
   void stop(int signal, std::chrono::milliseconds grace);
   void kill_all();
   void escalate();
@@ -85,7 +96,7 @@ class Supervisor {
   bool reported_ = false;                       ///< whether report_cause() wrote the cause
   Clock::time_point checked_{};                 ///< time of the last check_remaining_ranks()
   std::optional<FirstFailure> first_failure_;
-  std::optional<int> end_signal_;  ///< first signal that asked the launcher to end
+  std::optional<EndSignal> end_signal_;
 };
 
 }  // namespace lockstep::launch

@@ -1,0 +1,312 @@
+#include "launch/job/nodes.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "comm/control/address_source.h"
+#include "comm/control/gathering.h"
+#include "comm/control/joining.h"
+#include "core/environment.h"
+#include "core/system/topology.h"
+#include "core/text.h"
+#include "launch/job/signal_watch.h"
+#include "lockstep/error.h"
+
+// Note [How nodes watch one another]
+// control::Gathering and control::join() connect nodes: a node's number is its rank there.
+// control::Control, which watches ranks, ends its work with the first failure. Nodes watch one
+// another longer: until the last rank of all nodes has ended, since they agree on the first cause
+// and on a restart. So this class sends heartbeats and failures as Control does, in the launcher's
+// own loop. It also exchanges texts: the numbers of ranks before an attempt, the results after it.
+// Each attempt has new connections, so a launcher that was started again may replace a lost one.
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using control::Frame;
+using control::Kind;
+using detail::concat;
+using detail::Failure;
+using std::chrono::milliseconds;
+
+constexpr auto last_time = milliseconds(1000);
+constexpr int heartbeats_per_limit = 8;
+constexpr auto longest_interval = milliseconds(500);
+
+milliseconds timeout_of(const Options& options) {
+  return options.timeout ? milliseconds(static_cast<long>(*options.timeout * 1000))
+                         : Environment::get().timeout;
+}
+
+/// Joins or gathers the nodes. The rendezvous calls its members ranks.
+std::vector<control::Member> join_nodes(const Options& options, std::function<void()> on_wait) {
+  const auto& node = options.node;
+  const auto token = node.token.empty() ? control::token_of_file()
+                                        : control::parse_token("LOCKSTEP_NODE_TOKEN", node.token);
+  const control::Settings settings{
+      .purpose = "run",
+      .rank = node.number,
+      .size = node.count,
+      .host = detail::host_name(),
+      .interface = options.interface.empty() ? Environment::get().interface : options.interface,
+      .timeout = timeout_of(options),
+      .heartbeat = Environment::get().heartbeat,
+      .on_wait = std::move(on_wait),
+      .port = node.number == 0 ? node.port : std::uint16_t{0},
+      .token = token};
+  const auto named = [](std::string text) {
+    for (auto at = text.find("rank "); at != std::string::npos; at = text.find("rank ", at)) {
+      text.replace(at, 4, "node");
+    }
+    return text;
+  };
+  try {
+    if (node.number == 0) return control::Gathering(settings).wait();
+    std::vector<control::Member> members;
+    members.push_back(control::join(control::offer_at(node.host, node.port, token), settings));
+    return members;
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(named(error.what()));
+  } catch (const CommError& error) {
+    throw CommError(named(error.what()));
+  }
+}
+
+}  // namespace
+
+Descriptor listen_anywhere() {
+  for (const int family : {AF_INET6, AF_INET}) {
+    Descriptor made(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int off = 0;
+    if (family == AF_INET6) setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    const auto any = control::Address::any(family);
+    if (made && bind(made.get(), any.get(), any.length()) == 0 &&
+        listen(made.get(), SOMAXCONN) == 0) {
+      return made;
+    }
+  }
+  throw_system("listen on a port for rank 0");
+}
+
+std::string random_token() {
+  control::Token token{};
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
+    throw_system("get a random token");
+  }
+  std::string text;
+  for (const char byte : token) text += detail::hex(static_cast<unsigned char>(byte), 2);
+  return text;
+}
+
+Nodes::Nodes(const Options& options, std::function<void()> on_wait) : place_(options.node) {
+  for (auto& member : join_nodes(options, std::move(on_wait))) {
+    limit_ = member.heartbeat;
+    peers_.push_back({.member = std::move(member)});
+  }
+  interval_ = std::clamp(limit_ / heartbeats_per_limit, milliseconds(1), longest_interval);
+}
+
+Nodes::~Nodes() {
+  std::vector<control::Connection*> connections;
+  for (auto& peer : peers_) {
+    if (peer.present) connections.push_back(&peer.member.connection);
+  }
+  control::flush(connections, last_time);
+  // A close before the others have read everything could reset their connections.
+  const auto until = Clock::now() + last_time;
+  while (is_node_0() && !connections.empty() && Clock::now() < until) {
+    std::erase_if(connections, [](control::Connection* one) { return !one->receive(); });
+    poll(nullptr, 0, 1);
+  }
+}
+
+void Nodes::await(std::vector<pollfd>& awaited) const {
+  for (const auto& peer : peers_) {
+    if (peer.present) {
+      awaited.push_back({.fd = peer.member.connection.fd(), .events = POLLIN, .revents = 0});
+    }
+  }
+}
+
+Nodes::Clock::time_point Nodes::next() const {
+  return updated_ + std::max<Clock::duration>(heartbeat_ + interval_ - running_, {});
+}
+
+void Nodes::update() {
+  const auto now = Clock::now();
+  const auto step = now - std::exchange(updated_, now);
+  if (step <= std::max<Clock::duration>(2 * interval_, limit_ / 2)) running_ += step;
+  for (auto& peer : peers_) {
+    if (!peer.present) continue;
+    const bool open = peer.member.connection.receive();
+    read(peer);
+    if (!peer.present) continue;
+    if (!open) {
+      const int code = peer.member.connection.error();
+      lose(peer, code == 0 ? "its launcher has ended"
+                           : concat("the connection to it broke: ", std::strerror(code)));
+    } else if (running_ - peer.last_frame > limit_) {
+      lose(peer, concat("no heartbeat from its launcher for ",
+                        static_cast<double>(limit_.count()) / 1000, " s (LOCKSTEP_HEARTBEAT)"));
+    }
+  }
+  const bool due = running_ - heartbeat_ >= interval_;
+  if (due) heartbeat_ = running_;
+  for (auto& peer : peers_) {
+    if (peer.present && peer.member.connection.flush() && due) {
+      peer.member.connection.send({.kind = Kind::heartbeat});
+    }
+  }
+}
+
+std::optional<int> Nodes::take_end_signal() {
+  const auto number = [](const Frame& frame) {
+    const auto signal = detail::parse_number<int>(frame.payload);
+    return frame.kind == signal_kind && signal && !is_forwarded(*signal) ? *signal : 0;
+  };
+  const auto found = std::ranges::find_if(received_, number);
+  if (found == received_.end()) return std::nullopt;
+  const int signal = number(*found);
+  received_.erase(found);
+  return signal;
+}
+
+void Nodes::read(Peer& peer) {
+  try {
+    while (auto frame = peer.member.connection.next()) {
+      peer.last_frame = running_;
+      if (frame->kind == text_kind) {
+        if (is_node_0()) {
+          peer.text = frame->payload;
+          collect();
+        } else {
+          texts_.push_back(frame->payload);
+        }
+      } else if (frame->kind == Kind::failed || frame->kind == signal_kind) {
+        const auto failure = control::failure_in(*frame);
+        const auto of_peer = concat("node ", peer.member.rank, ' ');
+        if (failure && failure->text.starts_with(of_peer)) peer.end = failure->text;
+        if (is_node_0()) send(*frame, &peer);
+        received_.push_back(std::move(*frame));
+      }
+    }
+  } catch (const CommError& error) {
+    lose(peer, error.what());
+  }
+}
+
+void Nodes::lose(Peer& peer, const std::string& why) {
+  peer.present = false;
+  const auto text =
+      peer.end.empty() ? failed_text(peer.member.rank, peer.member.host, why) : peer.end;
+  peer.text = concat(lost_text, text);
+  const auto frame = control::failure_frame({.text = text});
+  if (is_node_0()) {
+    send(frame, &peer);
+    collect();
+  } else {
+    texts_.resize(static_cast<std::size_t>(place_.count), *peer.text);
+    if (own_text_) texts_[static_cast<std::size_t>(place_.number)] = *own_text_;
+  }
+  received_.push_back(frame);
+}
+
+std::string Nodes::failed_text(int number, std::string_view host, std::string_view why) const {
+  return concat("node ", number, " of ", place_.count, " failed first: ", why, " (host ", host,
+                ")");
+}
+
+void Nodes::send(const Frame& frame, const Peer* but) {
+  for (auto& peer : peers_) {
+    if (peer.present && &peer != but) peer.member.connection.send(frame);
+  }
+}
+
+void Nodes::exchange(const std::string& text) {
+  own_text_ = text;
+  if (is_node_0()) {
+    collect();
+  } else {
+    send({.kind = text_kind, .payload = text});
+  }
+}
+
+void Nodes::collect() {
+  if (!own_text_ ||
+      !std::ranges::all_of(peers_, [](const Peer& peer) { return peer.text.has_value(); })) {
+    return;
+  }
+  texts_ = {*own_text_};
+  for (auto& peer : peers_) {
+    texts_.push_back(*peer.text);
+    if (peer.present) peer.text.reset();
+  }
+  for (const auto& text : texts_) send({.kind = text_kind, .payload = text});
+  own_text_.reset();
+}
+
+std::optional<std::vector<std::string>> Nodes::texts() {
+  if (texts_.size() < static_cast<std::size_t>(place_.count)) return std::nullopt;
+  own_text_.reset();
+  return std::exchange(texts_, {});
+}
+
+Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
+                    const std::function<void()>& wait) {
+  const auto& node = plan.options.node;
+  Start start;
+  std::string own = concat(plan.options.ranks, ' ', restarts);
+  if (node.number == 0) {
+    start.listening = listen_anywhere();
+    const auto address = control::Address::local(start.listening.get()).text();
+    own +=
+        concat(' ', plan.run_id, ' ', address.substr(address.rfind(':') + 1), ' ', random_token());
+  }
+  nodes.exchange(own);
+  std::optional<std::vector<std::string>> texts;
+  while (!(texts = nodes.texts())) wait();
+  std::string run_id, port, token;
+  std::vector<int> ranks;
+  for (const auto& text : *texts) {
+    if (text.starts_with(Nodes::lost_text)) throw CommError(text.substr(Nodes::lost_text.size()));
+    std::istringstream words(text);
+    int count = 0, attempt = 0;
+    words >> count >> attempt;
+    if (ranks.empty()) words >> run_id >> port >> token;
+    ranks.push_back(count);
+    restarts = std::max(restarts, attempt);
+  }
+  start.plan = attempt_of(plan, restarts);
+  auto& made = start.plan;
+  made.run_id = run_id;
+  made.first_rank = std::accumulate(ranks.begin(), ranks.begin() + node.number, 0);
+  made.world_size = std::accumulate(ranks.begin(), ranks.end(), 0);
+  const auto host =
+      node.host.find(':') == std::string::npos ? node.host : concat('[', node.host, ']');
+  for (int local = 0; local < plan.options.ranks; ++local) {
+    auto& variables = made.ranks[static_cast<std::size_t>(local)].variables;
+    const auto set = [&](std::string_view name, std::string value) {
+      set_variable(variables, name, std::move(value));
+    };
+    set("LOCKSTEP_RANK", std::to_string(made.first_rank + local));
+    set("LOCKSTEP_WORLD_SIZE", std::to_string(made.world_size));
+    set("LOCKSTEP_RUN_ID", run_id);
+    set("LOCKSTEP_LOCAL_RANK", std::to_string(local));
+    set("LOCKSTEP_LOCAL_SIZE", std::to_string(plan.options.ranks));
+    set("LOCKSTEP_MASTER", concat(host, ':', port));
+    set("LOCKSTEP_TOKEN", token);
+    if (start.listening && local == 0) set("LOCKSTEP_LISTEN_FD", std::to_string(listen_descriptor));
+  }
+  return start;
+}
+
+}  // namespace lockstep::launch

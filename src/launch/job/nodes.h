@@ -1,0 +1,111 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/control/connection.h"
+#include "comm/control/offer.h"
+#include "launch/plan.h"
+#include "launch/system.h"
+
+namespace lockstep::inline v0_2::launch {
+
+/// The kinds of frames between nodes, besides heartbeats and failures. No `lockstep status` asks
+/// them, so that the two kinds of its question and answer are free.
+inline constexpr auto signal_kind = control::Kind::question;  ///< payload: number of a signal
+inline constexpr auto text_kind = control::Kind::answer;      ///< payload: a text of exchange()
+
+/// The connections of this launcher to the other nodes of its job: of node 0 to all others, of
+/// another node to node 0, which sends on what it receives. Note [How nodes watch one another] is
+/// in nodes.cpp.
+class Nodes {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Waits until all nodes are connected. Calls on_wait every 20 ms; an exception from it ends the
+  /// wait on all nodes that are connected.
+  /// Throws: TimeoutError naming the missing nodes. CommError if node 0's port cannot be used, if
+  /// versions or numbers of nodes differ, and with the error by which another node ends the wait.
+  Nodes(const Options& options, std::function<void()> on_wait);
+  /// Sends what is queued. Node 0 then waits up to 1 s until the others have received it.
+  ~Nodes();
+  Nodes(const Nodes&) = delete;
+  Nodes& operator=(const Nodes&) = delete;
+
+  /// Appends what poll() must wait for, until next() at the latest.
+  void await(std::vector<pollfd>& awaited) const;
+  Clock::time_point next() const;
+  /// Receives, and sends heartbeats.
+  void update();
+  /// The failures and signals that other nodes have sent since the last call, and a failure for
+  /// each node that is lost.
+  std::vector<control::Frame> take_received() { return std::exchange(received_, {}); }
+  /// The first received signal that asks the launchers to end.
+  std::optional<int> take_end_signal();
+  /// Sends a failure or a signal to all other nodes.
+  void send(const control::Frame& frame) { send(frame, nullptr); }
+
+  /// Gives this node's text to the others. texts() are those of all nodes in their order, as soon
+  /// as it has them, once. That of a lost node is lost_text and why.
+  void exchange(const std::string& text);
+  std::optional<std::vector<std::string>> texts();
+  static constexpr std::string_view lost_text = "lost: ";
+
+  /// "node 1 of 2 failed first: WHY (host b)".
+  std::string failed_text(int number, std::string_view host, std::string_view why) const;
+
+ private:
+  struct Peer {
+    control::Member member;
+    Clock::duration last_frame{};  ///< as running_ counts
+    bool present = true;
+    std::string end = {};  ///< failed_text() of the error by which it ends
+    std::optional<std::string> text = {};
+  };
+
+  void send(const control::Frame& frame, const Peer* but);
+  void read(Peer& peer);
+  void lose(Peer& peer, const std::string& why);
+  bool is_node_0() const { return place_.number == 0; }
+  /// On node 0: sends the texts of all nodes to each, if all have one.
+  void collect();
+
+  NodePlace place_;
+  std::vector<Peer> peers_;
+  std::chrono::milliseconds limit_{};     ///< longest time without a frame of a node
+  std::chrono::milliseconds interval_{};  ///< between heartbeats
+  Clock::duration running_{};             ///< time in which this process was not stopped
+  Clock::time_point updated_ = Clock::now();
+  Clock::duration heartbeat_{};  ///< time of the last heartbeat, as running_ counts
+  std::vector<control::Frame> received_;
+  std::optional<std::string> own_text_;
+  std::vector<std::string> texts_;
+};
+
+/// A socket that listens on a free port of all addresses: IPv6 with IPv4, else IPv4.
+/// Throws: CommError if there is none.
+Descriptor listen_anywhere();
+
+/// A random control::Token in hexadecimal.
+std::string random_token();
+
+/// An attempt on several nodes that is ready to start.
+struct Start {
+  Plan plan;             ///< of this node's ranks, with their places in the world
+  Descriptor listening;  ///< node 0: the socket on which rank 0 listens
+};
+
+/// Tells the other nodes this node's number of ranks, and makes the plan of the next attempt.
+/// wait: waits for the nodes' next frame.
+/// Throws: CommError if a node is lost meanwhile.
+Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
+                    const std::function<void()>& wait);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "core/text.h"
+#include "tests/launch/launched.h"
+
+namespace lockstep::testing {
+
+using Arguments = std::vector<std::string>;
+
+inline std::string free_port() {
+  const int made = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  EXPECT_EQ(bind(made, reinterpret_cast<sockaddr*>(&address), length), 0);
+  getsockname(made, reinterpret_cast<sockaddr*>(&address), &length);
+  close(made);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+/// Launchers of one job on this host, as if each was on a host of its own.
+class Nodes : public ::testing::Test {
+ protected:
+  Launched& start(int node, int ranks, const Arguments& words, Arguments before = {}) {
+    before.insert(before.end(), {lockstep_program(), "run", "--nnodes", std::to_string(count_),
+                                 "--node-rank", std::to_string(node), "--master",
+                                 master_ + ":" + port_, "-n", std::to_string(ranks)});
+    before.insert(before.end(), words.begin(), words.end());
+    return launchers_.emplace_back(before, variables_);
+  }
+  /// Starts node 0 with two ranks and all others with one, and waits until every rank has printed
+  /// "pid".
+  void start_all(const Arguments& words) {
+    for (int node = 0; node < count_; ++node) start(node, node == 0 ? 2 : 1, words);
+    for (int node = 0; node < count_; ++node) {
+      launchers_[static_cast<std::size_t>(node)].await_output("pid ", node == 0 ? 2 : 1);
+    }
+  }
+  Launched& launcher(int node) { return launchers_[static_cast<std::size_t>(node)]; }
+  std::vector<Ended> wait() {
+    std::vector<Ended> all;
+    for (auto& one : launchers_) all.push_back(one.wait());
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
+    return all;
+  }
+
+  int count_ = 2;
+  std::string master_ = "127.0.0.1";
+  std::string port_ = free_port();
+  Launched::Variables variables_{{"LOCKSTEP_HEARTBEAT", "5"}};
+  std::deque<Launched> launchers_;
+};
+
+inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+inline const Arguments sleep_on{"sh", "-c", "echo pid $$; exec sleep 100"};
+/// A rank that ends so, and others that go on.
+inline Arguments script(int rank, const std::string& end) {
+  return {"sh", "-c",
+          lockstep::detail::concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
+                                   "; fi; exec sleep 100")};
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,158 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "core/text.h"
+#include "tests/launch/job_on_nodes.h"
+#include "tests/launch/simulated_hosts.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST_F(Nodes, StartAgainTogether) {
+  TemporaryFolder folder;
+  const Arguments words{"--max-restarts",
+                        "2",
+                        "--restart-delay",
+                        "0",
+                        "--log-dir",
+                        folder.path(),
+                        "sh",
+                        "-c",
+                        "echo attempt $LOCKSTEP_RESTART_COUNT $LOCKSTEP_TOKEN; "
+                        "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 20 ] || exit 3; "
+                        "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 01 ] || exit 4; "
+                        "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"};
+  start(0, 2, words);
+  start(1, 1, words);
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 0) << one.err;
+    EXPECT_THAT(
+        one.err,
+        AllOf(HasSubstr("restart 1 of 2: rank 2 of 3 failed first: it ended with exit code 3"),
+              HasSubstr("restart 2 of 2: rank 0 of 3 failed first: it ended with exit code 4")));
+  }
+  std::vector<std::string> tokens;
+  for (const std::string attempt : {"0", "1", "2"}) {
+    for (const std::string rank : {"0", "1", "2"}) {
+      const auto line =
+          contents(folder.path() / ("attempt-" + attempt) / ("rank-" + rank + ".out"));
+      EXPECT_THAT(line, HasSubstr("attempt " + attempt));
+      if (rank != "0") EXPECT_EQ(line, tokens.back());
+      tokens.push_back(line);
+    }
+  }
+}
+
+TEST_F(Nodes, TakeTheLauncherThatReplacesALostOne) {
+  const Arguments words{"--max-restarts",
+                        "1",
+                        "--restart-delay",
+                        "0",
+                        "sh",
+                        "-c",
+                        "echo pid $$; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100"};
+  start(0, 1, words);
+  start(1, 1, words);
+  launcher(0).await_output("pid ");
+  launcher(1).await_output("pid ");
+  kill(launcher(1).pid(), SIGKILL);
+  start(1, 1, words);
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_THAT(ended[0].err,
+              HasSubstr("restart 1 of 1: node 1 of 2 failed first: its launcher has ended"));
+  EXPECT_EQ(ended[2].code, 0) << ended[2].err;
+}
+
+TEST_F(Nodes, EndAtASignalBeforeARestart) {
+  const Arguments words{"--max-restarts", "1", "--restart-delay", "50", "sh", "-c", "exit 3"};
+  start(0, 1, words);
+  start(1, 1, words);
+  EXPECT_TRUE(launcher(0).await_error("restart 1 of 1"));
+  EXPECT_TRUE(launcher(1).await_error("restart 1 of 1"));
+  kill(launcher(1).pid(), SIGINT);
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 3);
+    EXPECT_THAT(one.err, HasSubstr("not started again, as SIGINT asked it to end"));
+  }
+}
+
+/// Launchers on simulated hosts.
+class NodesOnHosts : public Nodes {
+ protected:
+  void SetUp() override {
+    count_ = 3;
+    master_ = SimulatedHosts::address(0);
+    if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
+  }
+  void start_hosts(const Arguments& words) {
+    for (int node = 0; node < count_; ++node) start(node, 1, words, hosts_.enter(node));
+  }
+
+  SimulatedHosts hosts_{3};
+};
+
+TEST_F(NodesOnHosts, EndWhenALinkIsCut) {
+  variables_["LOCKSTEP_HEARTBEAT"] = "1";
+  start_hosts(sleep_on);
+  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
+  hosts_.cut(1);
+  const auto ended = wait();
+  for (const int node : {0, 1, 2}) {
+    const auto lost = node == 1 ? 0 : 1;
+    const auto& one = ended[static_cast<std::size_t>(node)];
+    EXPECT_EQ(one.code, 1);
+    EXPECT_THAT(
+        one.err,
+        HasSubstr(concat("node ", lost, " of 3 failed first: no heartbeat from its ",
+                         "launcher for 1 s (LOCKSTEP_HEARTBEAT) (host ", hosts_.name(lost), ")")));
+  }
+}
+
+TEST_F(NodesOnHosts, NameTheHostOfTheFirstCause) {
+  start_hosts(script(2, "exit 3"));
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 3);
+    EXPECT_THAT(one.err,
+                HasSubstr(concat("rank 2 of 3 failed first: it ended with exit code 3 (host ",
+                                 hosts_.name(2))));
+  }
+}
+
+TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
+  const Arguments bench{lockstep_program(), "bench", "all_reduce", "--backend", "tcp",
+                        "--check",          "--max", "64KiB",      "--factor",  "64",
+                        "--repeats",        "3"};
+  start_hosts(bench);
+  const auto ended = wait();
+  for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_THAT(ended[0].out,
+              AllOf(HasSubstr("3 ranks as processes"), HasSubstr("wrong elements: 0")));
+}
+
+TEST_F(NodesOnHosts, NameTheRankThatTheRanksLost) {
+  variables_["LOCKSTEP_BIN"] = lockstep_program();
+  start_hosts({"sh", "-c",
+               "echo pid $$; exec $LOCKSTEP_BIN bench all_reduce --repeats 1000000 --max 1KiB"});
+  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
+  launcher(0).await_output("(B)");  // all have joined
+  kill(numbers_after(launcher(1).output(), "pid").at(0), SIGKILL);
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 128 + SIGKILL) << one.err;
+    EXPECT_THAT(one.err,
+                HasSubstr(concat("rank 1 of 3 failed first: it was ended by SIGKILL (host ",
+                                 hosts_.name(1))));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

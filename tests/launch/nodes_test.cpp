@@ -1,0 +1,249 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "tests/launch/job_on_nodes.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(Nodes, NumberTheRanksOfAllHosts) {
+  count_ = 3;
+  const Arguments show{
+      "sh", "-c",
+      "echo r=$LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE l=$LOCKSTEP_LOCAL_RANK/"
+      "$LOCKSTEP_LOCAL_SIZE $LOCKSTEP_MASTER $LOCKSTEP_TOKEN $LOCKSTEP_RUN_ID; "
+      "[ -z \"$LOCKSTEP_LISTEN_FD\" ] || readlink /proc/self/fd/$LOCKSTEP_LISTEN_FD; "
+      "cat"};
+  start(0, 2, show);
+  start(1, 1, show);
+  start(2, 3, show);
+  const auto ended = wait();
+  std::string world;  // what all ranks have in common
+  for (const auto& [node, prefix, rank, local] :
+       std::vector<std::tuple<std::size_t, std::string, std::string, std::string>>{
+           {0, "", "0/6", "0/2"},
+           {0, "[1] ", "1/6", "1/2"},
+           {1, "[2] ", "2/6", "0/1"},
+           {2, "[3] ", "3/6", "0/3"},
+           {2, "[4] ", "4/6", "1/3"},
+           {2, "[5] ", "5/6", "2/3"}}) {
+    const auto begin = concat(prefix, "r=", rank, " l=", local, " 127.0.0.1:");
+    const auto at = ended[node].out.find(begin);
+    ASSERT_NE(at, std::string::npos) << begin << " in " << ended[node].out;
+    const auto rest = first_line(ended[node].out.substr(at + begin.size()));
+    if (world.empty()) world = rest;
+    EXPECT_EQ(rest, world);
+  }
+  EXPECT_THAT(world, ::testing::MatchesRegex("[0-9]+ [0-9a-f]{64} [0-9a-f]{16}"));
+  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("socket:["), Not(HasSubstr("[1] socket:["))));
+  EXPECT_THAT(ended[1].out + ended[2].out, Not(HasSubstr("socket:[")));
+  for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;
+}
+
+TEST_F(Nodes, WaitForTheRanksOfAllHosts) {
+  TemporaryFolder folder;
+  const auto flag = (folder / "flag").string();
+  start(
+      0, 1,
+      {"sh", "-c", concat("echo pid $$; while [ ! -e ", flag, " ]; do sleep 0.02; done; exit 3")});
+  start(1, 1, {"sh", "-c", "echo pid $$"});
+  launcher(1).await_output("pid ");
+  launcher(0).await_output("pid ");
+  std::ofstream(flag).put('x');
+  for (const auto& one : wait()) EXPECT_EQ(one.code, 3) << one.err;
+}
+
+TEST_F(Nodes, ReportTheSameFirstCause) {
+  for (const int rank : {1, 2}) {
+    launchers_.clear();
+    start_all(script(rank, "echo bad luck >&2; exit 3"));
+    const auto ended = wait();
+    const auto cause =
+        concat("lockstep: rank ", rank, " of 3 failed first: it ended with exit code 3 (host ");
+    for (const auto& one : ended) {
+      EXPECT_EQ(one.code, 3);
+      EXPECT_THAT(one.err, AllOf(HasSubstr(cause), HasSubstr("bad luck")));
+    }
+    const auto line = [&](const Ended& one) {
+      return first_line(one.err.substr(one.err.find(cause)));
+    };
+    EXPECT_EQ(line(ended[0]), line(ended[1]));
+    EXPECT_THAT(ended[rank == 1 ? 1 : 0].err, HasSubstr("stderr:\n  | bad luck"));
+    EXPECT_THAT(ended[rank == 1 ? 0 : 1].err, HasSubstr("stderr is above"));
+  }
+}
+
+TEST_F(Nodes, EndWhenARankIsKilled) {
+  start_all(script(2, "kill -KILL $$"));
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 128 + SIGKILL);
+    EXPECT_THAT(one.err, HasSubstr("rank 2 of 3 failed first: it was ended by SIGKILL"));
+  }
+}
+
+TEST_F(Nodes, EndWhenALauncherIsKilled) {
+  count_ = 3;
+  for (const int killed : {0, 1}) {
+    launchers_.clear();
+    start_all(sleep_on);
+    kill(launcher(killed).pid(), SIGKILL);
+    const auto ended = wait();
+    for (int node = 0; node < count_; ++node) {
+      const auto& one = ended[static_cast<std::size_t>(node)];
+      if (node == killed) continue;
+      EXPECT_EQ(one.code, 1);
+      EXPECT_THAT(one.err, HasSubstr(concat("node ", killed,
+                                            " of 3 failed first: its launcher has ended (host ")));
+      EXPECT_LT(one.seconds.count(), 15);
+    }
+  }
+}
+
+TEST_F(Nodes, EndWhenALauncherIsSilent) {
+  variables_["LOCKSTEP_HEARTBEAT"] = "1";
+  start_all(sleep_on);
+  kill(launcher(1).pid(), SIGSTOP);
+  const auto ended = launcher(0).wait();
+  kill(launcher(1).pid(), SIGCONT);
+  const auto other = launcher(1).wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err,
+              HasSubstr("node 1 of 2 failed first: no heartbeat from its launcher for 1 s"));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
+}
+
+TEST_F(Nodes, EndAtASignalToOne) {
+  for (const auto& [node, signal] : {std::pair(0, SIGINT), std::pair(1, SIGTERM)}) {
+    launchers_.clear();
+    start_all(sleep_on);
+    kill(launcher(node).pid(), signal);
+    for (const auto& one : wait()) {
+      EXPECT_EQ(one.code, 128 + signal);
+      EXPECT_THAT(one.err, HasSubstr("lockstep: ended by SIG"));
+    }
+  }
+}
+
+TEST_F(Nodes, KillTheRanksAtASecondSignal) {
+  start_all({"sh", "-c", "trap '' INT; echo pid $$; while :; do sleep 100; done"});
+  kill(launcher(0).pid(), SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // else they are one signal
+  kill(launcher(0).pid(), SIGINT);
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 128 + SIGINT);
+    EXPECT_LT(one.seconds.count(), 4);
+  }
+}
+
+TEST_F(Nodes, TreatASignalToAllAsOne) {
+  start_all(
+      {"sh", "-c",
+       "trap 'sleep 0.5; echo saved; exit 0' TERM; echo pid $$; while :; do sleep 0.05; done"});
+  for (auto& one : launchers_) kill(one.pid(), SIGTERM);
+  const auto ended = wait();
+  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nsaved"), HasSubstr("[1] saved")));
+  EXPECT_THAT(ended[1].out, HasSubstr("[2] saved"));
+}
+
+TEST_F(Nodes, PassSignalsOnToAllRanks) {
+  start_all(
+      {"sh", "-c", "trap 'echo told; exit 0' USR1; echo pid $$; while :; do sleep 0.05; done"});
+  kill(launcher(1).pid(), SIGUSR1);
+  const auto ended = wait();
+  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\ntold"), HasSubstr("[1] told")));
+  EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
+}
+
+TEST_F(Nodes, EndAtASignalBeforeAllHaveJoined) {
+  count_ = 3;
+  variables_["LOCKSTEP_LOG"] = "debug";
+  start(0, 1, {"true"});
+  start(1, 1, {"true"});
+  // Node 1 has the connection when it writes that.
+  auto reading = launcher(1).await_error("reached rank 0");
+  EXPECT_TRUE(reading);
+  kill(launcher(1).pid(), SIGINT);
+  for (const auto& one : wait()) EXPECT_EQ(one.code, 128 + SIGINT) << one.err;
+}
+
+TEST_F(Nodes, NameThoseThatDoNotJoin) {
+  count_ = 3;
+  start(0, 1, {"--timeout", "1", "true"});
+  start(1, 1, {"--timeout", "1", "true"});
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 1);
+    EXPECT_THAT(one.err, AllOf(HasSubstr("waited 1 s for node 2"), Not(HasSubstr("rank"))));
+  }
+}
+
+TEST_F(Nodes, RefuseAnotherToken) {
+  TemporaryFolder folder;
+  const auto with_token = [&](char digit) {
+    const auto path = folder / concat("token", digit);
+    std::ofstream(path) << std::string(64, digit);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_read);
+    return path.string();
+  };
+  variables_["LOCKSTEP_TOKEN_FILE"] = with_token('1');
+  start(0, 1, {"--timeout", "5", "true"});
+  variables_["LOCKSTEP_TOKEN_FILE"] = with_token('2');
+  start(1, 1, {"--timeout", "1", "true"});
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 1);
+  EXPECT_EQ(ended[1].code, 1);
+  EXPECT_THAT(ended[0].err, AllOf(HasSubstr("node 1"), HasSubstr("its token differs")));
+  EXPECT_THAT(ended[1].err, HasSubstr("its token differs"));
+}
+
+TEST_F(Nodes, WaitForANameThatAppearsLater) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can replace /etc/hosts";
+  TemporaryFolder folder;
+  const auto names = (folder / "hosts").string();
+  std::ofstream(names) << "127.0.0.1 localhost\n";
+  master_ = "h0.lockstep.invalid";
+  start(1, 1, {"echo", "started"},
+        {"/usr/bin/unshare", "--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\"",
+         names});
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::ofstream(names, std::ios::app) << "127.0.0.1 h0.lockstep.invalid\n";
+  start(0, 1, {"echo", "started"});
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 0) << one.err;
+    EXPECT_THAT(one.out, HasSubstr("started"));
+  }
+}
+
+TEST_F(Nodes, NameAProgramThatCannotRun) {
+  TemporaryFolder folder;
+  const auto program = (folder / "program").string();
+  std::ofstream(program) << "no program";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  start(0, 1, sleep_on);
+  start(1, 1, {program});
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 1);
+  EXPECT_THAT(ended[0].err, HasSubstr(concat("node 1 of 2 failed first: cannot run '", program)));
+  EXPECT_EQ(ended[1].code, 2);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
