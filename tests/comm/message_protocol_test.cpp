@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/messages/collective_protocol.h"
 #include "comm/messages/receive_protocol.h"
 #include "comm/messages/send_protocol.h"
 #include "comm/messages/transfer.h"
@@ -225,6 +226,20 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
   transport.end(Channel::parts, 5);
   EXPECT_TRUE(moves->finished());
   EXPECT_EQ(memory, (std::array<float, 10>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+}
+
+TEST(CollectiveProtocol, WaitsForMembersWithAnnouncementsInTransit) {
+  const messages::MessageGroup group{.rank = 0, .members = {4, 7, 9}};
+  ManualTransport transport;
+  const Operation operation{.collective = Collective::barrier};
+  messages::CollectiveProtocol barrier({group, transport}, operation);
+  barrier.announce();
+  transport.end(Channel::announcements, 1);
+  EXPECT_EQ(barrier.missing(), (std::vector{1, 2})) << "the announcement to 1 has not been sent";
+  transport.end(Channel::announcements, 2);
+  EXPECT_EQ(barrier.missing(), std::vector{2});
+  transport.end(Channel::announcements, 0);
+  EXPECT_EQ(barrier.missing(), std::vector{2}) << "the announcement to 2 has not been sent";
 }
 
 }  // namespace

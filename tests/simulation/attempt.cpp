@@ -14,9 +14,13 @@ Attempt::Attempt(SimulatedKernel& kernel, const Scenario& scenario, bool with_fa
       job_(kernel, scenario.eager_bytes),
       outcomes_(static_cast<std::size_t>(scenario.ranks)),
       begin_(kernel.scheduler().now()) {
+  if (scenario.known_port) {
+    std::ranges::generate(meeting_.token,
+                          [&] { return static_cast<char>(kernel.random().bits()); });
+  }
   for (int rank = 0; rank < scenario.ranks; ++rank) {
     job_.add(kernel.start(scenario.hosts[static_cast<std::size_t>(rank)], [this, rank] {
-      run_rank(scenario_, rank, with_fault_, outcomes_[static_cast<std::size_t>(rank)],
+      run_rank(scenario_, rank, with_fault_, meeting_, outcomes_[static_cast<std::size_t>(rank)],
                [this] { note_fault(Time(0)); });
     }));
   }
@@ -77,7 +81,7 @@ void Attempt::begin_fault() {
       note_fault(fault.duration);
       return cut(host(fault.rank), false, fault.duration);
     case FaultKind::reset:
-      if (reset_connection(fault.rank)) note_fault(Time(0));
+      if (break_connection(fault.rank)) note_fault(Time(0));
       return;
     default:
       return;  // in the program, or by another process
@@ -88,10 +92,8 @@ void Attempt::disturb(const Fault& disturbance) {
   const int rank = disturbance.rank;
   kernel_.scheduler().trace(name(disturbance.kind), rank);
   if (disturbance.kind == FaultKind::reset) {
-    // When all have joined, a reset is a failure.
-    if (awaits_another(std::max(rank, 1)) && reset_connection(rank, kernel_.random().chance(50)))
-      disturbed_ = true;
-    return;
+    const int higher = std::max(rank, 1);
+    return disturb_connection(higher, scenario_.over_tcp ? kernel_.random().below(higher) : 0);
   }
   disturbed_ = true;
   if (disturbance.kind == FaultKind::freeze) {
@@ -101,16 +103,15 @@ void Attempt::disturb(const Fault& disturbance) {
   }
 }
 
-bool Attempt::awaits_another(int rank) {
-  for (int other = 1; other < scenario_.ranks; ++other) {
-    if (other == rank) continue;
-    const bool connects = std::ranges::any_of(process(other).files(), [](const auto& file) {
-      const auto connection = std::dynamic_pointer_cast<SimulatedConnection>(file.second);
-      return connection != nullptr && connection->peer() != nullptr;
-    });
-    if (!connects && !outcomes_[static_cast<std::size_t>(other)].created) return true;
+std::vector<std::shared_ptr<SimulatedConnection>> Attempt::connections(int rank, int other) {
+  std::vector<std::shared_ptr<SimulatedConnection>> found;
+  for (const auto& [descriptor, file] : process(rank).files()) {
+    const auto connection = std::dynamic_pointer_cast<SimulatedConnection>(file);
+    if (connection == nullptr || connection->peer() == nullptr) continue;
+    if (&connection->peer()->process() == &process(other)) found.push_back(connection);
   }
-  return false;
+  std::ranges::sort(found, {}, [](const auto& one) { return one->client_port(); });
+  return found;
 }
 
 void Attempt::freeze(int rank, Time duration) {
@@ -135,22 +136,42 @@ void Attempt::cut(int host, bool both_ways, Time duration) {
   });
 }
 
-bool Attempt::reset_connection(int rank, bool one_side) {
-  // Rank 0 has a connection to each other rank.
-  const auto* other = &process(std::max(rank, 1));
-  for (const auto& [descriptor, file] : process(0).files()) {
-    const auto connection = std::dynamic_pointer_cast<SimulatedConnection>(file);
-    if (connection == nullptr || connection->peer() == nullptr) continue;
-    if (&connection->peer()->process() != other) continue;
-    const int error = kernel_.random().chance(50) ? ECONNRESET : ETIMEDOUT;
-    if (one_side) {
-      connection->reset(error);
-    } else {
-      connection->fail(error);
-    }
-    return true;
+bool Attempt::break_connection(int rank) {
+  std::vector<int> others;
+  for (int other = 0; other < scenario_.ranks; ++other) {
+    const bool has_control = rank == 0 ? other == 1 : other == 0;
+    const bool chosen = scenario_.over_tcp || has_control;
+    if (chosen && !connections(rank, other).empty()) others.push_back(other);
   }
-  return false;
+  if (others.empty()) return false;
+  auto& random = kernel_.random();
+  other_side_ = others.size() == 1 ? others.front() : others[random.bits() % others.size()];
+  const auto found = connections(rank, other_side_);
+  const bool has_control = rank == 0 || other_side_ == 0;
+  is_of_messages_ = found.size() > 1 ? random.chance(50) : !has_control;
+  reset(is_of_messages_ ? *found.back() : *found.front(), false);
+  return true;
+}
+
+void Attempt::disturb_connection(int rank, int lower) {
+  // When all have joined, a reset is a failure.
+  const auto found = connections(rank, lower);
+  for (int other = lower + 1; other < scenario_.ranks; ++other) {
+    const bool joins = !outcomes_[static_cast<std::size_t>(other)].created;
+    if (other == rank || !joins || connections(other, lower).size() >= found.size()) continue;
+    disturbed_ = true;
+    kernel_.scheduler().trace("resets", rank, lower);
+    return reset(*found.back()->peer(), kernel_.random().chance(50));
+  }
+}
+
+void Attempt::reset(SimulatedConnection& connection, bool one_side) {
+  const int error = kernel_.random().chance(50) ? ECONNRESET : ETIMEDOUT;
+  if (one_side) {
+    connection.reset(error);
+  } else {
+    connection.fail(error);
+  }
 }
 
 }  // namespace lockstep::testing

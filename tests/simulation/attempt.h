@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/simulation/scenario.h"
+#include "tests/simulation/simulated_files.h"
 #include "tests/simulation/simulated_mpi.h"
 #include "tests/simulation/simulated_rank.h"
 
@@ -30,6 +31,9 @@ class Attempt {
   bool all_had_joined() const { return joined_before_fault_; }
   Time begin() const { return begin_; }
   Time fault_begin() const { return fault_begin_; }
+  /// After FaultKind::reset: the rank at the other side, and whether messages use the connection.
+  int other_side() const { return other_side_; }
+  bool is_of_messages() const { return is_of_messages_; }
   /// The end of a freeze or cut, or the begin of another fault.
   Time fault_end() const { return fault_end_; }
 
@@ -44,22 +48,27 @@ class Attempt {
   void note_fault(Time duration);
   void freeze(int rank, Time duration);
   void cut(int host, bool both_ways, Time duration);
-  /// Breaks the connection of this rank and rank 0, or of ranks 0 and 1. False if there is none.
-  /// one_side: on rank 0's side only.
-  bool reset_connection(int rank, bool one_side = false);
-  /// Whether a rank other than this one has not connected to rank 0 yet.
-  bool awaits_another(int rank);
+  /// The connections between two ranks, first those of Control.
+  std::vector<std::shared_ptr<SimulatedConnection>> connections(int rank, int other);
+  /// Breaks a connection of this rank. False if there is none.
+  bool break_connection(int rank);
+  /// Breaks the last connection of these ranks while the lower one awaits one of a third rank.
+  void disturb_connection(int rank, int lower);
+  void reset(SimulatedConnection& connection, bool one_side);
   int host(int rank) const { return scenario_.hosts[static_cast<std::size_t>(rank)]; }
 
   SimulatedKernel& kernel_;
   const Scenario& scenario_;
   bool with_fault_;
   SimulatedMpiJob job_;
+  SimulatedMeeting meeting_;
   std::vector<RankOutcome> outcomes_;
   Time begin_;
   bool fault_began_ = false;
   bool disturbed_ = false;
   bool joined_before_fault_ = false;
+  int other_side_ = 0;
+  bool is_of_messages_ = false;
   Time fault_begin_{};
   Time fault_end_{};
 };

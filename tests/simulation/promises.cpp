@@ -89,6 +89,10 @@ class Promises {
       return hang_time(scenario_) + seconds(1);
     }
     const Time scheduling = milliseconds(100);
+    // The end of a stream is an error 2 s later.
+    if (attempt_.all_had_joined() && attempt_.is_of_messages()) {
+      return seconds(2) + milliseconds(300) + scheduling;
+    }
     const bool closes_connections = fault_.kind == FaultKind::kill ||
                                     fault_.kind == FaultKind::reset ||
                                     fault_.kind == FaultKind::program_error;
@@ -152,7 +156,7 @@ class Promises {
       case FaultKind::cut_one_way:
         return names_other_side(rank, named);
       case FaultKind::reset:
-        return named == 0 || named == fault_.rank || (fault_.rank == 0 && named == 1);
+        return named == attempt_.other_side() || named == fault_.rank;
       case FaultKind::mismatch:
         return true;
       case FaultKind::hang:

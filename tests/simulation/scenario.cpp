@@ -98,6 +98,20 @@ void disturb_joining(Random& random, Scenario& scenario) {
   }
 }
 
+/// Chosen last, so that all else is the same over both networks.
+void choose_network(Random& random, Scenario& scenario) {
+  scenario.over_tcp = random.chance(50);
+  scenario.known_port = scenario.over_tcp && random.chance(50);
+  if (!scenario.over_tcp) return;
+  // A window of bytes takes about 30 ms, and messages less than the timeout.
+  auto& buffer = scenario.kernel.network.buffer;
+  for (const auto& step : scenario.steps) buffer = std::max(buffer, step.count * 8 / 10);
+  // The end of a stream is an error after 2 s.
+  if (scenario.fault.kind == FaultKind::reset) scenario.timeout = milliseconds(2'800);
+  // Streams are connected after the control connections.
+  for (auto& one : scenario.disturbances) one.call *= random.chance(50) ? 1 : 3;
+}
+
 std::string fault_text(const Fault& fault) {
   return concat(name(fault.kind), " of rank ", fault.rank, " at call ", fault.call, " or step ",
                 fault.step, " for ", fault.duration.count() / 1'000'000, " ms");
@@ -140,6 +154,7 @@ Scenario Scenario::make(std::uint64_t seed, bool joining) {
   choose_fault(random, scenario);
   scenario.restarts = !is_harmless(scenario.fault.kind) && random.chance(25);
   if (joining) disturb_joining(random, scenario);
+  choose_network(random, scenario);
   return scenario;
 }
 
@@ -147,10 +162,11 @@ std::string Scenario::text() const {
   std::string placed;
   for (const int host : hosts) placed += concat(placed.empty() ? "" : ",", host);
   std::string text =
-      concat("seed ", seed, ": ", ranks, " ranks on hosts ", placed, ", heartbeat ",
-             heartbeat.count(), " ms, timeout ", timeout.count(), " ms, ",
-             messages::name(algorithm), progress_thread ? ", progress thread" : "",
-             splits ? ", split" : "", restarts ? ", restart" : "", "; fault: ", fault_text(fault));
+      concat("seed ", seed, ": ", ranks, " ranks on hosts ", placed, over_tcp ? " over TCP" : "",
+             known_port ? " by a known port" : "", ", heartbeat ", heartbeat.count(),
+             " ms, timeout ", timeout.count(), " ms, ", messages::name(algorithm),
+             progress_thread ? ", progress thread" : "", splits ? ", split" : "",
+             restarts ? ", restart" : "", "; fault: ", fault_text(fault));
   for (const auto& one : disturbances) text += concat("; while joining: ", fault_text(one));
   text += "; steps:";
   for (const auto& step : steps) {

@@ -34,7 +34,7 @@ enum class FaultKind {
   cut,            ///< a host is cut off in both directions
   cut_one_way,    ///< packets of a host are lost, those to it arrive
   short_cut,      ///< for less than half of the heartbeat limit: no failure
-  reset,          ///< a control connection breaks
+  reset,          ///< a control connection breaks, or a stream of messages over TCP
   program_error,  ///< a rank's program throws
   mismatch,       ///< a rank issues another operation
   hang,           ///< a rank never issues an operation
@@ -65,6 +65,9 @@ struct Scenario {
   static Scenario make(std::uint64_t seed, bool joining = false);
 
   std::uint64_t seed = 0;
+  /// The ranks exchange messages over the library's TCP, not over the simulated MPI.
+  bool over_tcp = false;
+  bool known_port = false;  ///< over TCP, rank 0 listens on a port that all ranks know
   int ranks = 1;
   std::vector<int> hosts = {};  ///< of each rank
   SimulatedKernel::Settings kernel = {};

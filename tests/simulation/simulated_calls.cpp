@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/simulation/simulated_files.h"
@@ -70,15 +72,42 @@ struct Interfaces {
   }
 };
 
-/// Waits until found() is not 0 or the time of poll() and epoll_wait() is over.
+/// The limit of poll() and epoll_wait().
+Time limit(int timeout_ms) {
+  return timeout_ms < 0 ? forever : Time(std::chrono::milliseconds(timeout_ms));
+}
+
+/// Waits until found() is not 0 or the time limit is over.
 template <class Found>
-int wait_until(SimulatedKernel& kernel, int timeout_ms, const Found& found) {
-  const auto until =
-      timeout_ms < 0 ? forever : kernel.scheduler().now() + std::chrono::milliseconds(timeout_ms);
+int wait_until(SimulatedKernel& kernel, Time limit, const Found& found) {
+  const auto until = limit == forever ? forever : kernel.scheduler().now() + limit;
   for (;;) {
     if (const int count = found()) return count;
     if (kernel.scheduler().now() >= until || !kernel.wait_for_files(until)) return found();
   }
+}
+
+int await_events(SimulatedKernel& kernel, int epoll, epoll_event* events, int most, Time limit) {
+  const auto open = file<SimulatedEpoll>(epoll);
+  return wait_until(kernel, limit, [&] {
+    std::vector<epoll_event> ready;
+    for (const auto& [fd, entry] : open->entries) {
+      const auto watched = entry.file.lock();
+      if (watched == nullptr) continue;
+      const auto reported =
+          static_cast<std::uint32_t>(watched->ready()) & (entry.event.events | EPOLLERR | EPOLLHUP);
+      if (reported == 0) continue;
+      ready.push_back(entry.event);
+      ready.back().events = reported;
+    }
+    // The kernel promises no order.
+    for (std::size_t i = ready.size(); i > 1; --i) {
+      std::swap(ready[i - 1], ready[kernel.random().bits() % i]);
+    }
+    const auto count = std::min(ready.size(), static_cast<std::size_t>(most));
+    std::copy_n(ready.begin(), count, events);
+    return static_cast<int>(count);
+  });
 }
 
 }  // namespace
@@ -93,6 +122,7 @@ int __wrap_socket(int domain, int type, int protocol) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_socket(domain, type, protocol);
   kernel->enter();
+  if (domain == AF_INET6) return static_cast<int>(result(-EAFNOSUPPORT));
   auto& process = SimulatedKernel::process();
   process.count_socket();
   return process.open(std::make_shared<SimulatedConnection>(kernel->network(), process));
@@ -145,7 +175,9 @@ ssize_t __wrap_recv(int fd, void* data, size_t bytes, int flags) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_recv(fd, data, bytes, flags);
   kernel->enter();
-  const auto got = file<SimulatedConnection>(fd)->read(static_cast<char*>(data), bytes);
+  const auto connection = file<SimulatedConnection>(fd);
+  if (connection == nullptr) return result(-EBADF);
+  const auto got = connection->read(static_cast<char*>(data), bytes);
   kernel->scheduler().trace("reads", SimulatedKernel::process().pid(), got);
   return result(got);
 }
@@ -155,9 +187,51 @@ ssize_t __wrap_send(int fd, const void* data, size_t bytes, int flags) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_send(fd, data, bytes, flags);
   kernel->enter();
-  const auto sent = file<SimulatedConnection>(fd)->write({static_cast<const char*>(data), bytes});
+  const auto connection = file<SimulatedConnection>(fd);
+  if (connection == nullptr) return result(-EBADF);
+  const auto sent = connection->write({static_cast<const char*>(data), bytes});
   kernel->scheduler().trace("writes", SimulatedKernel::process().pid(), sent);
   return result(sent);
+}
+
+ssize_t __real_sendmsg(int, const msghdr*, int);
+ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
+  auto* kernel = SimulatedKernel::current();
+  if (kernel == nullptr) return __real_sendmsg(fd, message, flags);
+  std::string bytes;
+  for (std::size_t i = 0; i < message->msg_iovlen; ++i) {
+    const auto& part = message->msg_iov[i];
+    bytes.append(static_cast<const char*>(part.iov_base), part.iov_len);
+  }
+  return __wrap_send(fd, bytes.data(), bytes.size(), flags);
+}
+
+ssize_t __real_readv(int, const iovec*, int);
+ssize_t __wrap_readv(int fd, const iovec* parts, int count) {
+  auto* kernel = SimulatedKernel::current();
+  if (kernel == nullptr) return __real_readv(fd, parts, count);
+  std::size_t asked = 0;
+  for (int i = 0; i < count; ++i) asked += parts[i].iov_len;
+  std::string bytes(std::min(asked, kernel->network().settings().buffer), '\0');
+  const auto got = __wrap_recv(fd, bytes.data(), bytes.size(), 0);
+  std::size_t given = 0;
+  for (int i = 0; i < count && got > 0; ++i) {
+    const auto part = std::min(parts[i].iov_len, static_cast<std::size_t>(got) - given);
+    given += bytes.copy(static_cast<char*>(parts[i].iov_base), part, given);
+  }
+  return got;
+}
+
+ssize_t __real_read(int, void*, size_t);
+ssize_t __wrap_read(int fd, void* data, size_t bytes) {
+  auto* kernel = SimulatedKernel::current();
+  const auto event = kernel != nullptr ? file<SimulatedEvent>(fd) : nullptr;
+  if (event == nullptr) return __real_read(fd, data, bytes);
+  kernel->enter();
+  if (event->count == 0) return result(-EAGAIN);
+  const auto value = std::exchange(event->count, 0);
+  std::memcpy(data, &value, sizeof value);
+  return sizeof value;
 }
 
 ssize_t __real_write(int, const void*, size_t);
@@ -192,7 +266,7 @@ int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_poll(entries, count, timeout);
   kernel->enter();
-  return wait_until(*kernel, timeout, [&] {
+  return wait_until(*kernel, limit(timeout), [&] {
     int ready = 0;
     for (nfds_t i = 0; i < count; ++i) {
       const auto open = SimulatedKernel::process().file(entries[i].fd);
@@ -232,26 +306,17 @@ int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_epoll_wait(epoll, events, most, timeout);
   kernel->enter();
-  const auto open = file<SimulatedEpoll>(epoll);
-  return wait_until(*kernel, timeout, [&] {
-    std::vector<epoll_event> ready;
-    for (const auto& [fd, entry] : open->entries) {
-      const auto watched = entry.file.lock();
-      if (watched == nullptr) continue;
-      const auto reported =
-          static_cast<std::uint32_t>(watched->ready()) & (entry.event.events | EPOLLERR | EPOLLHUP);
-      if (reported == 0) continue;
-      ready.push_back(entry.event);
-      ready.back().events = reported;
-    }
-    // The kernel promises no order.
-    for (std::size_t i = ready.size(); i > 1; --i) {
-      std::swap(ready[i - 1], ready[kernel->random().bits() % i]);
-    }
-    const auto count = std::min(ready.size(), static_cast<std::size_t>(most));
-    std::copy_n(ready.begin(), count, events);
-    return static_cast<int>(count);
-  });
+  return await_events(*kernel, epoll, events, most, limit(timeout));
+}
+
+int __real_epoll_pwait2(int, epoll_event*, int, const timespec*, const sigset_t*);
+int __wrap_epoll_pwait2(int epoll, epoll_event* events, int most, const timespec* timeout,
+                        const sigset_t* signals) {
+  auto* kernel = SimulatedKernel::current();
+  if (kernel == nullptr) return __real_epoll_pwait2(epoll, events, most, timeout, signals);
+  kernel->enter();
+  return await_events(*kernel, epoll, events, most,
+                      std::chrono::seconds(timeout->tv_sec) + Time(timeout->tv_nsec));
 }
 
 int __real_eventfd(unsigned, int);

@@ -61,6 +61,8 @@ class SimulatedConnection final : public SimulatedFile,
 
   const sockaddr_in& local() const { return local_; }
   const sockaddr_in& remote() const { return remote_; }
+  /// The number of connections of the network before this one, plus a constant.
+  std::uint16_t client_port() const { return ntohs((is_client_ ? local_ : remote_).sin_port); }
   bool connected() const { return state_ == State::connected; }
   bool closed() const { return closed_; }
   SimulatedProcess& process() const { return process_; }

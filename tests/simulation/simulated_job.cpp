@@ -84,6 +84,9 @@ class Job {
   }
 
   void restart() {
+    // Rank 0's port is free when it has ended. SIGKILL ends it even if it is stopped.
+    const bool is_stopped = scenario_.fault.kind == FaultKind::freeze_for_ever;
+    if (scenario_.known_port && is_stopped) kernel_.kill(attempts_.back()->process(0));
     start(false);
     start_strangers();
   }
@@ -98,7 +101,11 @@ class Job {
       const auto bytes = texts[random.bits() % texts.size()];
       const int host = random.below(kernel_.network().hosts());
       kernel_.scheduler().after(kernel_.random_time(milliseconds(20)), [this, bytes, host] {
-        kernel_.start(host, [this, bytes] { run_stranger(scenario_.hosts.front(), bytes); });
+        kernel_.start(host, [this, bytes] {
+          constexpr std::uint16_t first_port = 20000;
+          run_stranger(scenario_.hosts.front(), scenario_.known_port ? known_port : first_port,
+                       bytes);
+        });
       });
     }
   }

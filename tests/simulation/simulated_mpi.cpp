@@ -62,7 +62,9 @@ bool Library::main_thread_only() { return false; }
 bool Library::on_main_thread() { return true; }
 std::string Library::why_no_thread() { return {}; }
 void Library::at_end(std::function<void()> last_call) {
-  SimulatedMpiJob::own().last_call = std::move(last_call);
+  SimulatedKernel::process().at_exit([call = std::move(last_call)](int exit_code) {
+    if (exit_code == 0) call();
+  });
 }
 void Library::abandon() {}
 

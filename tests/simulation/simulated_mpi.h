@@ -27,7 +27,6 @@ struct SimulatedMpiProcess {
   std::deque<SimulatedMessage> arrived = {};
   std::vector<std::uint64_t> granted = {};  ///< own sends whose receivers have asked for the data
   std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> data = {};  ///< by own receives
-  std::function<void()> last_call = {};
   std::uint64_t last_request = 0;
 };
 

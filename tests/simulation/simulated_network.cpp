@@ -46,7 +46,7 @@ Time SimulatedNetwork::random_part(Time most) {
 }
 
 Time SimulatedNetwork::lateness() {
-  if (settings_.late_percent == 0) return Time(0);
+  if (settings_.late_percent == 0 || scheduler_.now() > std::chrono::minutes(1)) return Time(0);
   return random_.chance(settings_.late_percent) ? random_part(settings_.latest) : Time(0);
 }
 
@@ -63,13 +63,13 @@ bool SimulatedNetwork::is_cut(int from, int to) const {
 }
 
 void SimulatedNetwork::keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to) {
-  kept_[{from, to}].push_back(pipe);
+  kept_[{from, to}].push_back(std::move(pipe));
 }
 
 void SimulatedNetwork::heal(int from, int to) {
   cut_[{from, to}] = false;
   for (const auto& kept : std::exchange(kept_[{from, to}], {})) {
-    if (const auto pipe = kept.lock()) pipe->resume();
+    kept->resume();
   }
 }
 

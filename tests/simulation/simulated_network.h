@@ -48,7 +48,7 @@ class SimulatedNetwork {
     Time jitter = std::chrono::microseconds(100);
     int lost_percent = 0;  ///< packets that are lost and sent again
     Time repeat = std::chrono::milliseconds(20);
-    int late_percent = 0;           ///< packets of sockets that are late
+    int late_percent = 0;           ///< packets of sockets that are late in the first minute
     Time latest{};                  ///< longest delay of those
     std::size_t buffer = 64 << 10;  ///< bytes of a connection that its reader has not read
     bool splits = true;             ///< whether reads and writes may be partial
@@ -101,7 +101,7 @@ class SimulatedNetwork {
   Settings settings_;
   std::vector<Host> hosts_;
   std::map<std::pair<int, int>, bool> cut_;
-  std::map<std::pair<int, int>, std::vector<std::weak_ptr<Pipe>>> kept_;
+  std::map<std::pair<int, int>, std::vector<std::shared_ptr<Pipe>>> kept_;
   std::uint16_t next_client_port_ = 40000;
 };
 

@@ -1,6 +1,8 @@
 #include "tests/simulation/simulated_process.h"
 
+#include "comm/tcp/worlds.h"
 #include "tests/simulation/simulated_files.h"
+#include "tests/simulation/simulated_kernel.h"
 
 namespace lockstep::testing {
 
@@ -24,6 +26,10 @@ void SimulatedProcess::close(int descriptor) {
   if (found == files_.end()) return;
   const auto file = std::move(found->second);
   files_.erase(found);
+  for (const auto& [other, watching] : files_) {
+    const auto epoll = std::dynamic_pointer_cast<SimulatedEpoll>(watching);
+    if (epoll != nullptr) epoll->entries.erase(descriptor);
+  }
   file->close();
 }
 
@@ -47,6 +53,14 @@ void SimulatedProcess::end(bool closes_files) {
   }
 }
 
+void SimulatedProcess::make_exit_calls(int exit_code) {
+  while (!exit_calls_.empty()) {
+    const auto call = std::move(exit_calls_.back());
+    exit_calls_.pop_back();
+    call(exit_code);
+  }
+}
+
 void SimulatedProcess::count_socket() {
   for (auto& [number, action] : std::exchange(after_socket_, {})) {
     at_call(calls_ + number, std::move(action));
@@ -61,3 +75,14 @@ void SimulatedProcess::count_call() {
 }
 
 }  // namespace lockstep::testing
+
+namespace lockstep::inline v0_2::tcp {
+
+/// In place of src/comm/tcp/worlds.cpp.
+void keep(std::shared_ptr<messages::MessageRankContext> world) {
+  testing::SimulatedKernel::process().at_exit([kept = std::move(world)](int exit_code) {
+    if (exit_code == 0) kept->leave_and_wait();
+  });
+}
+
+}  // namespace lockstep::tcp

@@ -53,6 +53,12 @@ class SimulatedProcess {
     return std::exchange(deferred_, {});
   }
 
+  // Its end.
+  /// Calls the function with the exit code when the process ends by itself.
+  void at_exit(std::function<void(int)> call) { exit_calls_.push_back(std::move(call)); }
+  /// Makes these calls, the last one first, in the thread that ends the process.
+  void make_exit_calls(int exit_code);
+
   // Faults.
   /// Calls the function at the process's call with this number. Every call of the kernel and of MPI
   /// counts.
@@ -83,6 +89,7 @@ class SimulatedProcess {
   bool frozen_ = false;
   std::vector<SimulatedThread*> threads_;
   std::vector<std::pair<SimulatedThread*, std::uint64_t>> deferred_;
+  std::vector<std::function<void(int)>> exit_calls_;
   std::uint64_t calls_ = 0;
   std::multimap<std::uint64_t, std::function<void()>> actions_;
   std::vector<std::pair<std::uint64_t, std::function<void()>>> after_socket_;

@@ -15,16 +15,26 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/mpi/mpi.h"
+#include "comm/tcp/tcp.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/work.h"
-#include "tests/simulation/simulated_mpi.h"
+#include "tests/simulation/simulated_kernel.h"
 
 namespace lockstep::testing {
 namespace {
 
 using detail::concat;
+
+sockaddr_in address(int host, std::uint16_t port) {
+  sockaddr_in made{};
+  made.sin_family = AF_INET;
+  made.sin_port = htons(port);
+  made.sin_addr.s_addr = htonl(0x0a000001U + static_cast<unsigned>(host));
+  return made;
+}
 
 /// The input of a rank: small whole numbers, so that sums are exact in every order.
 double input(int rank, std::size_t at, std::size_t step) {
@@ -196,25 +206,27 @@ struct ProgramError : std::runtime_error {
 
 class RankProgram {
  public:
-  RankProgram(const Scenario& scenario, int rank, bool with_fault, RankOutcome& outcome,
-              const std::function<void()>& on_fault)
+  RankProgram(const Scenario& scenario, int rank, bool with_fault, SimulatedMeeting& meeting,
+              RankOutcome& outcome, const std::function<void()>& on_fault)
       : scenario_(scenario),
         rank_(rank),
+        meeting_(meeting),
         has_fault_(with_fault && scenario.fault.rank == rank),
         outcome_(outcome),
         on_fault_(on_fault) {}
 
   void run() {
-    world_ = mpi::create(
-        {{.timeout = scenario_.timeout,
-          .threads_per_rank = 2,
-          .cores = 1,
-          .algorithm = scenario_.algorithm,
-          .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
-          .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
-          .heartbeat = scenario_.heartbeat,
-          .records = false},
-         scenario_.ranks});
+    const messages::Options options{
+        .timeout = scenario_.timeout,
+        .threads_per_rank = 2,
+        .cores = 1,
+        .algorithm = scenario_.algorithm,
+        .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
+        .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
+        .heartbeat = scenario_.heartbeat,
+        .records = false};
+    world_ = scenario_.over_tcp ? tcp::create(options, meeting())
+                                : mpi::create({options, scenario_.ranks});
     outcome_.created = true;
     try {
       if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);
@@ -230,6 +242,25 @@ class RankProgram {
   }
 
  private:
+  tcp::Meeting meeting() {
+    tcp::Meeting own{.rank = rank_, .size = scenario_.ranks};
+    if (scenario_.known_port) {
+      own.port = known_port;
+      own.token = meeting_.token;
+      const auto at = address(scenario_.hosts.front(), known_port);
+      control::Offer offer{.token = meeting_.token, .count = 1};
+      offer.addresses[0] = *control::Address::of(reinterpret_cast<const sockaddr*>(&at));
+      own.find = [offer] { return offer; };
+    } else {
+      own.publish = [this](const control::Offer& offer) { meeting_.offer = offer; };
+      own.find = [this] {
+        if (!meeting_.offer) throw CommError("rank 0 has made no offer");
+        return *meeting_.offer;
+      };
+    }
+    return own;
+  }
+
   /// True if the rank leaves before this step.
   bool run_step(std::size_t number) {
     auto step = scenario_.steps[number];
@@ -288,6 +319,7 @@ class RankProgram {
 
   const Scenario& scenario_;
   int rank_;
+  SimulatedMeeting& meeting_;
   bool has_fault_;
   RankOutcome& outcome_;
   const std::function<void()>& on_fault_;
@@ -298,8 +330,8 @@ class RankProgram {
 
 }  // namespace
 
-void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& outcome,
-              const std::function<void()>& on_fault) {
+void run_rank(const Scenario& scenario, int rank, bool with_fault, SimulatedMeeting& meeting,
+              RankOutcome& outcome, const std::function<void()>& on_fault) {
   auto& kernel = *SimulatedKernel::active;
   const auto fail = [&](const std::exception& error) {
     outcome.state = RankOutcome::State::failed;
@@ -308,9 +340,8 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& 
     if (outcome.ended_at == Time(0)) outcome.ended_at = kernel.scheduler().now();
   };
   try {
-    RankProgram(scenario, rank, with_fault, outcome, on_fault).run();
-    // The library makes this call at exit.
-    if (const auto call = std::exchange(SimulatedMpiJob::own().last_call, {})) call();
+    RankProgram(scenario, rank, with_fault, meeting, outcome, on_fault).run();
+    SimulatedKernel::process().make_exit_calls(0);
     outcome.state = RankOutcome::State::succeeded;
     outcome.ended_at = kernel.scheduler().now();
   } catch (const Error& error) {
@@ -321,10 +352,9 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& 
   } catch (const std::exception& error) {
     fail(error);
   }
-  SimulatedMpiJob::own().last_call = {};
-  // After a failure, operations over MPI are kept with their world until the process ends.
-  if (outcome.state == RankOutcome::State::failed) return;
   auto& process = SimulatedKernel::process();
+  // After a failure, operations are kept with their world until the process ends.
+  if (outcome.state == RankOutcome::State::failed) return process.make_exit_calls(1);
   if (process.open_files() > 0 && outcome.wrong.empty()) {
     outcome.wrong = concat("open files at its end: ", process.describe_files());
   }
@@ -333,14 +363,10 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& 
   }
 }
 
-void run_stranger(int host_of_rank_0, const std::string& bytes) {
-  constexpr std::uint16_t first_port = 20000;
+void run_stranger(int host_of_rank_0, std::uint16_t first_port, const std::string& bytes) {
   std::vector<detail::Descriptor> sockets;
-  for (std::uint16_t port = first_port; port < first_port + 3; ++port) {
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(0x0a000001U + static_cast<unsigned>(host_of_rank_0));
+  for (auto port = first_port; port < first_port + 3; ++port) {
+    const auto to = address(host_of_rank_0, port);
     auto& socket = sockets.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
     ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to);
     pollfd writable{.fd = socket.get(), .events = POLLOUT, .revents = 0};

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
+#include "comm/control/offer.h"
 #include "tests/simulation/scenario.h"
 
 namespace lockstep::testing {
@@ -21,13 +24,23 @@ struct RankOutcome {
   std::string wrong;     ///< results that differ, files and threads that are left
 };
 
-/// The program of one rank: joins the world by mpi::create(), runs the scenario's operations,
-/// compares their results, and leaves. on_fault is called when a fault in the program begins.
-/// Called in a simulated thread.
-void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& outcome,
-              const std::function<void()>& on_fault);
+/// What the launcher of a job over TCP gives to its ranks.
+struct SimulatedMeeting {
+  control::Token token{};
+  std::optional<control::Offer> offer = {};  ///< of rank 0, without a known port
+};
 
-/// Another program that connects to the ports of rank 0's host, and sends these bytes.
-void run_stranger(int host_of_rank_0, const std::string& bytes);
+/// Rank 0's port where all ranks know it.
+inline constexpr std::uint16_t known_port = 19999;
+
+/// The program of one rank: joins the world by mpi::create() or tcp::create(), runs the scenario's
+/// operations, compares their results, and leaves. on_fault is called when a fault in the program
+/// begins. Called in a simulated thread.
+void run_rank(const Scenario& scenario, int rank, bool with_fault, SimulatedMeeting& meeting,
+              RankOutcome& outcome, const std::function<void()>& on_fault);
+
+/// Another program that connects to the ports of rank 0's host from this one on, and sends these
+/// bytes.
+void run_stranger(int host_of_rank_0, std::uint16_t first_port, const std::string& bytes);
 
 }  // namespace lockstep::testing

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ class Address {
   static Address local(int socket);
   static Address peer(int socket);
 
+  bool operator==(const Address& other) const {
+    return std::memcmp(&storage_, &other.storage_, sizeof storage_) == 0;
+  }
   int family() const { return storage_.any.sa_family; }
   bool loopback() const;
   /// Whether it is a link-local address, which other hosts cannot use without an interface number.

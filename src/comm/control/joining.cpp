@@ -99,7 +99,7 @@ class Joining {
   void read_offer() {
     try {
       const auto offer = source_();
-      if (!routes_.empty() && bytes_of(offer) == bytes_of(offer_)) return;
+      if (!routes_.empty() && offer == offer_) return;
       routes_.clear();
       offer_ = offer;
     } catch (const CommError& error) {

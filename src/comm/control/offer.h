@@ -33,6 +33,8 @@ struct Offer {
   bool listening = false;
   std::uint32_t count = 0;
   std::array<Address, 16> addresses{};
+
+  bool operator==(const Offer&) const = default;
 };
 static_assert(std::is_trivially_copyable_v<Offer>);
 

@@ -30,7 +30,7 @@ CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation
     : transport_(transport),
       operation_(operation),
       shape_(operation, transport.group().size(), transport.group().rank),
-      awaited_(transport.group().size() - 1) {
+      pending_(2 * (transport.group().size() - 1)) {
   const std::size_t bytes = shape_.longest_part() * size_of(operation.wire_dtype());
   // Members with counts of their own do not know which inputs of the others are short.
   const bool is_short = bytes <= group().eager_bytes && !operation.has_own_counts();
@@ -75,14 +75,17 @@ void CollectiveProtocol::announce() {
   constexpr std::size_t alignment = alignof(Announcement);
   received_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) *
                                                           (message_bytes() + alignment));
-  arrived_.resize(static_cast<std::size_t>(size));
+  pending_with_.resize(static_cast<std::size_t>(size), 2);
+  const auto end_with = [this](int member) {
+    return [this, member](std::size_t) {
+      --pending_with_[static_cast<std::size_t>(member)];
+      --pending_;
+    };
+  };
   for (int step = 1; step < size; ++step) {
     const int member = (rank + size - step) % size;
     transport_.receive(message_of(member), message_bytes(), member, Channel::announcements,
-                       [this, member](std::size_t) {
-                         arrived_[static_cast<std::size_t>(member)] = true;
-                         --awaited_;
-                       });
+                       end_with(member));
   }
   const bool parted = shape_.parts() > 1;
   const bool to_root = operation_.is_to_root();
@@ -100,15 +103,14 @@ void CollectiveProtocol::announce() {
       }
       if (payload > 0) write_payload(message.data() + sizeof(Announcement), payload, member);
     }
-    ++unsent_;
     const auto& message = sent_.back();
     transport_.send(message.data(), message.size(), member, Channel::announcements,
-                    [this](std::size_t) { --unsent_; });
+                    end_with(member));
   }
 }
 
 void CollectiveProtocol::compare() {
-  if (compared_ || awaited_ > 0 || unsent_ > 0) return;
+  if (compared_ || pending_ > 0) return;
   compare_announcements();
   compared_ = true;
   if (eager_) finish_eager();
@@ -241,7 +243,7 @@ std::vector<int> CollectiveProtocol::missing() const {
   std::vector<int> members;
   if (compared_) return members;
   for (int member = 0; member < group().size(); ++member) {
-    const bool is_waited_for = awaited_ == 0 || !arrived_[static_cast<std::size_t>(member)];
+    const bool is_waited_for = pending_ == 0 || pending_with_[static_cast<std::size_t>(member)] > 0;
     if (member != group().rank && is_waited_for) members.push_back(member);
   }
   return members;

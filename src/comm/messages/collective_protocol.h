@@ -70,10 +70,9 @@ class CollectiveProtocol {
   bool complete_ = false;
   std::vector<std::vector<std::byte>>
       sent_;  ///< announcement messages to each member; one if all are equal
-  int unsent_ = 0;
   std::unique_ptr<std::byte[]> received_;  ///< an announcement message of each member
-  std::vector<bool> arrived_;              ///< whether the member's announcement has arrived
-  int awaited_;                            ///< number of announcements that have not arrived
+  std::vector<int> pending_with_;          ///< announcements from and to each member in transit
+  int pending_;                            ///< their sum
   std::unique_ptr<Transfer> transfer_;
   std::chrono::nanoseconds worked_{};
 };

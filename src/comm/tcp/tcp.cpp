@@ -1,11 +1,8 @@
 #include "comm/tcp/tcp.h"
 
 #include <poll.h>
-#include <stdlib.h>
 
 #include <algorithm>
-#include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,8 +10,8 @@
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"
+#include "comm/tcp/worlds.h"
 #include "core/log.h"
-#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -32,32 +29,6 @@ using control::Gathering;
 using control::Offer;
 using messages::MessageCommunicator;
 using messages::MessageRankContext;
-
-/// The worlds of this process, which it leaves at its end.
-struct Worlds {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<MessageRankContext>> all;
-  detail::ForkGuard process;
-
-  static Worlds& get() {
-    static auto& worlds =
-        *new Worlds;  // never destroyed: other threads may use a world until the end
-    return worlds;
-  }
-
-  void add(std::shared_ptr<MessageRankContext> world) {
-    const std::lock_guard lock(mutex);
-    static const int registered = ::on_exit(leave, nullptr);
-    std::ignore = registered;
-    all.push_back(std::move(world));
-  }
-
-  /// With another exit code it does not leave: the ends of its connections tell the other ranks.
-  static void leave(int exit_code, void*) {
-    if (exit_code != 0 || get().process.in_child()) return;
-    for (const auto& world : std::exchange(get().all, {})) world->leave_and_wait();
-  }
-};
 
 /// The connections of this rank to others, until the world has them.
 class Joining {
@@ -160,11 +131,9 @@ class Joining {
 
 }  // namespace
 
-void leave_worlds() { Worlds::leave(0, nullptr); }
-
 std::shared_ptr<Communicator> create(const messages::Options& options, const Meeting& meeting) {
   const auto context = Joining(options, meeting).run();
-  Worlds::get().add(context);
+  keep(context);
   const auto world = MessageCommunicator::world(context);
   const bool with_thread = options.progress != ProgressMode::wait;
   if (options.records) messages::record_operations(*world);

@@ -308,7 +308,8 @@ void TcpTransport::check_closed() {
   for (int other = 0; other < size_; ++other) {
     const auto& one = peer(other);
     // A rank that has left has sent all its messages. No receive waits for it.
-    const bool is_used = one.broken || one.missing > 0 || !one.unsent.empty();
+    const bool in_message = one.header_bytes > 0 || one.missing > 0;
+    const bool is_used = one.broken || in_message || !one.unsent.empty();
     if (!one.closed || !is_used || now - *one.closed < end_timeout) continue;
     throw CommError(concat("tcp: the stream of rank ", rank_, " to rank ", other, " at ",
                            one.address, " ended: ", one.end));

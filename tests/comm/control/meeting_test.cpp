@@ -255,6 +255,14 @@ TEST(Meeting, NobodyListensThere) {
                     HasSubstr(": Connection refused")));
 }
 
+TEST(Meeting, OffersAreComparedWithoutTheBytesBetweenTheirFields) {
+  alignas(control::Offer) std::array<std::array<std::byte, sizeof(control::Offer)>, 2> memory{};
+  memory[1].fill(std::byte{0xff});
+  const auto* first = new (memory[0].data()) control::Offer{.rank = 3};
+  const auto* second = new (memory[1].data()) control::Offer{.rank = 3};
+  EXPECT_EQ(*first == *second, true);
+}
+
 TEST(Meeting, NothingIsInherited) {
   const auto open = [] {
     std::set<int> found;

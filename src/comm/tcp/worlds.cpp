@@ -1,0 +1,45 @@
+#include "comm/tcp/worlds.h"
+
+#include <stdlib.h>
+
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "comm/tcp/tcp.h"
+#include "core/system/process.h"
+
+namespace lockstep::inline v0_2::tcp {
+namespace {
+
+struct Worlds {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<messages::MessageRankContext>> all;
+  detail::ForkGuard process;
+
+  static Worlds& get() {
+    static auto& worlds =
+        *new Worlds;  // never destroyed: other threads may use a world until the end
+    return worlds;
+  }
+
+  static void leave(int exit_code, void*) {
+    if (exit_code != 0 || get().process.in_child()) return;
+    for (const auto& world : std::exchange(get().all, {})) world->leave_and_wait();
+  }
+};
+
+}  // namespace
+
+void keep(std::shared_ptr<messages::MessageRankContext> world) {
+  auto& worlds = Worlds::get();
+  const std::lock_guard lock(worlds.mutex);
+  static const int registered = ::on_exit(Worlds::leave, nullptr);
+  std::ignore = registered;
+  worlds.all.push_back(std::move(world));
+}
+
+void leave_worlds() { Worlds::leave(0, nullptr); }
+
+}  // namespace lockstep::tcp
