@@ -44,9 +44,12 @@ struct Worlds {
     return worlds;
   }
 
+  /// Also ends those that all ranks have left, or that have failed.
   void add(std::shared_ptr<MessageRankContext> world) {
     const std::lock_guard lock(mutex);
-    if (all.empty()) ::on_exit(leave, nullptr);
+    static const int registered = ::on_exit(leave, nullptr);
+    static_cast<void>(registered);
+    std::erase_if(all, [](const auto& other) { return other->end_if_left(); });
     all.push_back(std::move(world));
   }
 
@@ -54,6 +57,11 @@ struct Worlds {
   static void leave(int exit_code, void*) {
     auto& worlds = get();
     if (exit_code != 0 || worlds.process.in_child()) return;
+    // Ranks may have joined the worlds in another order.
+    for (const auto& world : worlds.all) {
+      const auto lock = world->lock();
+      world->leave();
+    }
     for (const auto& world : worlds.all) world->leave_and_wait();
   }
 };
@@ -64,6 +72,7 @@ class Joining {
   Joining(const messages::Options& options, const Meeting& meeting)
       : options_(options), meeting_(meeting) {
     settings_ = messages::control_settings(options, meeting.rank, meeting.size);
+    settings_.on_wait = meeting.on_wait;
     streams_ = settings_;
     streams_.purpose = "tcp";
     streams_.on_wait = [this] {
