@@ -77,18 +77,6 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   return join(world, launcher.rank, options);
 }
 
-messages::Options between_hosts(const host::Options& options, const Environment& environment,
-                                ProgressMode progress) {
-  return {.timeout = options.timeout,
-          .threads_per_rank = options.threads_per_rank,
-          .cores = options.cores,
-          .algorithm = messages::parse_algorithm(environment.algorithm),
-          .progress = progress,
-          .host = environment.host,
-          .interface = environment.interface,
-          .heartbeat = environment.heartbeat};
-}
-
 std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
                                        const messages::Options& between_hosts, int expected_size) {
   const mpi::Options network{between_hosts, expected_size};
@@ -144,7 +132,7 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   auto inside = options;
   inside.supervised = true;
   inside.keep_world = true;
-  return join_tcp(backend, inside, between_hosts(options, environment, progress),
+  return join_tcp(backend, inside, network_options(options, progress),
                   {.rank = *environment.rank,
                    .size = *environment.world_size,
                    .port = port,
@@ -181,9 +169,7 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options,
 
 /// Joins a world of several ranks that another launcher has started.
 std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
-                                               const host::Options& options,
-                                               const Environment& environment,
-                                               ProgressMode progress,
+                                               const host::Options& options, ProgressMode progress,
                                                const JoinOptions& join_options) {
   const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
                              " of ", launcher.size);
@@ -194,7 +180,7 @@ std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend
                                  ", not all on this host, which backend host does not support; use "
                                  "backend hierarchical, tcp or mpi"));
   }
-  const auto network = between_hosts(options, environment, progress);
+  const auto network = network_options(options, progress);
   if (backend == Backend::tcp || !launcher.starts_mpi()) {
     if (backend != Backend::mpi)
       return join_tcp(backend, options, network, meeting_of(launcher, join_options, prefix));
@@ -244,7 +230,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, environment, progress, options);
+    return join_by_launcher(*launcher, backend, ranks, progress, options);
   }
   if (!environment.master.empty())
     return join_launched_hosts(environment, backend, ranks, progress);
@@ -254,7 +240,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (launched) return join_launched(environment, ranks);
   if (backend == Backend::mpi || backend == Backend::hierarchical) {
-    return join_mpi(backend, ranks, between_hosts(ranks, environment, progress), launcher ? 1 : 0);
+    return join_mpi(backend, ranks, network_options(ranks, progress), launcher ? 1 : 0);
   }
   return host::create(host::World::create(1), 0, ranks);
 }
@@ -282,6 +268,18 @@ host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeo
           .threads_per_rank = threads_per_rank,
           // A rank that is bound to one core sees only that one. Its launcher sets LOCKSTEP_CORES.
           .cores = environment.cores.value_or(usable_cores())};
+}
+
+messages::Options network_options(const host::Options& options, ProgressMode progress) {
+  const auto& environment = Environment::get();
+  return {.timeout = options.timeout,
+          .threads_per_rank = options.threads_per_rank,
+          .cores = options.cores,
+          .algorithm = messages::parse_algorithm(environment.algorithm),
+          .progress = progress,
+          .host = environment.host,
+          .interface = environment.interface,
+          .heartbeat = environment.heartbeat};
 }
 
 std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int size,
