@@ -15,6 +15,7 @@
 
 namespace lockstep_torch {
 
+using lockstep::Backend;
 using lockstep::DType;
 using lockstep::Environment;
 
@@ -26,19 +27,14 @@ std::optional<std::pair<int, int>> launched_by_mpi() {
   });
 }
 
-std::string why_no_mpi(int rank, int size) {
+bool uses_mpi(int rank, int size) {
   const auto& environment = Environment::get();
   const auto& launcher = environment.launcher;
-  if (!environment.launcher_problem.empty()) return environment.launcher_problem;
-  if (!launcher || !launcher->starts_mpi()) {
-    return c10::str("was started by ", launcher ? launcher->name() : "no launcher",
-                    ", which starts no MPI processes");
-  }
-  if (const auto why = lockstep::mpi::available(); !why.empty()) {
-    return "cannot use MPI: " + why;
-  }
-  if (launcher->rank == rank && (size == 0 || launcher->size == size)) return {};
-  return c10::str("is rank ", launcher->rank, " of ", launcher->size, " of ", launcher->name());
+  const bool same = launcher && launcher->rank == rank && (size == 0 || launcher->size == size);
+  if (!same || !launcher->starts_mpi() || !lockstep::mpi::available().empty()) return false;
+  const auto backend = environment.backend;
+  return backend == Backend::mpi || backend == Backend::hierarchical ||
+         (backend == Backend::automatic && !launcher->one_host());
 }
 
 std::vector<std::string> own_addresses(bool one_host) {
@@ -59,29 +55,21 @@ LaunchedWorld& LaunchedWorld::join(std::chrono::milliseconds timeout) {
 }
 
 LaunchedWorld::LaunchedWorld(std::chrono::milliseconds timeout)
-    : world_(lockstep::detail::join_world(
+    : world_{lockstep::detail::join_world(
           {.timeout = timeout,
            // PyTorch's threads and denormals stay as the program has set them.
            .flush_denormals = lockstep::flushes_denormals(),
            .threads = {.set_number = [](int) { return at::get_num_threads(); },
                        .flush_denormals = [](bool) {}},
-           .progress = lockstep::ProgressMode::wait})) {}
+           .progress = lockstep::ProgressMode::wait})} {}
 
-bool LaunchedWorld::on_one_host() const { return std::ranges::max(world_->hosts()) == 0; }
-
-std::optional<std::string> LaunchedWorld::failure() const {
-  const std::lock_guard lock(*mutex_);
-  try {
-    world_->make_progress();
-    return std::nullopt;
-  } catch (const lockstep::Error& error) {
-    return error.what();
-  }
+bool LaunchedWorld::on_one_host() const {
+  return std::ranges::max(world_.communicator->hosts()) == 0;
 }
 
 std::string LaunchedWorld::from_rank_0(int rank, int size, const std::string& text) const {
-  const std::lock_guard lock(*mutex_);
-  auto& world = *world_;
+  const std::lock_guard lock(*world_.mutex);
+  auto& world = *world_.communicator;
   const std::array<std::int64_t, 3> own{rank, size, static_cast<std::int64_t>(text.size())};
   std::vector<std::array<std::int64_t, 3>> all(static_cast<std::size_t>(world.size()));
   world.all_gather(own.data(), all.data(), own.size(), DType::i64).wait();

@@ -1,14 +1,12 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "backend/membership.h"
 
 namespace lockstep_torch {
 
@@ -16,10 +14,10 @@ namespace lockstep_torch {
 /// processes; else nullopt.
 std::optional<std::pair<int, int>> launched_by_mpi();
 
-/// The reason why this rank cannot exchange data with other hosts; empty if it can. Reasons: the
-/// launcher starts no MPI processes, MPI numbers the ranks otherwise, or this build has no MPI.
+/// Whether this rank exchanges data with other hosts over MPI: the world of its launcher does, and
+/// MPI has the same ranks as PyTorch.
 /// size: number of ranks of the default group; 0 if it is unknown.
-std::string why_no_mpi(int rank, int size);
+bool uses_mpi(int rank, int size);
 
 /// The addresses by which other ranks may reach this process: those of its network interfaces, or
 /// of LOCKSTEP_INTERFACE.
@@ -34,12 +32,9 @@ class LaunchedWorld {
   /// Throws: lockstep::Error.
   static LaunchedWorld& join(std::chrono::milliseconds timeout);
 
-  const std::shared_ptr<lockstep::Communicator>& communicator() const { return world_; }
-  /// Of every group over MPI.
-  const std::shared_ptr<std::mutex>& mutex() const { return mutex_; }
+  /// Its mutex is that of every group over MPI.
+  const World& world() const { return world_; }
   bool on_one_host() const;
-  /// The failure of the world, or nullopt.
-  std::optional<std::string> failure() const;
 
   /// Rank 0's text on every rank. Ranks: all; each passes its rank and number of ranks in PyTorch.
   /// Throws: c10::DistBackendError, on every rank, if these are others than in MPI on some rank.
@@ -48,8 +43,7 @@ class LaunchedWorld {
  private:
   explicit LaunchedWorld(std::chrono::milliseconds timeout);
 
-  std::shared_ptr<lockstep::Communicator> world_;
-  std::shared_ptr<std::mutex> mutex_ = std::make_shared<std::mutex>();
+  World world_;
 };
 
 }  // namespace lockstep_torch

@@ -24,12 +24,18 @@
 #include "comm/host/world/rendezvous.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
+#include "group/store_meeting.h"
+#include "join/join_world.h"
 #include "lockstep/error.h"
 
 namespace lockstep_torch {
 namespace {
 
+using lockstep::Environment;
+using lockstep::host::JoinCheck;
+
 constexpr const char* job_key = "lockstep/job";
+constexpr const char* offer_key = "lockstep/offer";
 
 std::string host_key(int rank) { return "lockstep/host/" + std::to_string(rank); }
 std::string number_key(int rank) { return "lockstep/number/" + std::to_string(rank); }
@@ -60,72 +66,51 @@ std::string new_job() {
 
 /// The host of a member, and whether the member can use MPI.
 struct Place {
-  std::string host;    ///< ranks with the same host share memory
-  std::string name;    ///< of the host, for error texts
-  std::string no_mpi;  ///< why_no_mpi()
+  std::string host;  ///< ranks with the same host share memory
+  bool by_mpi;
 
   static Place of(const Membership& membership) {
-    const auto& host = lockstep::Environment::get().host;
+    const auto& host = Environment::get().host;
     const bool is_default = membership.ranks.empty();
     const auto rank = static_cast<std::size_t>(membership.rank);
     return {.host = host.empty() ? lockstep::detail::this_host() : host,
-            .name = host.empty() ? lockstep::detail::host_name() : host,
-            .no_mpi = why_no_mpi(is_default ? membership.rank : membership.ranks[rank],
-                                 is_default ? membership.size : 0)};
+            .by_mpi = uses_mpi(is_default ? membership.rank : membership.ranks[rank],
+                               is_default ? membership.size : 0)};
   }
   static Place from(const std::string& text) {
     const auto host = text.find('\n');
-    const auto name = text.find('\n', host + 1);
-    return {.host = text.substr(0, host),
-            .name = text.substr(host + 1, name - host - 1),
-            .no_mpi = text.substr(name + 1)};
+    return {.host = text.substr(0, host), .by_mpi = text.substr(host) == "\nmpi"};
   }
-  std::string text() const { return host + '\n' + name + '\n' + no_mpi; }
+  std::string text() const { return host + (by_mpi ? "\nmpi" : "\n"); }
 };
 
-constexpr std::string_view on_one_host = "job ";
-constexpr std::string_view on_several_hosts = "hosts ";
+// How the members of a group exchange data: the beginning of its job's name.
+constexpr std::string_view in_memory = "job ";
+constexpr std::string_view over_mpi = "mpi ";
+constexpr std::string_view over_tcp = "tcp ";
 
-/// The answer of rank 0: on_one_host or on_several_hosts with a new name, or the text of an error
-/// that every rank raises.
+/// The answer of rank 0: the name of a new job.
 std::string answer(c10d::Store& store, const Place& own, int size) {
-  int other_host = 0;
-  std::string other_name;
-  std::string problem = own.no_mpi.empty() ? "" : "rank 0 " + own.no_mpi;
+  bool one_host = true;
+  bool by_mpi = own.by_mpi;
   for (int rank = 1; rank < size; ++rank) {
     const auto place = Place::from(get(store, host_key(rank)));
-    if (other_host == 0 && place.host != own.host) {
-      other_host = rank;
-      other_name = place.name;
-    }
-    if (problem.empty() && !place.no_mpi.empty()) {
-      problem = c10::str("rank ", rank, " ", place.no_mpi);
-    }
+    one_host = one_host && place.host == own.host;
+    by_mpi = by_mpi && place.by_mpi;
   }
-  if (other_host == 0) return std::string(on_one_host) + new_job();
-  if (problem.empty()) return std::string(on_several_hosts) + new_job();
-  return c10::str("lockstep init: rank 0 is on host ", own.name, " and rank ", other_host, " of ",
-                  size, " on host ", other_name, ", and ", problem,
-                  "; expected MPI processes with the ranks that they have in PyTorch. Start ranks "
-                  "on several hosts with mpirun, as in `mpirun -np ",
-                  size,
-                  " --hostfile hosts python program.py`, start all ranks on one host, or use "
-                  "backend gloo");
+  return std::string(one_host ? in_memory : by_mpi ? over_mpi : over_tcp) + new_job();
 }
 
 /// The answer of rank 0, after the members have told it their places.
 std::string exchange(c10d::Store& store, const Membership& membership) {
   const auto own = Place::of(membership);
-  std::string text;
   if (membership.rank == 0) {
-    text = answer(store, own, membership.size);
-    set(store, job_key, text);
-  } else {
-    set(store, host_key(membership.rank), own.text());
-    text = get(store, job_key);
+    const auto job = answer(store, own, membership.size);
+    set(store, job_key, job);
+    return job;
   }
-  if (!text.starts_with(on_one_host) && !text.starts_with(on_several_hosts)) fail(text);
-  return text;
+  set(store, host_key(membership.rank), own.text());
+  return get(store, job_key);
 }
 
 /// A number above that of every group over MPI that a member has been in, the same on all members.
@@ -141,54 +126,17 @@ int new_number(c10d::Store& store, const Membership& membership, int last) {
   return last + 1;
 }
 
-/// The default groups that this process is a member of, by their stores.
-class DefaultGroups {
- public:
-  struct Entry {
-    c10::weak_intrusive_ptr<c10d::Store> store;
-    std::string job;
-    std::weak_ptr<lockstep::host::World> world;  ///< empty on several hosts
-  };
-
-  static DefaultGroups& of_this_process() {
-    static DefaultGroups groups;
-    return groups;
-  }
-
-  void add(Entry&& entry) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [&](const Entry& other) {
-      return other.store.expired() || other.store.lock() == entry.store.lock();
-    });
-    entries_.push_back(std::move(entry));
-  }
-  std::optional<Entry> find(const c10::intrusive_ptr<c10d::Store>& store) const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& entry : entries_) {
-      if (entry.store.lock() == store) return entry;
-    }
-    return std::nullopt;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<Entry> entries_;
-};
-
-/// Watches the processes of some ranks of the default group.
+/// Watches the processes of some ranks of a default group on one host.
 class MemberWatch {
  public:
-  /// world: of the default group; null if that has been destroyed, and then nothing is watched.
   MemberWatch(std::shared_ptr<lockstep::host::World> world, const std::vector<int>& ranks)
-      : world_(std::move(world)), ranks_(ranks) {
-    if (world_) watch_.emplace(*world_, lockstep::host::Options{.watch = true});
-  }
+      : world_(std::move(world)),
+        ranks_(ranks),
+        watch_(*world_, lockstep::host::Options{.watch = true}) {}
 
-  std::optional<std::string> ended() const {
-    if (!watch_) return std::nullopt;
+  std::optional<std::string> ended() {
     for (const int rank : ranks_) {
-      const auto status = watch_->status_of(rank);
-      if (status == lockstep::host::RankStatus::joined) continue;
+      if (watch_.status_of(rank) == lockstep::host::RankStatus::joined) continue;
       return c10::str("rank ", rank, " of the default group has left it or ended, expected all ",
                       ranks_.size(), " members to create the group");
     }
@@ -197,8 +145,59 @@ class MemberWatch {
 
  private:
   std::shared_ptr<lockstep::host::World> world_;
-  const std::vector<int>& ranks_;
-  mutable std::optional<lockstep::host::PeerWatch> watch_;
+  std::vector<int> ranks_;
+  lockstep::host::PeerWatch watch_;
+};
+
+/// A default group that this process is a member of. It does not keep the group's world.
+struct DefaultGroup {
+  c10::weak_intrusive_ptr<c10d::Store> store;
+  std::string job;
+  std::weak_ptr<lockstep::host::World> memory;  ///< of a group on one host
+  std::weak_ptr<lockstep::Communicator> communicator;
+  std::shared_ptr<std::mutex> mutex;  ///< World::mutex
+  std::vector<int> hosts;             ///< of its ranks
+
+  bool on_one_host(const std::vector<int>& ranks) const {
+    const auto host = [&](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
+    return std::ranges::all_of(ranks, [&](int rank) { return host(rank) == host(ranks.front()); });
+  }
+  /// Why one of these ranks cannot join a group. Nothing is checked if the default group has been
+  /// destroyed.
+  JoinCheck check(const std::vector<int>& ranks) const {
+    if (auto world = memory.lock()) {
+      return [watch = std::make_shared<MemberWatch>(world, ranks)] { return watch->ended(); };
+    }
+    return [world = World{communicator.lock(), mutex}] { return failure_of(world); };
+  }
+};
+
+/// The default groups of this process, by their stores.
+class DefaultGroups {
+ public:
+  static DefaultGroups& of_this_process() {
+    static DefaultGroups groups;
+    return groups;
+  }
+
+  void add(DefaultGroup&& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [&](const DefaultGroup& other) {
+      return other.store.expired() || other.store.lock() == group.store.lock();
+    });
+    groups_.push_back(std::move(group));
+  }
+  std::optional<DefaultGroup> find(const c10::intrusive_ptr<c10d::Store>& store) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& group : groups_) {
+      if (group.store.lock() == store) return group;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<DefaultGroup> groups_;
 };
 
 /// The store behind all prefixes.
@@ -218,16 +217,11 @@ c10::intrusive_ptr<c10d::Store> underlying(const c10::intrusive_ptr<c10d::Store>
 // ends. Where the default group has another backend, every group uses the store.
 // join_named() of the library makes worlds by names, too, but watches no process before all ranks
 // have joined.
-// On several hosts, the processes of the launcher's world have MPI. A group on several hosts is a
-// group of that world that only its members create. The store gives them its number.
+// On several hosts, a group is a world of its own over TCP, whose rank 0 writes its addresses into
+// the group's store. If MPI's launcher has started all members with their ranks, the group is one
+// of the launcher's world that only its members create. The store gives them its number.
 
 namespace {
-
-/// Whether some of these ranks of the launcher's world are on different hosts.
-bool several_hosts(const lockstep::Communicator& world, const std::vector<int>& ranks) {
-  const auto host = [&](int rank) { return world.hosts()[static_cast<std::size_t>(rank)]; };
-  return std::ranges::any_of(ranks, [&](int rank) { return host(rank) != host(ranks.front()); });
-}
 
 lockstep::host::Options options(std::chrono::milliseconds timeout) {
   return {.timeout = timeout,
@@ -236,19 +230,14 @@ lockstep::host::Options options(std::chrono::milliseconds timeout) {
           .watch = true};
 }
 
-World join_over_hosts(c10d::Store& store, const Membership& membership, const std::string& job,
-                      std::chrono::milliseconds timeout) {
-  auto& launched = LaunchedWorld::join(timeout);
-  auto& all = *launched.communicator();
+World join_over_mpi(c10d::Store& store, const Membership& membership, const std::string& job,
+                    std::chrono::milliseconds timeout) {
+  const auto& launched = LaunchedWorld::join(timeout).world();
+  auto& all = *launched.communicator;
   auto members = membership.ranks;
   if (members.empty()) {
     members.resize(static_cast<std::size_t>(membership.size));
     std::iota(members.begin(), members.end(), 0);
-  }
-  if (!several_hosts(all, members)) {
-    fail(
-        "lockstep init: got ranks of one machine with several values of LOCKSTEP_HOST, expected "
-        "LOCKSTEP_BACKEND=hierarchical with it; set both on every rank, or none");
   }
   const auto number = new_number(store, membership, lockstep::hierarchical::last_group(all));
   World world{.communicator = lockstep::hierarchical::new_group(
@@ -256,15 +245,46 @@ World join_over_hosts(c10d::Store& store, const Membership& membership, const st
                         .number = number,
                         .job = job,
                         .inside = options(timeout),
-                        .check = [&] { return launched.failure(); }}),
-              .mutex = launched.mutex()};
+                        .check = [&] { return failure_of(launched); }}),
+              .mutex = launched.mutex};
   const std::lock_guard lock(*world.mutex);
   world.communicator->barrier({.timeout = timeout}).wait();
   remove(store, number_key(membership.rank));
   return world;
 }
 
+World join_over_tcp(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
+                    const JoinCheck& check, std::chrono::milliseconds timeout) {
+  auto meeting =
+      lockstep::detail::meet_by_store(store, offer_key, membership.rank, membership.size);
+  if (check) {
+    meeting.on_wait = [&] {
+      if (const auto why = check()) throw lockstep::CommError("lockstep init: " + *why);
+    };
+  }
+  const auto inside = options(timeout);
+  World world{
+      .communicator = lockstep::hierarchical::create(
+          {.make_flat = [&](const auto& flat) { return lockstep::tcp::create(flat, meeting); },
+           .between_hosts = lockstep::detail::network_options(
+               inside, {.progress = lockstep::ProgressMode::wait}),
+           .inside = inside})};
+  if (membership.rank == 0) remove(*store, offer_key);
+  return world;
+}
+
 }  // namespace
+
+std::optional<std::string> failure_of(const World& world) {
+  if (!world.communicator) return std::nullopt;
+  const std::lock_guard lock(*world.mutex);
+  try {
+    world.communicator->make_progress();
+    return std::nullopt;
+  } catch (const lockstep::Error& error) {
+    return error.what();
+  }
+}
 
 World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
                  std::chrono::milliseconds timeout) {
@@ -275,44 +295,31 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
   const bool is_default = ranks.empty();
   const auto shared = underlying(store);
   auto& known = DefaultGroups::of_this_process();
-  const auto parent = is_default ? std::nullopt : known.find(shared);
-  const auto job = parent ? parent->job + " group " + name
-                          : with_python_errors([&] { return exchange(*store, membership); });
-  const auto remove_places = [&, rank = rank] {
-    // Every rank has read the answer now, and rank 0 the places.
-    remove(*store, rank == 0 ? job_key : host_key(rank));
-  };
-  const auto add_default = [&](const std::shared_ptr<lockstep::host::World>& world) {
-    if (!is_default) return;
-    known.add({.store = c10::weak_intrusive_ptr<c10d::Store>(shared), .job = job, .world = world});
-  };
-  const auto create = [&, rank = rank](const std::shared_ptr<lockstep::host::World>& world) {
-    return World{.communicator = lockstep::host::create(world, rank, options(timeout))};
-  };
   return with_python_errors([&, rank = rank, size = size] {
-    if (job.starts_with(on_several_hosts)) {
-      if (!parent) {
-        auto world = join_over_hosts(*store, membership, job, timeout);
-        remove_places();
-        add_default(nullptr);
-        return world;
-      }
-      const auto& launched = LaunchedWorld::join(timeout);
-      if (several_hosts(*launched.communicator(), ranks)) {
-        return join_over_hosts(*store, membership, job, timeout);
-      }
-      return create(
-          lockstep::host::rendezvous(job, rank, size, timeout, [&] { return launched.failure(); }));
+    const auto parent = is_default ? std::nullopt : known.find(shared);
+    const auto job = parent ? parent->job + " group " + name : exchange(*store, membership);
+    const auto check = parent ? parent->check(ranks) : JoinCheck();
+    World world;
+    std::shared_ptr<lockstep::host::World> memory;
+    if (job.starts_with(in_memory) || (parent && parent->on_one_host(ranks))) {
+      memory = lockstep::host::rendezvous(job, rank, size, timeout, check);
+      world.communicator = lockstep::host::create(memory, rank, options(timeout));
+    } else if (job.starts_with(over_mpi)) {
+      world = join_over_mpi(*store, membership, job, timeout);
+    } else {
+      world = join_over_tcp(store, membership, check, timeout);
     }
-    if (parent) {
-      const MemberWatch watch(parent->world.lock(), ranks);
-      return create(
-          lockstep::host::rendezvous(job, rank, size, timeout, [&] { return watch.ended(); }));
+    // Every rank has read the answer now, and rank 0 the places.
+    if (!parent) remove(*store, rank == 0 ? job_key : host_key(rank));
+    if (is_default) {
+      known.add({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
+                 .job = job,
+                 .memory = memory,
+                 .communicator = world.communicator,
+                 .mutex = world.mutex,
+                 .hosts = world.communicator->hosts()});
     }
-    const auto world = lockstep::host::rendezvous(job, rank, size, timeout);
-    remove_places();
-    add_default(world);
-    return create(world);
+    return world;
   });
 }
 

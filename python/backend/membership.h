@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -28,12 +29,14 @@ struct World {
   std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
 };
 
+/// The error that ended the world; nullopt while there is none, and without a communicator.
+std::optional<std::string> failure_of(const World& world);
+
 /// Creates or joins the world of a process group's members. Every member calls it. Members find
 /// each other through the store, or by the name of the default group: Note [How members find each
 /// other] in membership.cpp.
-/// Throws: c10::DistBackendError on every rank if the members are on several hosts and are not all
-/// MPI processes with PyTorch's ranks, if a member's process has ended, and if a member did not
-/// call it in time.
+/// Throws: c10::DistBackendError on every rank if a member's process has ended, and if a member did
+/// not call it in time.
 World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
                  std::chrono::milliseconds timeout);
 

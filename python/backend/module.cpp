@@ -72,7 +72,7 @@ std::pair<int, std::vector<std::string>> addresses_from_rank_0(int rank, int siz
   return lockstep_torch::with_python_errors([&] {
     const auto& launched = lockstep_torch::LaunchedWorld::join(milliseconds_of(timeout_seconds));
     std::string text;
-    if (launched.communicator()->rank() == 0) {
+    if (launched.world().communicator->rank() == 0) {
       text = std::to_string(port);
       for (const auto& address : lockstep_torch::own_addresses(launched.on_one_host())) {
         text += " " + address;

@@ -229,14 +229,6 @@ class ErrorsTest(unittest.TestCase):
             with self.assertRaisesRegex(ImportError, f"got torch 2.1.2[+]cpu, expected torch {expected}"):
                 lockstep_torch._load.__wrapped__()
 
-    def test_another_host(self):
-        store = dist.HashStore()
-        store.set("lockstep/host/1", "another host\nnode-b\nwas started by torchrun, which starts no MPI processes")
-        with self.assertRaisesRegex(dist.DistBackendError,
-                                    "rank 1 of 2 on host node-b, and rank 0 was started by .*, which starts no MPI processes; expected "
-                                    "MPI processes .*mpirun -np 2 --hostfile hosts python program.py"):
-            ranks.create_group(store, 0, 2)
-
     def test_ranks_that_end_at_any_moment(self):
         """The short form of hang_loop.py."""
         done = subprocess.run([sys.executable, os.path.join(os.path.dirname(__file__), "hang_loop.py"), "--rounds", "5", "--ranks", "3"],

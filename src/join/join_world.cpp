@@ -77,19 +77,6 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   return join(world, launcher.rank, options);
 }
 
-messages::Options between_hosts(const host::Options& options, const Environment& environment,
-                                const JoinOptions& own) {
-  return {.timeout = options.timeout,
-          .threads_per_rank = options.threads_per_rank,
-          .cores = options.cores,
-          .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
-                                                                       : own.algorithm),
-          .progress = own.progress.value_or(environment.progress),
-          .host = environment.host,
-          .interface = own.interface.empty() ? environment.interface : own.interface,
-          .heartbeat = environment.heartbeat};
-}
-
 std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
                                        const messages::Options& between_hosts, int expected_size) {
   const mpi::Options network{between_hosts, expected_size};
@@ -147,7 +134,7 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   auto inside = options;
   inside.supervised = true;
   inside.keep_world = true;
-  return join_tcp(backend, inside, between_hosts(options, environment, own),
+  return join_tcp(backend, inside, network_options(options, own),
                   {.rank = *environment.rank,
                    .size = *environment.world_size,
                    .port = port,
@@ -185,7 +172,6 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options,
 /// Joins a world of several ranks that another launcher has started.
 std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
                                                const host::Options& options,
-                                               const Environment& environment,
                                                const JoinOptions& own) {
   const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
                              " of ", launcher.size);
@@ -196,7 +182,7 @@ std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend
                                  ", not all on this host, which backend host does not support; use "
                                  "backend hierarchical, tcp or mpi"));
   }
-  const auto network = between_hosts(options, environment, own);
+  const auto network = network_options(options, own);
   if (backend == Backend::tcp || !launcher.starts_mpi()) {
     if (backend != Backend::mpi)
       return join_tcp(backend, options, network, meeting_of(launcher, own, prefix));
@@ -245,7 +231,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, environment, options);
+    return join_by_launcher(*launcher, backend, ranks, options);
   }
   if (!environment.master.empty()) return join_launched_hosts(environment, backend, ranks, options);
   if (launched && backend != Backend::automatic && backend != Backend::host) {
@@ -256,7 +242,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (launched) return join_launched(environment, ranks);
   if (backend == Backend::mpi || backend == Backend::hierarchical) {
-    return join_mpi(backend, ranks, between_hosts(ranks, environment, options), launcher ? 1 : 0);
+    return join_mpi(backend, ranks, network_options(ranks, options), launcher ? 1 : 0);
   }
   return host::create(host::World::create(1), 0, ranks);
 }
@@ -284,6 +270,19 @@ host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeo
           .threads_per_rank = threads_per_rank,
           // A rank that is bound to one core sees only that one. Its launcher sets LOCKSTEP_CORES.
           .cores = environment.cores.value_or(usable_cores())};
+}
+
+messages::Options network_options(const host::Options& options, const JoinOptions& own) {
+  const auto& environment = Environment::get();
+  return {.timeout = options.timeout,
+          .threads_per_rank = options.threads_per_rank,
+          .cores = options.cores,
+          .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
+                                                                       : own.algorithm),
+          .progress = own.progress.value_or(environment.progress),
+          .host = environment.host,
+          .interface = own.interface.empty() ? environment.interface : own.interface,
+          .heartbeat = environment.heartbeat};
 }
 
 std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int size,

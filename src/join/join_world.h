@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/host/host.h"
+#include "comm/messages/options.h"
 #include "comm/tcp/tcp.h"
 #include "core/environment.h"
 #include "lockstep/denormals.h"
@@ -59,6 +60,9 @@ bool flush_denormals_setting(const std::optional<bool>& option);
 /// Throws: InvalidArgument for a timeout that is not positive.
 host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
                            int threads_per_rank);
+
+/// The options of a rank in a world over a network.
+messages::Options network_options(const host::Options& options, const JoinOptions& own);
 
 /// Cores that this process may use.
 int usable_cores();

@@ -24,10 +24,10 @@
 // therefore needs at most two hops. If ranks fail at the same time, the first failure that rank 0
 // has is that of all: a rank that fails waits for the answer of rank 0.
 // A process that ends closes its connection, which is a failure of the world unless the rank has
-// left before. A link that fails closes no connection, so both sides send heartbeats. A side that
-// receives none for 2 s suspects the other side's host, and one that receives none for the limit
-// reports a failure. The limit is 15 s because TCP doubles the time between retransmissions: after
-// an outage of 10 s, the first frame arrives 12.6 s after the last.
+// left before, or said that it may end. A link that fails closes no connection, so both sides send
+// heartbeats. A side that receives none for 2 s suspects the other side's host, and one that
+// receives none for the limit reports a failure. The limit is 15 s because TCP doubles the time
+// between retransmissions: after an outage of 10 s, the first frame arrives 12.6 s after the last.
 // The time without heartbeats excludes time in which this process was stopped. A rank that
 // continues after a stop therefore reads its connections before it reports a failure. After the
 // first failure, nothing is checked any more.
@@ -108,8 +108,7 @@ Control::~Control() {
 }
 
 Failure Control::fail(const Failure& failure) noexcept {
-  send_command(Command::fail, failure);
-  await_done(answer_timeout);
+  await(Command::fail, failure);
   const std::lock_guard lock(mutex_);
   const auto& first = done_ && first_ ? *first_ : failure;
   return first.with(first.text);
@@ -142,15 +141,10 @@ void Control::start_relay(StatusSource status) {
   if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
 }
 
-void Control::leave() noexcept {
-  send_command(Command::leave);
-  await_done(send_timeout);
-}
-
 void Control::send_command(Command command, const Failure& failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (command_ != Command::none) return;
+    if (command_ != Command::none && command_ != Command::announce_end) return;
     failure_ = failure.with(failure.text);
     command_ = command;
   }
@@ -158,9 +152,10 @@ void Control::send_command(Command command, const Failure& failure) noexcept {
   [[maybe_unused]] const auto written = ::write(wake_event_.get(), &wake, sizeof wake);
 }
 
-void Control::await_done(milliseconds limit) noexcept {
+void Control::await(Command command, const Failure& failure) noexcept {
+  send_command(command, failure);
   std::unique_lock lock(mutex_);
-  done_changed_.wait_for(lock, limit, [&] { return done_; });
+  done_changed_.wait_for(lock, answer_timeout, [&] { return done_ || command_ == Command::none; });
 }
 
 void Control::run() noexcept {
@@ -233,6 +228,12 @@ void Control::run_command() {
   }
   const std::lock_guard lock(mutex_);
   if (command_ == Command::none) return;
+  if (command_ == Command::announce_end) {
+    send_to_all({.kind = Kind::ending});
+    command_ = Command::none;
+    done_changed_.notify_all();
+    return;
+  }
   over_ = true;
   if (command_ == Command::fail) {
     end_by(failure_, nullptr, true);
@@ -246,6 +247,7 @@ void Control::read_from(Peer& peer) {
   process_frames(peer);
   if (open || over_) return;
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, peer.member.connection.fd(), nullptr);
+  if (peer.may_end) peer.present = false;
   if (!peer.present) return;
   const int code = peer.member.connection.error();
   report_failure(code == 0
@@ -275,6 +277,7 @@ void Control::process_frames(Peer& peer) {
   while (const auto frame = next()) {
     if (peer.suspected) clear_suspicion(peer);
     peer.last_frame = running_;
+    if (frame->kind == Kind::ending) peer.may_end = true;
     if (frame->kind == Kind::left) {
       peer.present = false;
       another_has_left_ = true;

@@ -46,20 +46,24 @@ class Control {
   Failure fail(const Failure& failure) noexcept;
   /// fail() in the handler of a crash of this rank. Async-signal-safe.
   void fail_by_crash(std::string_view text, int rank) noexcept;
+  /// Tells the other ranks that this process may end now: it uses the world no more. Returns when
+  /// this is sent, or after 1 s. Any thread.
+  void announce_end() noexcept { await(Command::announce_end); }
   /// Tells the other ranks that this rank has left without a failure. Returns when this is sent, or
   /// after 1 s. Any thread.
-  void leave() noexcept;
+  void leave() noexcept { await(Command::leave); }
   /// Whether a rank that this rank has a connection to has left. Any thread.
   bool another_has_left() const noexcept { return another_has_left_; }
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum class Command { none, fail, leave, stop };
+  enum class Command { none, announce_end, fail, leave, stop };
 
   struct Peer {
     Member member;
     Clock::duration last_frame{};  ///< time of the last frame, as running_ counts
     bool present = true;           ///< the rank has not left
+    bool may_end = false;          ///< the end of its connection is no failure
     bool suspected = false;        ///< no frame for suspicion_
   };
 
@@ -71,7 +75,8 @@ class Control {
 
   static std::string who(const Peer& peer);
   void send_command(Command command, const Failure& failure = {}) noexcept;
-  void await_done(std::chrono::milliseconds limit) noexcept;
+  /// The same, and waits for at most 1 s until the thread has run it.
+  void await(Command command, const Failure& failure = {}) noexcept;
 
   // Called by the thread.
   void run() noexcept;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -147,8 +149,16 @@ std::shared_ptr<Communicator> create(const Options& options) {
     const auto world = with_world_ranks(world_ranks, [&] {
       if (options.world_of_host) return options.world_of_host;
       const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
+      const auto ended = [&]() -> std::optional<std::string> {
+        try {
+          flat->make_progress();
+        } catch (const CommError& error) {  // a rank has ended
+          return error.what();
+        }
+        return watch.ended();
+      };
       return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                              local_size, inside.timeout, [&] { return watch.ended(); });
+                              local_size, inside.timeout, ended);
     });
     const auto local = host::create(world, local_rank, inside);
     if (local_size == flat->size()) return local;

@@ -1,6 +1,8 @@
 #include "comm/hierarchical/hierarchical_communicator.h"
 
 #include <cmath>
+#include <exception>
+#include <list>
 #include <new>
 #include <optional>
 #include <utility>
@@ -189,6 +191,7 @@ constexpr std::size_t least_gathered_in_shards = 64 << 10;
 
 Task HierarchicalCommunicator::task(detail::TaskRequest& request) {
   const auto& operation = request.operation();
+  if (operation.source.content == Source::Content::refusal) return refusal(operation);
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
   if (floats && topology_.hosts > 1) {
     if (operation.collective == Collective::all_reduce) return in_shards(operation);
@@ -209,6 +212,26 @@ Task HierarchicalCommunicator::whole(detail::TaskRequest& request, StageGroup& g
   Turn turn(group.turns);
   co_await turn;
   request.set_source(co_await group.ranks->reissue(request.operation()));
+}
+
+/// The other ranks may wait in any stage of the operation that this rank refused.
+Task HierarchicalCommunicator::refusal(const Operation& operation) {
+  std::list<std::pair<Communicator&, Turn>> stages;
+  for (auto* group : {&groups_.all_ranks, &groups_.intra_node_reduce, &groups_.inter_node,
+                      &groups_.intra_node_gather}) {
+    if (group->ranks != nullptr) stages.emplace_back(*group->ranks, group->turns);
+  }
+  std::vector<Work> works;
+  try {
+    for (auto& [ranks, turn] : stages) {
+      co_await turn;
+      works.push_back(ranks.reissue(operation));
+    }
+    for (auto& work : works) co_await std::move(work);
+  } catch (const std::exception&) {
+    // The failure of the world is this one, and not the end of the other Works.
+    context().or_fail<std::exception>([] { throw; });
+  }
 }
 
 Task HierarchicalCommunicator::in_shards(const Operation& operation) {

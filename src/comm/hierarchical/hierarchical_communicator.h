@@ -66,6 +66,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   Work begin(Operation&& operation) override;
   detail::Task task(detail::TaskRequest& request);
   detail::Task whole(detail::TaskRequest& request, StageGroup& group);
+  detail::Task refusal(const Operation& operation);
   detail::Task in_shards(const Operation& operation);
   detail::Task to_root_in_shards(const Operation& operation);
   detail::Task to_parts_in_shards(const Operation& operation);

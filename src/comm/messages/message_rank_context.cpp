@@ -238,6 +238,27 @@ void MessageRankContext::leave() noexcept {
   notice.kind = Notice::Kind::left;
   notice.rank = rank();
   send_to_all(notice);
+  if (control_ && !network_->ends_together()) control_->announce_end();
+}
+
+bool MessageRankContext::present() const { return std::ranges::count(left_, false) > 0; }
+
+bool MessageRankContext::end_if_left() noexcept {
+  const auto guard = lock();
+  if (!has_left_) return false;
+  attempt([&] {
+    while (!failed() && network_->progress()) {
+    }
+  });
+  left_[static_cast<std::size_t>(rank())] = true;
+  if (present() && !failed()) return false;
+  end_network();
+  return true;
+}
+
+void MessageRankContext::end_network() noexcept {
+  network_->stop();
+  if (control_ && !failed()) control_->leave();
 }
 
 void MessageRankContext::leave_and_wait() noexcept {
@@ -245,7 +266,6 @@ void MessageRankContext::leave_and_wait() noexcept {
   const auto guard = lock();
   leave();
   left_[static_cast<std::size_t>(rank())] = true;
-  const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };
   // A rank closes its control connections when it has the notices of all ranks. No rank may watch a
   // host that fails after that, and notices of other ranks arrive at once.
   std::optional<detail::Deadline> deadline;
@@ -261,8 +281,7 @@ void MessageRankContext::leave_and_wait() noexcept {
     }
   });
   if (present() && !failed()) fail_without_notices();
-  network_->stop();
-  if (control_ && !failed()) control_->leave();
+  end_network();
 }
 
 void MessageRankContext::fail_without_notices() noexcept {

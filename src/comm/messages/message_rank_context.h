@@ -81,6 +81,9 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// The same, and waits until all ranks have left, so that no message is pending when the network
   /// ends. If a rank ends before it has sent that notice to this rank, the world fails.
   void leave_and_wait() noexcept;
+  /// Ends the network if this rank and all others have left, or if the world has failed after this
+  /// rank left. Returns whether that is so.
+  bool end_if_left() noexcept;
 
  private:
   /// Ends the world over the control connections, if there are any.
@@ -100,6 +103,9 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   void record(const Failure& failure, bool of_others) noexcept;
   void receive_notice();
   void on_notice();
+  /// Whether some rank has not sent the notice that it leaves.
+  bool present() const;
+  void end_network() noexcept;
   Notice notice_of_failure();
   /// Makes all ranks raise the same failure, by notices.
   void agree_on_failure() noexcept;

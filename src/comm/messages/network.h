@@ -32,6 +32,8 @@ class Network : public Transport {
   virtual bool is_running() const noexcept { return true; }
   /// Throws: InvalidArgument naming the rank if this thread may not use the network.
   virtual void expect_usable_thread() const {}
+  /// Whether the end of the network waits for all ranks, so that none may end before.
+  virtual bool ends_together() const { return true; }
   /// The world has failed: the end of this process waits for no rank. Any thread.
   virtual void abandon() noexcept {}
   /// Waits until a message may have advanced, for at most `longest`.

@@ -36,6 +36,7 @@ class Joining {
   Joining(const messages::Options& options, const Meeting& meeting)
       : options_(options), meeting_(meeting) {
     settings_ = messages::control_settings(options, meeting.rank, meeting.size);
+    settings_.on_wait = meeting.on_wait;
     streams_ = settings_;
     streams_.purpose = "tcp";
     streams_.on_wait = [this] {

@@ -22,6 +22,8 @@ struct Meeting {
   /// Called by rank 0 with its offer, for the others.
   std::function<void(const control::Offer&)> publish = [](const control::Offer&) {};
   control::OfferSource find = {};  ///< rank 0's offer; called by the others until they have joined
+  /// Called every 20 ms until all ranks have joined. An exception from it ends the wait.
+  std::function<void()> on_wait = [] {};
 };
 
 /// This process's communicator over all ranks of a world, which exchange messages over TCP. Every

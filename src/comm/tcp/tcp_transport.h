@@ -31,6 +31,7 @@ class TcpTransport final : public messages::Network {
   void connect(int other, detail::Descriptor stream, std::string_view received);
 
   std::string_view name() const override { return "tcp"; }
+  bool ends_together() const override { return false; }
   messages::Pieces pieces(int hosts) const override;
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override;
   /// from: `anyone` only for a tag that is received from `anyone` alone.

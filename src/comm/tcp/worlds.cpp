@@ -26,7 +26,13 @@ struct Worlds {
 
   static void leave(int exit_code, void*) {
     if (exit_code != 0 || get().process.in_child()) return;
-    for (const auto& world : std::exchange(get().all, {})) world->leave_and_wait();
+    const auto all = std::exchange(get().all, {});
+    // Ranks may have joined the worlds in another order.
+    for (const auto& world : all) {
+      const auto lock = world->lock();
+      world->leave();
+    }
+    for (const auto& world : all) world->leave_and_wait();
   }
 };
 
@@ -37,6 +43,7 @@ void keep(std::shared_ptr<messages::MessageRankContext> world) {
   const std::lock_guard lock(worlds.mutex);
   static const int registered = ::on_exit(Worlds::leave, nullptr);
   std::ignore = registered;
+  std::erase_if(worlds.all, [](const auto& other) { return other->end_if_left(); });
   worlds.all.push_back(std::move(world));
 }
 
