@@ -19,7 +19,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-// Note [How messages travel in streams]
+// Note [How messages are sent in streams]
 // Each pair of ranks has one stream. A message is a header and its bytes, so that messages of a
 // pair arrive in the order in which they were sent. A send writes as much as the socket takes, and
 // progress() writes the rest. progress() reads every stream that has bytes, whether a receive waits
@@ -81,7 +81,8 @@ void TcpTransport::connect(int other, detail::Descriptor stream, std::string_vie
   take(other, reinterpret_cast<const std::byte*>(received.data()), received.size());
 }
 
-// Longer pieces have fewer headers and system calls. Shorter ones begin sooner to travel on.
+// Longer pieces have fewer headers and system calls. The next rank of a ring receives
+// shorter ones sooner.
 messages::Pieces TcpTransport::pieces(int /*hosts*/) const {
   return {.bytes = 256 << 10, .window = 4, .of_parts = true};
 }

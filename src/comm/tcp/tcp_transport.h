@@ -17,7 +17,7 @@
 
 namespace lockstep::inline v0_2::tcp {
 
-/// Messages over TCP, by one stream for each pair of ranks. Note [How messages travel in streams]
+/// Messages over TCP, by one stream for each pair of ranks. Note [How messages are sent in streams]
 /// is in tcp_transport.cpp. Throws: CommError naming the other rank and the system's error, from
 /// any function.
 class TcpTransport final : public messages::Network {
