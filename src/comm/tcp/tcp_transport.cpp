@@ -81,8 +81,7 @@ void TcpTransport::connect(int other, detail::Descriptor stream, std::string_vie
   take(other, reinterpret_cast<const std::byte*>(received.data()), received.size());
 }
 
-// Longer pieces have fewer headers and system calls. The next rank of a ring receives
-// shorter ones sooner.
+// Longer pieces need fewer system calls. The next rank of a ring receives shorter ones sooner.
 messages::Pieces TcpTransport::pieces(int /*hosts*/) const {
   return {.bytes = 256 << 10, .window = 4, .of_parts = true};
 }
