@@ -32,6 +32,11 @@ std::optional<Address> Address::of(const sockaddr* from) {
     std::memcpy(&address.storage_, from, sizeof(sockaddr_in));
   } else if (from->sa_family == AF_INET6) {
     std::memcpy(&address.storage_, from, sizeof(sockaddr_in6));
+    const auto v6 = address.storage_.v6;
+    if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+      address = any(AF_INET).with_port(ntohs(v6.sin6_port));
+      std::memcpy(&address.storage_.v4.sin_addr, v6.sin6_addr.s6_addr + 12, sizeof(in_addr));
+    }
   } else {
     return std::nullopt;
   }

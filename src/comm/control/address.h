@@ -16,7 +16,7 @@ namespace lockstep::inline v0_2::control {
 class Address {
  public:
   Address() = default;
-  /// The address; nullopt for another family.
+  /// The address; nullopt for another family. An IPv4 address in IPv6 form is an IPv4 address.
   static std::optional<Address> of(const sockaddr* from);
   /// All addresses of this host. IPv6 includes IPv4.
   static Address any(int family);

@@ -86,7 +86,9 @@ void Gathering::listen_on(const Interface& interface) {
 bool Gathering::listen_on(const Address& address) {
   const auto at = address.with_port(settings_.port);
   Descriptor made(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
+  const int on = 1, off = 0;
+  if (made && address.family() == AF_INET6)
+    ::setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   // A port of the user may have connections of an earlier world that wait for their end.
   if (made && settings_.port != 0)
     ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -154,6 +154,7 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
 void MessageRankContext::record(const Failure& failure, bool of_others) noexcept {
   if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
   if (failure_record().record(failure, of_others)) network_->abandon();
+  network_->interrupt();  // a rank that sleeps raises the failure now
 }
 
 void MessageRankContext::watch(std::vector<control::Member> others, const std::string& host) {
