@@ -219,6 +219,8 @@ void Control::watch() {
 }
 
 void Control::run_command() {
+  std::uint64_t woken = 0;
+  [[maybe_unused]] const auto got = ::read(wake_event_.get(), &woken, sizeof woken);
   if (has_crashed_.load()) {
     over_ = true;
     return end_by({.kind = Failure::Kind::crashed,
