@@ -26,12 +26,12 @@ enum class Kind : std::uint16_t {
   refused,    ///< rank 0 refuses the rank; payload: the reason
   all_here,   ///< all ranks have joined; heartbeats begin
   heartbeat,  ///< no payload
-  ending,     ///< from now on, the end of the connection is no failure
   failed,     ///< the world has failed; payload: the first cause
   left,       ///< the rank has left the world without a failure
   question,   ///< `lockstep status` asks (StatusRelay)
   answer,     ///< a part of the answer to a question
-  offer       ///< a rank's Offer, from the rank that gathers
+  offer,      ///< a rank's Offer, from the rank that gathers
+  ending      ///< from now on, the end of the connection is no failure
 };
 
 struct Frame {
