@@ -10,10 +10,10 @@ namespace lockstep::inline v0_2::launch {
 
 /// The user's options about nodes: the launchers of one job, one a host.
 struct NodeOptions {
-  std::optional<int> count;   ///< --nnodes
-  std::optional<int> number;  ///< --node-rank
-  std::string master;         ///< --master: HOST or HOST:PORT
-  bool standalone = false;    ///< a world of this host, whatever the environment says
+  std::optional<int> count = {};   ///< --nnodes
+  std::optional<int> number = {};  ///< --node-rank
+  std::string master = {};         ///< --master: HOST or HOST:PORT
+  bool standalone = false;         ///< a world of this host, whatever the environment says
 };
 
 /// The place of this launcher, from the options, and from the variables of torchrun, Kubernetes'

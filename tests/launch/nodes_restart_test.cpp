@@ -46,7 +46,9 @@ TEST_F(Nodes, StartAgainTogether) {
       const auto line =
           contents(folder.path() / ("attempt-" + attempt) / ("rank-" + rank + ".out"));
       EXPECT_THAT(line, HasSubstr("attempt " + attempt));
-      if (rank != "0") EXPECT_EQ(line, tokens.back());
+      if (rank != "0") {
+        EXPECT_EQ(line, tokens.back());
+      }
       tokens.push_back(line);
     }
   }
