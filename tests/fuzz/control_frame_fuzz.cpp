@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   std::string encoded;
   for (const Frame& frame : whole.frames) {
-    require(frame.kind <= Kind::answer, "a frame has a known kind");
+    require(frame.kind <= last_kind, "a frame has a known kind");
     const auto longest = frame.kind == Kind::answer ? longest_status_payload : longest_payload;
     require(frame.payload.size() <= longest, "a payload has at most the longest size");
     encoded += encode(frame);

@@ -74,7 +74,7 @@ std::optional<Frame> FrameReader::next() {
   if (bytes_.size() < sizeof(Header)) return std::nullopt;
   Header header;
   std::memcpy(&header, bytes_.data(), sizeof header);
-  if (header.kind > Kind::ending || header.bytes > longest_payload_of(header.kind)) {
+  if (header.kind > last_kind || header.bytes > longest_payload_of(header.kind)) {
     throw CommError("the received frame is of another Lockstep version");
   }
   const std::size_t whole = sizeof header + header.bytes;

@@ -33,6 +33,7 @@ enum class Kind : std::uint16_t {
   offer,      ///< a rank's Offer, from the rank that gathers
   ending      ///< from now on, the end of the connection is no failure
 };
+inline constexpr Kind last_kind = Kind::ending;
 
 struct Frame {
   Kind kind;
