@@ -81,7 +81,7 @@ int32_t lockstep_error_rank(void); /* the world rank at fault; -1 if none is, or
 
 /* Joins the world that this process belongs to: of `lockstep run`, mpirun, srun or torchrun. A
    process that was started alone is a world of one rank. Returns when all ranks have called it.
-   backend: "auto", "host", "mpi" or "hierarchical"; NULL for LOCKSTEP_BACKEND, else auto.
+   backend: "auto", "host", "mpi", "hierarchical" or "tcp"; NULL for LOCKSTEP_BACKEND, else auto.
    timeout_seconds: longest wait for other ranks; 0 for LOCKSTEP_TIMEOUT, else 600.
    Ranks: all, once in each process. */
 lockstep_status lockstep_init(const char* backend, double timeout_seconds, lockstep_group** world);
@@ -97,7 +97,7 @@ void lockstep_group_free(lockstep_group* group);
 /* This rank of the group, and the number of ranks; -1 for NULL. */
 int32_t lockstep_rank(const lockstep_group* group);
 int32_t lockstep_size(const lockstep_group* group);
-/* "host", "mpi" or "hierarchical"; "" for NULL. */
+/* "host", "mpi", "hierarchical" or "tcp"; "" for NULL. */
 const char* lockstep_backend(const lockstep_group* group);
 /* The index of the host of a rank; -1 for an unknown rank, and for NULL. */
 int32_t lockstep_host_of(const lockstep_group* group, int32_t rank);

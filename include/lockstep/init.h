@@ -37,14 +37,12 @@ struct InitOptions {
 /// `lockstep run`, mpirun, mpiexec, srun, torchrun or of variables that the user sets
 /// (docs/environment.md). A process that was started alone is a world of one rank. Returns when all
 /// ranks have called it. Ranks of one host exchange data through shared memory, whichever launcher
-/// started them; hosts exchange data over MPI. Under a launcher other than `lockstep run`, a rank
-/// that is not bound to cores uses an equal share of the host's cores as compute threads, unless
-/// OMP_NUM_THREADS is set.
-/// Ranks: all, once in each process.
-/// Throws: InvalidArgument for a second call, for a call inside spawn(), for contradictory
-/// environment variables, for a timeout that is not positive, if ranks disagree on denormals or
-/// devices, or if a rank has no device of its own.
-/// BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
+/// started them; hosts exchange data over MPI or TCP. Under a launcher other than `lockstep run`, a
+/// rank that is not bound to cores uses an equal share of the host's cores as compute threads,
+/// unless OMP_NUM_THREADS is set. Ranks: all, once in each process. Throws: InvalidArgument for a
+/// second call, for a call inside spawn(), for contradictory environment variables, for a timeout
+/// that is not positive, if ranks disagree on denormals or devices, or if a rank has no device of
+/// its own. BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
 /// collective does.
 Group init(const InitOptions& options = {});
 

@@ -22,8 +22,8 @@ struct CollectiveStatistics {
   /// the strategy's computation between collectives.
   std::chrono::nanoseconds working{};
   /// Time in which the operations were in progress. Overlapping operations count an instant once.
-  /// If a progress thread advances operations (MPI), an operation is in progress from its begin
-  /// until it is complete, else within wait() only.
+  /// If a progress thread advances operations (MPI, TCP), an operation is in progress from its
+  /// begin until it is complete, else within wait() only.
   std::chrono::nanoseconds communicating{};
   std::chrono::nanoseconds hidden{};  ///< the part of `communicating` before wait() began
 };

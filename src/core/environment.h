@@ -32,7 +32,7 @@ std::optional<int> integer_variable(const char* name, int least);
 
 namespace lockstep::inline v0_2 {
 
-/// How operations over MPI advance between a rank's calls.
+/// How operations over MPI or TCP advance between a rank's calls.
 enum class ProgressMode {
   automatic,  ///< a progress thread if MPI allows it, else wait
   thread,     ///< a progress thread; an error if MPI does not allow it
@@ -74,12 +74,13 @@ struct Environment {
   std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
   std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: a name of Backend
-  std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
-  /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over MPI.
+  std::string
+      algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over a network
+  /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over a network.
   ProgressMode progress = ProgressMode::automatic;
   /// LOCKSTEP_HOST: id of this host; ranks with the same id share memory.
   std::string host;
-  /// LOCKSTEP_INTERFACE: network interface of the control connections between hosts; empty: the
+  /// LOCKSTEP_INTERFACE: network interface of the connections between hosts; empty: the
   /// system's routes select it.
   std::string interface;
   /// LOCKSTEP_HEARTBEAT: longest time in seconds without a heartbeat from a host, default 15.

@@ -25,7 +25,7 @@ std::vector<HostRanks> parse_hosts(std::string text, std::string_view named_by);
 /// This launcher's place among the hosts: node 0, on a free port and with a new token.
 NodePlace first_of(const std::vector<HostRanks>& hosts);
 
-/// What RemoteNodes sends to the other hosts.
+/// The description of a job, which RemoteNodes sends to the other hosts.
 struct RemoteOptions {
   std::string ssh;                    ///< command, to which the host and a shell command are added
   std::string lockstep = {};          ///< path of the lockstep program on the other hosts

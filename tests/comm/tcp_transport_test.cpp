@@ -27,7 +27,7 @@ using tcp::TcpTransport;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A message of this content, as it travels.
+/// The bytes of a message with this content in a stream.
 std::string message(int tag, std::string_view content) {
   const std::array<std::uint64_t, 2> header{content.size(), static_cast<std::uint64_t>(tag)};
   std::string text(reinterpret_cast<const char*>(header.data()), sizeof header);

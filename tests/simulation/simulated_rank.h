@@ -24,13 +24,13 @@ struct RankOutcome {
   std::string wrong;     ///< results that differ, files and threads that are left
 };
 
-/// What the launcher of a job over TCP gives to its ranks.
+/// The data that the launcher of a job over TCP gives to its ranks.
 struct SimulatedMeeting {
   control::Token token{};
   std::optional<control::Offer> offer = {};  ///< of rank 0, without a known port
 };
 
-/// Rank 0's port where all ranks know it.
+/// Rank 0's port, if all ranks are told it.
 inline constexpr std::uint16_t known_port = 19999;
 
 /// The program of one rank: joins the world by mpi::create() or tcp::create(), runs the scenario's
