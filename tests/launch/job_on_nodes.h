@@ -1,9 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <deque>
@@ -16,17 +13,6 @@
 namespace lockstep::testing {
 
 using Arguments = std::vector<std::string>;
-
-inline std::string free_port() {
-  const int made = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(made, reinterpret_cast<sockaddr*>(&address), length), 0);
-  getsockname(made, reinterpret_cast<sockaddr*>(&address), &length);
-  close(made);
-  return std::to_string(ntohs(address.sin_port));
-}
 
 /// Launchers of one job on this host, as if each was on a host of its own.
 class Nodes : public ::testing::Test {

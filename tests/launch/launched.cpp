@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/close_range.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +45,17 @@ std::vector<std::string> environment_with(const Launched::Variables& variables) 
 }
 
 }  // namespace
+
+std::string free_port() {
+  const int made = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  EXPECT_EQ(bind(made, reinterpret_cast<sockaddr*>(&address), length), 0);
+  getsockname(made, reinterpret_cast<sockaddr*>(&address), &length);
+  close(made);
+  return std::to_string(ntohs(address.sin_port));
+}
 
 std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }
 std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; }

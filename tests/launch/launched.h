@@ -18,6 +18,9 @@ std::string rank_program();
 /// For the shell, whatever folder it is in.
 inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
+/// A TCP port that no socket of this host has at the moment.
+std::string free_port();
+
 /// The exit of a started program.
 struct Ended {
   pid_t pid = -1;

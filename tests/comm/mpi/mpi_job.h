@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,22 +16,10 @@
 
 namespace lockstep::testing {
 
-/// What the ranks exchange messages by: "mpi", or "tcp" in the ctest entry comm/tcp.
+/// The network between the ranks: "mpi", or "tcp" in the ctest entry comm/tcp.
 inline std::string network() {
   const char* name = std::getenv("LOCKSTEP_TEST_NETWORK");
   return name != nullptr ? name : "mpi";
-}
-
-/// A port that no socket of this host has at the moment.
-inline int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t length = sizeof address;
-  ::bind(socket, reinterpret_cast<sockaddr*>(&address), length);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(socket);
-  return ntohs(address.sin_port);
 }
 
 /// The command that starts n processes of the test program with a behaviour, on hosts of these
@@ -42,7 +28,7 @@ inline std::vector<std::string> command(int n, const std::string& behaviour,
                                         const std::string& argument = {},
                                         const std::string& hosts = {}) {
   auto words = mpirun(n);
-  words.insert(words.end(), {"env", "MASTER_PORT=" + std::to_string(free_port())});
+  words.insert(words.end(), {"env", "MASTER_PORT=" + free_port()});
   words.insert(words.end(), {LOCKSTEP_MPI_RANK_PROGRAM, behaviour, argument});
   if (!hosts.empty()) words.push_back(hosts);
   return words;
