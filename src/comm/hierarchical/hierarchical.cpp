@@ -129,8 +129,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
   const auto flat = options.make_flat(between_hosts);
   const auto& hosts = flat->hosts();
   if (std::ranges::max(hosts) + 1 == flat->size()) {
-    messages::record_operations(*flat);
-    if (with_thread) messages::start_thread(*flat);
+    messages::begin(*flat, true, with_thread);
     return flat;
   }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];

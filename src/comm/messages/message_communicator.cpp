@@ -32,15 +32,14 @@ std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<
   return dynamic_cast<MessageCommunicator&>(parent).part(members, number);
 }
 
-void record_operations(Communicator& world) {
-  dynamic_cast<MessageCommunicator&>(world).context().set_recorder(
-      detail::FlightRecorder::create(world));
-}
-
-void start_thread(Communicator& world) {
+void begin(Communicator& world, bool records, bool by_thread) {
+  auto& context = dynamic_cast<MessageCommunicator&>(world).context();
+  if (records) context.set_recorder(detail::FlightRecorder::create(world));
   // A single rank has no communication to overlap.
-  if (world.size() == 1) return;
-  dynamic_cast<MessageCommunicator&>(world).context().start_progress_thread();
+  if (by_thread && world.size() > 1) context.start_progress_thread();
+  log::debug(detail::concat("rank ", world.rank(), " of ", world.size(), " joined its world over ",
+                            world.backend(), "; ",
+                            by_thread ? "a thread makes" : "ranks that wait make", " progress"));
 }
 
 namespace {

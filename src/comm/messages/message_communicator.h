@@ -101,11 +101,8 @@ int last_group(const Communicator& world);
 std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
                                         int number);
 
-/// Begins to record the operations of a world.
-void record_operations(Communicator& world);
-
-/// Starts the progress thread of a world without one.
+/// Ends the making of a world: begins to record its operations, and starts its progress thread.
 /// Throws: CommError if the process cannot start another thread.
-void start_thread(Communicator& world);
+void begin(Communicator& world, bool records, bool by_thread);
 
 }  // namespace lockstep::messages

@@ -15,7 +15,6 @@
 #include "comm/messages/message_rank_context.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_transport.h"
-#include "core/log.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -118,10 +117,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
   Library::at_end([context] { context->leave_and_wait(); });
   const auto world = MessageCommunicator::world(context);
   if (std::ranges::max(world->hosts()) > 0) connect_hosts(*world);
-  if (options.records) messages::record_operations(*world);
-  if (with_thread) messages::start_thread(*world);
-  log::debug(detail::concat("rank ", world->rank(), " of ", world->size(), " joined its world; ",
-                            with_thread ? "a thread makes" : "ranks that wait make", " progress"));
+  messages::begin(*world, options.records, with_thread);
   return world;
 }
 

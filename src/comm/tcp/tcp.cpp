@@ -15,7 +15,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-// Note [How ranks meet over TCP]
+// Note [How ranks connect over TCP]
 // First every rank listens for the streams of higher ranks. Then all ranks connect to rank 0: these
 // are the control connections, by which rank 0 also sends the offers of all ranks to all. From here
 // on a rank that fails ends the world for all. Last every rank connects its streams to the lower
@@ -136,12 +136,7 @@ std::shared_ptr<Communicator> create(const messages::Options& options, const Mee
   const auto context = Joining(options, meeting).run();
   keep(context);
   const auto world = MessageCommunicator::world(context);
-  const bool with_thread = options.progress != ProgressMode::wait;
-  if (options.records) messages::record_operations(*world);
-  if (with_thread) messages::start_thread(*world);
-  log::debug(detail::concat("rank ", world->rank(), " of ", world->size(),
-                            " joined its world over TCP; ",
-                            with_thread ? "a thread makes" : "ranks that wait make", " progress"));
+  messages::begin(*world, options.records, options.progress != ProgressMode::wait);
   return world;
 }
 
