@@ -298,8 +298,7 @@ void TcpTransport::close(int rank, int code) {
   auto& other = peer(rank);
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, other.stream.get(), nullptr);
   other.closed = Clock::now();
-  other.broken = code != 0;
-  other.end = code != 0 ? std::strerror(code) : "the other side closed it";
+  other.error = code;
   ++closed_;
 }
 
@@ -309,10 +308,11 @@ void TcpTransport::check_closed() {
     const auto& one = peer(other);
     // A rank that has left has sent all its messages. No receive waits for it.
     const bool in_message = one.header_bytes > 0 || one.missing > 0;
-    const bool is_used = one.broken || in_message || !one.unsent.empty();
+    const bool is_used = one.error != 0 || in_message || !one.unsent.empty();
     if (!one.closed || !is_used || now - *one.closed < end_timeout) continue;
-    throw CommError(concat("tcp: the stream of rank ", rank_, " to rank ", other, " at ",
-                           one.address, " ended: ", one.end));
+    throw CommError(
+        concat("tcp: the stream of rank ", rank_, " to rank ", other, " at ", one.address,
+               " ended: ", one.error != 0 ? std::strerror(one.error) : "the other side closed it"));
   }
 }
 

@@ -83,8 +83,7 @@ class TcpTransport final : public messages::Network {
     Posted receive;                  ///< the receive that the message has matched
     std::shared_ptr<Arrived> early;  ///< the message, if no receive has matched it
     std::optional<std::chrono::steady_clock::time_point> closed;  ///< when the stream ended
-    std::string end;                                              ///< why
-    bool broken = false;  ///< the network ended it, not the other side
+    int error = 0;  ///< errno of the network; 0 if the other side has closed the stream
   };
   struct Finished {
     Done done;
