@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "comm/control/address_source.h"
+#include "comm/control/token.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/rendezvous.h"
@@ -99,17 +100,13 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
   return world;
 }
 
-/// Splits "HOST:PORT" or "[HOST]:PORT".
 /// Throws: InvalidArgument naming the variable.
 std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std::string& text) {
-  const auto colon = text.rfind(':');
-  auto host = text.substr(0, colon);
-  const auto digits = colon == text.npos ? std::string() : text.substr(colon + 1);
-  const int port = parse_number<std::uint16_t>(digits).value_or(0);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto [host, digits] = control::divide_address(text);
+  const auto port = parse_number<std::uint16_t>(digits.value_or("")).value_or(std::uint16_t{0});
   if (host.empty() || port == 0)
     throw InvalidArgument(concat(name, ": got '", text, "', expected HOST:PORT"));
-  return {host, static_cast<std::uint16_t>(port)};
+  return {host, port};
 }
 
 /// Joins the world of `lockstep run` on several hosts.

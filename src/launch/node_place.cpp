@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
+#include "comm/control/address.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -59,16 +59,6 @@ std::string shown(const Variables& environment, const NodeSource& source) {
   return text;
 }
 
-/// Divides "HOST:PORT", "[ADDRESS]:PORT" or "HOST".
-std::pair<std::string, std::string> divide(const std::string& master) {
-  const auto colon = master.rfind(':');
-  const bool has_port = colon != std::string::npos && colon > 0 &&
-                        (master.find(':') == colon || master[colon - 1] == ']');
-  auto host = has_port ? master.substr(0, colon) : master;
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  return {host, has_port ? master.substr(colon + 1) : default_port};
-}
-
 /// The source to use: the first that describes several nodes; with --nnodes, the first that has a
 /// number and does not contradict.
 const NodeSource* find_source(const NodeOptions& options, const Variables& environment) {
@@ -108,7 +98,11 @@ NodePlace find_place(const NodeOptions& options, const Variables& environment) {
   }
   if (several) place.count = *options.count;
   if (options.number || source == nullptr) place.number = options.number.value_or(-1);
-  if (!options.master.empty()) std::tie(place.host, port) = divide(options.master);
+  if (!options.master.empty()) {
+    auto [host, given] = control::divide_address(options.master);
+    place.host = std::move(host);
+    port = given.value_or(default_port);
+  }
   place.port = parse_number<std::uint16_t>(port).value_or(0);
   if (place.count >= 2 && place.number >= 0 && place.number < place.count && !place.host.empty() &&
       place.port != 0) {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "comm/control/address.h"
+#include "comm/control/token.h"
 #include "core/environment.h"
 #include "core/system/process.h"
 #include "core/system/topology.h"
@@ -115,12 +116,11 @@ std::vector<HostRanks> parse_hosts(std::string text, std::string_view named_by) 
 
 NodePlace first_of(const std::vector<HostRanks>& hosts) {
   const auto& name = hosts.front().name;
-  const auto port = control::Address::local(listen_anywhere().get()).text();
   return {.count = static_cast<int>(hosts.size()),
           .host = name == "localhost" ? detail::host_name() : name,
-          .port = detail::parse_number<std::uint16_t>(port.substr(port.rfind(':') + 1)).value_or(0),
+          .port = control::Address::local(listen_anywhere().get()).port(),
           .source = "--hosts",
-          .token = random_token()};
+          .token = control::hexadecimal(control::random_token())};
 }
 
 RemoteNodes::RemoteNodes(const std::vector<HostRanks>& hosts, const RemoteOptions& remote,

@@ -72,6 +72,10 @@ Address Address::with_port(std::uint16_t port) const {
   return address;
 }
 
+std::uint16_t Address::port() const {
+  return ntohs(family() == AF_INET6 ? storage_.v6.sin6_port : storage_.v4.sin_port);
+}
+
 socklen_t Address::length() const {
   return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
@@ -85,8 +89,8 @@ std::string Address::host() const {
 }
 
 std::string Address::text() const {
-  if (family() == AF_INET6) return detail::concat('[', host(), "]:", ntohs(storage_.v6.sin6_port));
-  return detail::concat(host(), ':', ntohs(storage_.v4.sin_port));
+  if (family() == AF_INET6) return detail::concat('[', host(), "]:", port());
+  return detail::concat(host(), ':', port());
 }
 
 namespace {
@@ -94,6 +98,29 @@ namespace {
 using detail::concat;
 
 }  // namespace
+
+detail::Descriptor listen_at(const Address& address, bool reuse) {
+  detail::Descriptor made(
+      ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1, off = 0;
+  if (made && address.family() == AF_INET6)
+    ::setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (made && reuse) ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (made && ::bind(made.get(), address.get(), address.length()) == 0 &&
+      ::listen(made.get(), SOMAXCONN) == 0) {
+    return made;
+  }
+  return {};
+}
+
+std::pair<std::string, std::optional<std::string>> divide_address(const std::string& text) {
+  const auto colon = text.rfind(':');
+  const bool has_port =
+      colon != text.npos && colon > 0 && (text.find(':') == colon || text[colon - 1] == ']');
+  auto host = has_port ? text.substr(0, colon) : text;
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return {host, has_port ? std::optional(text.substr(colon + 1)) : std::nullopt};
+}
 
 std::vector<Interface> interfaces() {
   ifaddrs* first = nullptr;

@@ -8,7 +8,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::control {
 
@@ -32,6 +35,7 @@ class Address {
   /// Whether it is a link-local address, which other hosts cannot use without an interface number.
   bool link_local() const;
   Address with_port(std::uint16_t port) const;
+  std::uint16_t port() const;
 
   const sockaddr* get() const { return &storage_.any; }
   socklen_t length() const;
@@ -52,6 +56,14 @@ class Address {
   };
   Storage storage_{};
 };
+
+/// A non-blocking socket that listens at the address; of Address::any(AF_INET6), for IPv4, too.
+/// With `reuse`, connections of an earlier socket that wait for their end do not occupy the port.
+/// Empty, with errno, if the system refuses.
+detail::Descriptor listen_at(const Address& address, bool reuse = false);
+
+/// Divides "HOST:PORT" or "[ADDRESS]:PORT". A host may be without a port.
+std::pair<std::string, std::optional<std::string>> divide_address(const std::string& text);
 
 /// A network interface that is up, with its addresses except link-local ones.
 struct Interface {

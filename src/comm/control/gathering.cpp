@@ -1,7 +1,6 @@
 #include "comm/control/gathering.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/control/token.h"
 #include "core/log.h"
 #include "core/plural.h"
 #include "core/text.h"
@@ -38,7 +38,7 @@ std::string of_own(const Settings& settings, std::string_view what) {
 }  // namespace
 
 Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
-  make_token();
+  offer_.token = settings_.token ? *settings_.token : random_token();
   offer_.network = settings_.network;
   offer_.rank = settings_.rank;
   offer_.listening = true;
@@ -66,15 +66,6 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   }
 }
 
-void Gathering::make_token() {
-  if (settings_.token) {
-    offer_.token = *settings_.token;
-  } else if (::getrandom(offer_.token.data(), offer_.token.size(), 0) !=
-             static_cast<ssize_t>(offer_.token.size())) {
-    throw CommError(of_own(settings_, concat("got no random token: ", std::strerror(errno))));
-  }
-}
-
 void Gathering::listen_on(const Interface& interface) {
   for (const auto& address : interface.addresses) {
     if (offer_.count == offer_.addresses.size() || listen_on(address)) continue;
@@ -84,18 +75,9 @@ void Gathering::listen_on(const Interface& interface) {
 }
 
 bool Gathering::listen_on(const Address& address) {
-  const auto at = address.with_port(settings_.port);
-  Descriptor made(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1, off = 0;
-  if (made && address.family() == AF_INET6)
-    ::setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  // A port of the user may have connections of an earlier world that wait for their end.
-  if (made && settings_.port != 0)
-    ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (!made || ::bind(made.get(), at.get(), at.length()) != 0 ||
-      ::listen(made.get(), SOMAXCONN) != 0) {
-    return false;
-  }
+  // A port of the user may have connections of an earlier world.
+  auto made = listen_at(address.with_port(settings_.port), settings_.port != 0);
+  if (!made) return false;
   offer_.addresses[offer_.count++] = Address::local(made.get());
   listening_.push_back(std::move(made));
   return true;

@@ -1,8 +1,5 @@
 #include "launch/job/nodes.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include "comm/control/address_source.h"
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
+#include "comm/control/token.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
 #include "core/text.h"
@@ -85,26 +83,9 @@ std::vector<control::Member> join_nodes(const Options& options, std::function<vo
 
 Descriptor listen_anywhere() {
   for (const int family : {AF_INET6, AF_INET}) {
-    Descriptor made(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int off = 0;
-    if (family == AF_INET6) setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    const auto any = control::Address::any(family);
-    if (made && bind(made.get(), any.get(), any.length()) == 0 &&
-        listen(made.get(), SOMAXCONN) == 0) {
-      return made;
-    }
+    if (auto made = control::listen_at(control::Address::any(family))) return made;
   }
   throw_system("listen on a port for rank 0");
-}
-
-std::string random_token() {
-  control::Token token{};
-  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    throw_system("get a random token");
-  }
-  std::string text;
-  for (const char byte : token) text += detail::hex(static_cast<unsigned char>(byte), 2);
-  return text;
 }
 
 Nodes::Nodes(const Options& options, std::function<void()> on_wait) : place_(options.node) {
@@ -267,9 +248,8 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   std::string own = concat(plan.options.ranks, ' ', restarts);
   if (node.number == 0) {
     start.listening = listen_anywhere();
-    const auto address = control::Address::local(start.listening.get()).text();
-    own +=
-        concat(' ', plan.run_id, ' ', address.substr(address.rfind(':') + 1), ' ', random_token());
+    own += concat(' ', plan.run_id, ' ', control::Address::local(start.listening.get()).port(), ' ',
+                  control::hexadecimal(control::random_token()));
   }
   nodes.exchange(own);
   std::optional<std::vector<std::string>> texts;

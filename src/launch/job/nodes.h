@@ -93,9 +93,6 @@ class Nodes {
 /// Throws: CommError if there is none.
 Descriptor listen_anywhere();
 
-/// A random control::Token in hexadecimal.
-std::string random_token();
-
 /// An attempt on several nodes that is ready to start.
 struct Start {
   Plan plan;             ///< of this node's ranks, with their places in the world
