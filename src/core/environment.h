@@ -74,8 +74,8 @@ struct Environment {
   std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
   std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: a name of Backend
-  std::string
-      algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over a network
+  /// LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over a network.
+  std::string algorithm;
   /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over a network.
   ProgressMode progress = ProgressMode::automatic;
   /// LOCKSTEP_HOST: id of this host; ranks with the same id share memory.
