@@ -11,7 +11,6 @@ namespace lockstep::cli {
 /// throws InvalidArgument or CLI::ParseError: main() prints it and exits with 2. After any other
 /// exception, main() exits with 1.
 void add_run(CLI::App& app, int& exit_code);
-void add_mpirun(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_tune(CLI::App& app, int& exit_code);

@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -18,12 +19,14 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
 #include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
+#include "comm/ucx/ucx.h"
 #include "core/environment.h"
 #include "core/plural.h"
 #include "core/system/files.h"
@@ -31,6 +34,7 @@
 #include "core/system/terminal.h"
 #include "core/system/topology.h"
 #include "core/text.h"
+#include "join/way.h"
 #include "kernels/targets.h"
 #include "launch/describe.h"
 #include "launch/find_nccl.h"
@@ -151,13 +155,20 @@ std::string progress() {
          "only)";
 }
 
+std::string ucx_text() {
+  if (const auto why = ucx::available(); !why.empty()) return why;
+  return ucx::has_device() ? "works; used without MPI if all ranks can"
+                           : "works; no InfiniBand or RoCE here, so LOCKSTEP_TRANSPORT=ucx only";
+}
+
 Rows parts() {
   const auto host = host::available();
   const auto mpi = mpi::available();
   Rows rows{{"LibTorch", libtorch()},
             {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
             {"backend mpi", mpi.empty() ? concat(mpi::version(), "; ", progress()) : mpi},
-            {"between hosts", interfaces()}};
+            {"between hosts", interfaces()},
+            {"UCX", ucx_text()}};
   std::string targets;
   for (const auto& target : kernels::cpu_targets())
     targets += (targets.empty() ? "" : " ") + target;
@@ -296,38 +307,68 @@ Rows gpus() {
   return rows;
 }
 
+/// The world that init() would join with this environment, and what carries its data.
+std::string world_of(const Environment& read) {
+  using detail::Way;
+  const bool flat = read.backend == Backend::tcp || read.backend == Backend::mpi;
+  const std::string between =
+      flat ? " between all ranks" : " between hosts, shared memory inside a host";
+  const bool may_be_ucx = read.transport == TransportKind::automatic && ucx::has_device();
+  const std::string wire = read.transport == TransportKind::ucx ? "UCX"
+                           : may_be_ucx                         ? "UCX or TCP"
+                                                                : "TCP";
+  const auto by_run = concat("rank ", read.rank.value_or(0), " of ", read.world_size.value_or(0),
+                             " by lockstep run: ");
+  const auto& launcher = read.launcher;
+  const auto by_launcher = launcher ? concat("rank ", launcher->rank, " of ", launcher->size,
+                                             " by ", launcher->name(), ": ")
+                                    : "";
+  switch (detail::way_to_join(read, read.backend)) {
+    case Way::launched:
+      return by_run + "shared memory";
+    case Way::launched_hosts:
+      return concat(by_run, wire, between, "; rank 0 listens at ", read.master);
+    case Way::one_host:
+      return by_launcher + "shared memory";
+    case Way::messages: {
+      const auto rank_0 = detail::place_of_rank_0(*launcher);
+      return concat(by_launcher, wire, between,
+                    launcher->kind == Launcher::Kind::torchrun
+                        ? "; ranks meet in torchrun's store at "
+                        : "; rank 0 listens at ",
+                    rank_0.first, ':', rank_0.second);
+    }
+    case Way::mpi:
+      return concat(by_launcher, "MPI", between);
+    case Way::alone:
+      break;
+  }
+  return "no launcher of several ranks: one rank";
+}
+
 /// Environment variables that affect Lockstep or LibTorch.
 Rows environment() {
   Rows rows;
-  for (const char* name : {"LOCKSTEP_RANK",          "LOCKSTEP_WORLD_SIZE",
-                           "LOCKSTEP_ARENA_FD",      "LOCKSTEP_ERROR_FD",
-                           "LOCKSTEP_RESTART_COUNT", "LOCKSTEP_TIMEOUT",
-                           "LOCKSTEP_LOG",           "LOCKSTEP_BACKEND",
-                           "LOCKSTEP_HOST",          "LOCKSTEP_INTERFACE",
-                           "LOCKSTEP_HEARTBEAT",     "LOCKSTEP_ALGORITHM",
-                           "LOCKSTEP_PROGRESS",      "LOCKSTEP_FLUSH_DENORMALS",
-                           "LOCKSTEP_BUCKET_MIB",    "LOCKSTEP_SHARE_MEMORY",
-                           "LOCKSTEP_DEVICE",        "LOCKSTEP_SHARE_GPUS",
-                           "LOCKSTEP_LIBCUDA",       "LOCKSTEP_NCCL",
-                           "CUDA_VISIBLE_DEVICES",   "CUDA_DEVICE_ORDER",
-                           "OMP_NUM_THREADS",        "OMP_PROC_BIND",
-                           "KMP_AFFINITY",           "GOMP_CPU_AFFINITY",
-                           "MKL_NUM_THREADS",        "LD_PRELOAD",
-                           "LD_LIBRARY_PATH",        "GLIBC_TUNABLES",
-                           "MALLOC_ARENA_MAX"}) {
-    if (const char* value = std::getenv(name)) rows.push_back({name, value});
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const auto name = text.substr(0, text.find('='));
+    const bool is_own = name.starts_with("LOCKSTEP_") || name.starts_with("MASTER_");
+    constexpr std::array others{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS",
+                                "OMP_PROC_BIND",        "KMP_AFFINITY",      "GOMP_CPU_AFFINITY",
+                                "MKL_NUM_THREADS",      "LD_PRELOAD",        "LD_LIBRARY_PATH",
+                                "GLIBC_TUNABLES",       "MALLOC_ARENA_MAX"};
+    if (!is_own && std::ranges::find(others, name) == others.end()) continue;
+    const auto value = text.substr(std::min(text.size(), name.size() + 1));
+    // The secrets of a job.
+    const bool is_secret = name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_NODE_TOKEN";
+    rows.push_back({std::string(name), is_secret ? "(set)" : std::string(value)});
   }
   try {
     const auto read = Environment::read();
-    if (read.launcher) {
-      rows.push_back({"launcher", concat("rank ", read.launcher->rank, " of ", read.launcher->size,
-                                         " by ", read.launcher->name())});
-    }
-    if (!read.launcher_problem.empty()) rows.push_back({"PROBLEM", read.launcher_problem});
+    rows.push_back({"world", world_of(read)});
   } catch (const std::exception& error) {
     rows.push_back({"PROBLEM", error.what()});
   }
-  if (rows.empty()) rows.push_back({"none of the variables that matter is set"});
   return rows;
 }
 

@@ -62,7 +62,6 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
   int exit_code = 0;
   lockstep::cli::add_run(app, exit_code);
-  lockstep::cli::add_mpirun(app, exit_code);
   lockstep::cli::add_bench(app, exit_code);
   lockstep::cli::add_plan(app, exit_code);
   lockstep::cli::add_tune(app, exit_code);
@@ -91,9 +90,23 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
+// Open MPI 5 links UCX, which takes SIGHUP when it is loaded, even if it is ignored, as under
+// nohup.
+bool hangup_ignored = false;
+
+void look_at_hangup() {
+  struct sigaction action {};
+  sigaction(SIGHUP, nullptr, &action);
+  hangup_ignored = action.sa_handler == SIG_IGN;
+}
+
+/// Runs before the libraries are initialised.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = look_at_hangup;
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (hangup_ignored) std::signal(SIGHUP, SIG_IGN);
   const int exit_code = run(argc, argv);
   // These were for the ranks of a job, which has ended.
   for (const int signal : lockstep::launch::forwarded) std::signal(signal, SIG_IGN);

@@ -135,7 +135,7 @@ void complete(PlanArguments& arguments, const CLI::App& command) {
 /// The forecasts, the fastest first.
 std::vector<plan::Forecast> forecasts_of(const PlanArguments& arguments, bool chosen) {
   const auto& keeping = arguments.setting.keeping;
-  const bool only_fp32 = keeping.share_memory || keeping.shard != plan::Shard::none;
+  const bool only_fp32 = keeping.share_memory || keeping.shard != Shard::none;
   std::vector<plan::Forecast> all;
   for (const auto& text : arguments.strategies) {
     const auto strategy = plan::parse_strategy(text);
@@ -180,7 +180,7 @@ void print_memory(const PlanArguments& arguments) {
   const int ranks = arguments.setting.keeping.ranks_per_node;
   std::vector<launch::Row> rows{
       {"kept", "bytes/parameter", "MiB a rank", "MiB a host", "largest model"}};
-  const auto add = [&](std::string what, plan::Shard shard, bool share_memory) {
+  const auto add = [&](std::string what, Shard shard, bool share_memory) {
     auto keeping = arguments.setting.keeping;
     const bool chosen = keeping.shard == shard && keeping.share_memory == share_memory;
     keeping.shard = shard;
@@ -192,10 +192,10 @@ void print_memory(const PlanArguments& arguments) {
                     fixed(arguments.largest(keeping) * 1e-6, 1) + " million"});
     if (chosen) rows.back().push_back("<- chosen");
   };
-  add("whole on each rank", plan::Shard::none, false);
-  add("--shard optimizer", plan::Shard::optimizer, false);
-  add("--shard gradients", plan::Shard::gradients, false);
-  add("--share-memory", plan::Shard::none, true);
+  add("whole on each rank", Shard::none, false);
+  add("--shard optimizer", Shard::optimizer, false);
+  add("--shard gradients", Shard::gradients, false);
+  add("--share-memory", Shard::none, true);
   std::cout << '\n'
             << launch::table(
                    concat("memory of float32 parameters, gradients and the state of ",

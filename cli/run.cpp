@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include "launch/launch.h"
 #include "launch/node_place.h"
 #include "launch/remote_nodes.h"
+#include "launch/system.h"
 #include "lockstep/error.h"
 
 namespace lockstep::cli {
@@ -30,10 +32,13 @@ struct RunArguments {
   launch::NodeOptions nodes;
   std::string hosts;
   std::string host_file;
+  std::string spares;
+  std::optional<int> least;
   launch::RemoteOptions remote{
       .ssh =
           "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "
           "-o ServerAliveCountMax=3 -T"};
+  bool reads_stdin = false;
   bool join_by_stdin = false;
   bool end_with_stdin = false;
   bool dry_run = false;
@@ -66,7 +71,8 @@ std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
   for (const auto* option : command.get_options()) {
     if (option->get_lnames().empty()) continue;
     const auto& name = option->get_lnames().front();
-    constexpr std::array own{"hosts", "hostfile", "ssh", "remote-lockstep", "export"};
+    constexpr std::array own{"hosts",  "hostfile",        "spare",     "ssh",
+                             "export", "remote-lockstep", "standalone"};
     if (std::ranges::count(own, name) > 0) continue;
     for (const auto& value : option->results()) {
       words.push_back(detail::concat("--", name, '=', value));
@@ -75,10 +81,9 @@ std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
   return words;
 }
 
-/// The hosts of the options; empty if there are none.
+/// The hosts of --hosts or --hostfile.
 std::vector<launch::HostRanks> hosts_of(const RunArguments& arguments) {
-  if (!arguments.hosts.empty()) return launch::parse_hosts(arguments.hosts, "--hosts");
-  if (arguments.host_file.empty()) return {};
+  if (arguments.host_file.empty()) return launch::parse_hosts(arguments.hosts, "--hosts");
   std::ifstream file(arguments.host_file);
   std::ostringstream text;
   if (!(text << file.rdbuf())) {
@@ -88,25 +93,65 @@ std::vector<launch::HostRanks> hosts_of(const RunArguments& arguments) {
   return launch::parse_hosts(text.str(), "--hostfile");
 }
 
+/// Gives the ranks of this host the variables of -x; RemoteNodes sends them to the others.
+void set_exports(const std::vector<std::string>& exports) {
+  for (const auto& word : exports) {
+    const auto equals = word.find('=');
+    const auto name = word.substr(0, equals);
+    if (name.empty() || (equals == std::string::npos && ::getenv(name.c_str()) == nullptr)) {
+      throw InvalidArgument(detail::concat("run: --export: got '", word,
+                                           "', expected NAME=VALUE, or NAME of a variable that is "
+                                           "set here"));
+    }
+    if (equals != std::string::npos) ::setenv(name.c_str(), word.c_str() + equals + 1, 1);
+  }
+}
+
+/// Takes --spare and --min-hosts.
+void check_lost_hosts(RunArguments& arguments, bool has_hosts) {
+  auto& node = arguments.options.node;
+  if (!arguments.spares.empty()) {
+    if (!has_hosts) {
+      throw InvalidArgument("run: got --spare without --hosts or --hostfile, expected either");
+    }
+    const auto spares = launch::parse_hosts(arguments.spares, "--spare");
+    arguments.remote.spares.assign(spares.begin(), spares.end());
+  }
+  if (!arguments.least) return;
+  node.least = *arguments.least;
+  if (node.least < 1 || node.least > node.count) {
+    throw InvalidArgument(detail::concat("run: --min-hosts: got ", node.least, ", expected 1 to ",
+                                         node.count, ", the number of hosts"));
+  }
+}
+
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
+  launch::open_standard_descriptors();
   if (arguments.join_by_stdin) launch::become_remote_node();
   auto& options = arguments.options;
   std::tie(options.program, options.arguments) = program_words(command, "-n 2");
+  arguments.remote.environment = launch::inherited_environment();
+  set_exports(arguments.remote.exports);
   const auto environment = launch::inherited_environment();
-  options.node = launch::find_place(arguments.nodes, environment);
-  ::unsetenv("LOCKSTEP_NODE_TOKEN");  // ranks have a token of their own
-  options.node.remote = arguments.end_with_stdin;
-  const auto hosts = hosts_of(arguments);
-  if (!hosts.empty()) {
-    if (ranks_given || options.node.count > 1) {
+  std::vector<launch::HostRanks> hosts;
+  if (command.count("--hosts") + command.count("--hostfile") > 0) {
+    if (ranks_given || command.count("--nnodes") > 0) {
       throw InvalidArgument(
           "run: got --hosts or --hostfile with -n or --nnodes, expected either: the hosts have "
           "numbers of ranks of their own");
     }
+    hosts = hosts_of(arguments);
+    options.node = launch::first_of(hosts, arguments.host_file.empty() ? "--hosts" : "--hostfile");
+    options.node.shows_host = hosts.size() > 1;
+    options.reads_stdin = hosts.size() == 1 || arguments.reads_stdin;
     options.ranks = hosts.front().ranks;
     ranks_given = true;
-    if (hosts.size() > 1) options.node = launch::first_of(hosts);
+  } else {
+    options.node = launch::find_place(arguments.nodes, environment);
+    options.node.remote = options.node.shows_host = arguments.end_with_stdin;
   }
+  ::unsetenv("LOCKSTEP_NODE_TOKEN");  // ranks have a token of their own
+  check_lost_hosts(arguments, !hosts.empty());
   const auto ranks = launch::ranks_of_environment(environment);
   if (!ranks_given && !options.gpus && !ranks.empty()) {
     take_ranks(ranks, options);
@@ -129,8 +174,8 @@ int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
   auto& remote = arguments.remote;
   if (remote.lockstep.empty()) remote.lockstep = std::filesystem::canonical("/proc/self/exe");
   remote.run = options_of_all_hosts(command);
-  const launch::RemoteNodes others(hosts, remote, options);
-  return launch::run(plan, [&] { others.check(); });
+  launch::RemoteNodes others(hosts, remote, options);
+  return launch::run(plan, &others);
 }
 
 }  // namespace
@@ -172,7 +217,16 @@ void add_run(CLI::App& app, int& exit_code) {
   command
       ->add_option("--hostfile", arguments->host_file,
                    "The same from a file with lines 'a:2' or 'a slots=2'")
+      ->excludes("--hosts")
       ->type_name("FILE");
+  command
+      ->add_option("--spare", arguments->spares,
+                   "Hosts that replace unreachable ones and, with --max-restarts, lost ones")
+      ->type_name("LIST");
+  command
+      ->add_option("--min-hosts", arguments->least,
+                   "Least hosts of a restart, which leaves out lost ones (default: all)")
+      ->type_name("NUMBER");
   command
       ->add_option("--ssh", arguments->remote.ssh,
                    "Command in place of ssh, which gets a host and a shell command")
@@ -187,6 +241,8 @@ void add_run(CLI::App& app, int& exit_code) {
                    "LD_LIBRARY_PATH")
       ->allow_extra_args(false)
       ->type_name("NAME[=VALUE]");
+  command->add_flag("--stdin", arguments->reads_stdin,
+                    "Let rank 0 of several --hosts read this launcher's stdin (default: none)");
   command->add_flag("--join-by-stdin", arguments->join_by_stdin)->group("");
   command->add_flag("--end-with-stdin", arguments->end_with_stdin)->group("");
   command->add_flag("--standalone", nodes.standalone,

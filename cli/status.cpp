@@ -311,7 +311,7 @@ ordered_json json_of(const Job& job) {
     const auto rank = std::ranges::find(job.ranks, edge.rank, &ObservedRank::rank);
     const auto waits_in = json_of(*rank->record, edge.wait.entry);
     if (!found.waiting.empty() && found.waiting.front() == edge.rank) operation = waits_in;
-    edges.push_back({{"rank", edge.rank}, {"in", waits_in}, {"waits_for", edge.targets}});
+    edges.push_back({{"rank", edge.rank}, {"in", waits_in}, {"waits_for", edge.missing}});
   }
   ordered_json silent = ordered_json::array();
   for (const auto& host : job.silent) {

@@ -5,7 +5,8 @@ function(lockstep_configure target)
                                               $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF UNITY_BUILD OFF)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow
+  # Sums must not depend on whether the compiler fuses a multiplication with an addition.
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -ffp-contract=off
                                            $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
 endfunction()
 

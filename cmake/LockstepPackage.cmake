@@ -24,7 +24,7 @@ set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "Launcher of data-parallel training
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME liblockstep-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(dependencies "lockstep (= ${PROJECT_VERSION})" libhwy-dev pkg-config zlib1g-dev)
+set(dependencies "lockstep (= ${PROJECT_VERSION})" libhwy-dev libsodium-dev pkg-config zlib1g-dev)
 if(LOCKSTEP_IMAGES)
   list(APPEND dependencies libjpeg-dev libpng-dev)
 endif()

@@ -97,7 +97,7 @@ void lockstep_group_free(lockstep_group* group);
 /* This rank of the group, and the number of ranks; -1 for NULL. */
 int32_t lockstep_rank(const lockstep_group* group);
 int32_t lockstep_size(const lockstep_group* group);
-/* "host", "mpi", "hierarchical" or "tcp"; "" for NULL. */
+/* "host", "mpi", "hierarchical", "tcp" or "ucx"; "" for NULL. */
 const char* lockstep_backend(const lockstep_group* group);
 /* The index of the host of a rank; -1 for an unknown rank, and for NULL. */
 int32_t lockstep_host_of(const lockstep_group* group, int32_t rank);

@@ -17,7 +17,7 @@ import zipfile
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 # Debian's packages of the libraries that the wheel contains.
-CONTAINED = ("libfmt-dev", "libhwy-dev", "libspdlog-dev", "nlohmann-json3-dev")
+CONTAINED = ("libfmt-dev", "libhwy-dev", "libsodium-dev", "libspdlog-dev", "nlohmann-json3-dev")
 
 
 def metadata(args, licenses):
@@ -50,8 +50,8 @@ def main():
     files = {f"lockstep_torch/{path.name}": path.read_bytes()
              for path in sorted(args.package.iterdir()) if path.suffix in (".py", ".so")}
     linked = subprocess.run(["ldd", *args.package.glob("*.so")], capture_output=True, text=True, check=True).stdout
-    highway, path = re.search(r"(libhwy\.so\S*) => (\S+)", linked).groups()
-    files[f"lockstep_torch/{highway}"] = pathlib.Path(path).read_bytes()
+    files |= {f"lockstep_torch/{name}": pathlib.Path(path).read_bytes()
+              for name, path in re.findall(r"(lib(?:hwy|sodium)\.so\S*) => (\S+)", linked)}
     licenses = {"LICENSE": SOURCE / "LICENSE"} | {f"{name}.txt": pathlib.Path(f"/usr/share/doc/{name}/copyright") for name in CONTAINED}
     licenses = {name: path.read_bytes() for name, path in licenses.items() if path.exists()}
     files[f"{info}/METADATA"] = metadata(args, licenses)

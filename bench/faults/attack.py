@@ -126,8 +126,6 @@ def attack(kill, options, hosts):
     left = job.processes()
     # Processes of another host, and those of a launcher that was killed, end after the launcher.
     while verdict.may_end_later(kill) and left and time.monotonic() < until:
-        if kill.victim == "link" and not any(process.rank is not None for process in left):
-            job.hosts.cut_link(False)  # the daemon of the other host notices when its connection works
         time.sleep(4 * LOOK)
         left = job.processes()
     row["seconds"] = job.seconds_after_kill = round(time.monotonic() - delivered, 3)

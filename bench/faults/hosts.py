@@ -1,6 +1,7 @@
 """Two simulated hosts, made by tools/two-hosts and kept for several jobs."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import subprocess
@@ -20,6 +21,13 @@ class Unavailable(Exception):
     pass
 
 
+def move_thread(host):
+    """From now on, this thread's sockets are on the simulated host of that name."""
+    with open(f"/run/netns/{host}") as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+
+
 class TwoHosts:
     def __init__(self, folder):
         hold = folder / "hold"
@@ -36,7 +44,6 @@ class TwoHosts:
             time.sleep(0.02)
         process, *words = arguments.read_text().splitlines()
         self._process = process
-        self.mpirun_arguments = words[:words.index("-n")]
         self._agent = words[words.index("plm_rsh_agent") + 1]
 
     def name(self, number):

@@ -70,17 +70,16 @@ class Job:
         if kill.train:
             program.append("--train")
         if kill.launcher == "run":
-            words = [tools / "lockstep", "run", "-n", str(kill.ranks)]
+            words = [tools / "lockstep", "run", *(self.hosts.run_arguments() if self.hosts else ["-n", str(kill.ranks)])]
+            if self.hosts:
+                words = [*self.hosts.enter(), *words]
             if kill.logs:
                 words += ["--log-dir", "logs"]
             if kill.mode == "restart":
                 words += ["--max-restarts", "2", "--restart-delay", "0"]
                 program += ["--checkpoints", "checkpoints"]
             return [*words, *program]
-        words = [tools / "lockstep", "mpirun", "--linger", "3"] if kill.launcher == "lockstep mpirun" else ["mpirun"]
-        if self.hosts:
-            return [*self.hosts.enter(), *words, *self.hosts.mpirun_arguments, "-n", str(kill.ranks), *program]
-        return [*words, "--oversubscribe", "--bind-to", "none", "-x", f"LOCKSTEP_BACKEND={kill.backend}",
+        return ["mpirun", "--oversubscribe", "--bind-to", "none", "-x", f"LOCKSTEP_BACKEND={kill.backend}",
                 "-n", str(kill.ranks), *program]
 
     @property
@@ -126,7 +125,7 @@ class Job:
 
         def is_rank(process):
             parent = by_pid.get(process.parent)
-            if kill.launcher == "run":
+            if kill.launcher == "run" and not self.hosts:
                 return launcher and parent is launcher and process.name != "lockstep-guard"
             return process.rank is not None and (parent is None or parent.rank is None)
 
@@ -139,8 +138,7 @@ class Job:
             "launcher": lambda process: process is launcher,
             "guardian": lambda process: process.name == "lockstep-guard",
             "launcher and guardian": lambda process: process is launcher or process.name == "lockstep-guard",
-            "mpirun": lambda process: process.name == "mpirun" and process is not launcher,
-            "daemon": lambda process: process.name == "orted",
+            "other launcher": lambda process: process.name == "lockstep" and process is not launcher,
             "child": lambda process: process.name == "bench_victim" and is_child(process),
         }[kill.victim]
         return [process for process in found if choice(process)]
@@ -166,10 +164,9 @@ class Job:
         """Names that should not be there any more: Lockstep's, and OpenMPI's own."""
         names = sorted(f"{name}/{entry.name}" for name in ("tmp", "shm") for entry in (self.folder / name).iterdir())
         openmpi = [name for name in names if OF_OPENMPI.match(name.split("/")[1])]
-        # `lockstep run`, its guardian and `lockstep mpirun` remove the flight record of a killed rank. Without
-        # them, or if they are killed too, it stays until the next `lockstep status`.
-        launched = "lockstep" in self.kill.launcher or self.kill.launcher == "run"
-        if not launched or self.kill.victim == "launcher and guardian":
+        # `lockstep run` and its guardian remove the flight record of a killed rank. Without them, or if they
+        # are killed too, it stays until the next `lockstep status`.
+        if not re.match("(lockstep )?run", self.kill.launcher) or self.kill.victim == "launcher and guardian":
             openmpi += [name for name in names if name.endswith(".flight")]
         ours = [name for name in names if name not in openmpi]
         expected = {"checkpoints"} if self.kill.mode == "restart" else {"logs"} if self.kill.logs else set()

@@ -25,14 +25,10 @@ class Outage:
     kind: str
     seconds: float  # 0: none
     heartbeat: float | None  # seconds; nothing: the default
-    over_mpi: bool
     victim = "link"
+    launcher = "run"
     mode = "two-hosts"
     logs = False
-
-    @property
-    def launcher(self):
-        return "lockstep mpirun" if self.over_mpi else "run"
 
     @property
     def name(self):
@@ -58,10 +54,8 @@ class DisturbedJob(Job):
 
     def _command(self):
         tools = self.options.build / "bin"
-        words = (["mpirun", "--linger", "15", *self.hosts.mpirun_arguments, "-n", str(RANKS)] if self.kill.over_mpi
-                 else ["run", *self.hosts.run_arguments()])
-        return [*self.hosts.enter(), tools / "lockstep", *words, tools / "bench_victim", "--train", "--steps", "200",
-                "--pause", "15"]
+        return [*self.hosts.enter(), tools / "lockstep", "run", *self.hosts.run_arguments(), tools / "bench_victim",
+                "--train", "--steps", "200", "--pause", "15"]
 
     def on_host(self, number):
         """Its processes on that simulated host."""
@@ -97,24 +91,24 @@ class Paused:
         self._job.hosts.cut_link(False)
 
 
-_undisturbed = {}
+_undisturbed = []
 _guard = threading.Lock()
 
 
 def undisturbed(case, options, hosts):
     """The result of the same job without an outage."""
     with _guard:
-        if case.over_mpi not in _undisturbed:
-            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, f"{case.launcher}-undisturbed"), hosts)
+        if not _undisturbed:
+            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
             job.start()
             code = job.wait(time.monotonic() + START_LIMIT)
             digests = job.lines("done")
             if code != 0 or len(set(digests.values())) != 1:
                 job.end()
                 raise RuntimeError(f"the undisturbed job ended with {code}: {job.out}{job.err}")
-            _undisturbed[case.over_mpi] = digests[0]
+            _undisturbed.append(digests[0])
             job.remove()
-        return _undisturbed[case.over_mpi]
+        return _undisturbed[0]
 
 
 def wrong_end(job, code, digest):
@@ -168,18 +162,11 @@ def run_case(case, options, hosts):
         problem = f"the first rank ended after {first_end} s, expected at most {case.limit + SLACK}"
     frames = [float(one) for one in re.findall(r"no longer suspected: .* arrived after (\d+\.\d) s", job.err)]
     shown = (f"ends after {first_end:.1f} s" if first_end else
-             f"goes on, with frames after {max(frames):.1f} s" if frames else "goes on")
+             f"goes on, frames after {max(frames):.1f} s" if frames else "goes on")
     row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
     if not problem:
         job.remove()
     return row
-
-
-def tables(rows):
-    """One for each launcher."""
-    names = {False: "`lockstep run`, over TCP", True: "`lockstep mpirun`, over MPI"}
-    return "\n\n".join(f"{name}:\n\n{table(own)}" for over_mpi, name in names.items()
-                       if (own := [row for row in rows if row["case"].over_mpi == over_mpi]))
 
 
 def table(rows):

@@ -6,8 +6,8 @@ import random
 MODES = ["light", "training", "restart", "mpirun", "two-hosts"]
 
 # Seconds from the signal until no process of the job may be left. In restart a job has to be run to
-# its end once more; two hosts start and end slowly, and a cut link is found by its heartbeat.
-LIMITS = {"light": 15, "training": 15, "restart": 30, "mpirun": 30, "two-hosts": 60}
+# its end once more; mpirun starts and ends slowly, and a cut link is found by its heartbeat.
+LIMITS = {"light": 15, "training": 15, "restart": 30, "mpirun": 30, "two-hosts": 30}
 
 ENDING = ["KILL", "SEGV", "TERM", "INT", "STOP KILL"]
 ACTIONS = [*ENDING, "STOP CONT"]
@@ -20,8 +20,8 @@ VICTIMS = {
     "light": OF_RUN,
     "training": OF_RUN,
     "restart": OF_RUN,
-    "mpirun": {**OF_MPIRUN, "mpirun": 4},
-    "two-hosts": {**OF_MPIRUN, "mpirun": 3, "daemon": 3, "link": 2},
+    "mpirun": OF_MPIRUN,
+    "two-hosts": {**OF_RUN, "other launcher": 4, "link": 2},
 }
 
 
@@ -30,7 +30,7 @@ class Kill:
     mode: str
     number: int
     seed: int
-    launcher: str  # run, mpirun, or lockstep mpirun
+    launcher: str  # run or mpirun
     ranks: int
     backend: str
     train: bool
@@ -75,10 +75,8 @@ def draw(mode, number, seed):
     chance = random.Random(f"{seed}/{mode}/{number}")
     victims = VICTIMS[mode]
     victim = chance.choices(list(victims), list(victims.values()))[0]
-    by_run = mode in ("light", "training", "restart")
-    launcher = "run" if by_run else "lockstep mpirun"
-    if mode == "mpirun" and victim != "mpirun":
-        launcher = chance.choice(["mpirun", "lockstep mpirun"])
+    by_run = mode != "mpirun"
+    launcher = "run" if by_run else "mpirun"
     backend = "hierarchical" if mode == "two-hosts" else "host" if by_run else chance.choice(["host", "mpi"])
     # A child that stays is ended by `lockstep run`; mpirun ends no descendants of its ranks.
     child = chance.choice(["none", "worker", "stays"] if by_run else ["none", "worker"])
@@ -87,13 +85,14 @@ def draw(mode, number, seed):
     action = "KILL" if victim in ("launcher and guardian", "link") else chance.choice(ACTIONS)
     if victim == "launcher and guardian" and child == "stays":
         child = "worker"  # the guardian is what ends it
-    phase = chance.choices(["start", "joined", "done"], [3, 5, 2])[0]
+    # On two hosts, the first rank's last line may arrive after the job's end.
+    phase = chance.choices(["start", "joined", "done"], [3, 5, 0 if mode == "two-hosts" else 2])[0]
     if victim == "child":
         phase = "joined"
     longest = {"start": 0.5, "joined": 0.4, "done": 0.02}[phase]
     return Kill(mode=mode, number=number, seed=seed, launcher=launcher,
                 ranks=3 if mode == "two-hosts" else chance.choice([2, 3]), backend=backend,
-                train=mode in ("training", "restart") or (not by_run and chance.random() < 0.4),
+                train=mode in ("training", "restart") or (mode in ("mpirun", "two-hosts") and chance.random() < 0.4),
                 child=child, logs=mode == "light" and chance.random() < 0.5, victim=victim,
                 action=action, stop=chance.uniform(0.02, LONGEST_STOP), phase=phase,
                 delay=chance.uniform(0, longest), pick=chance.random())

@@ -6,14 +6,14 @@ import signal
 FAILED = re.compile(r"rank (\d+) of \d+ failed first: it (.*?) \(host \S+, pid (\d+)\)")
 ENDED_BY = re.compile(r"was ended by (SIG\w+)")
 # An error that bench_victim printed, behind the prefix of the launcher.
-ERROR = re.compile(r"^(?:\[\d+\] |\[[^]]*\]<stderr>: ?)?error: (.*)$", re.M)
+ERROR = re.compile(r"^(?:\[\d+(?: \S+)?\] |\[[^]]*\]<stderr>: ?)?error: (.*)$", re.M)
 # Errors that ranks may raise while their launcher ends the job.
 OF_LAUNCHER = re.compile(r"launcher of the ranks|has ended|left the world|ended with SIG|ended while|has still to")
 
 
 def may_end_later(kill):
-    """Whether processes may end after the launcher: it was killed, or it is OpenMPI's."""
-    return kill.launcher != "run" or kill.victim in ("launcher", "launcher and guardian")
+    """Whether processes may end after the launcher: it was killed, has lost a host, or is OpenMPI's."""
+    return kill.launcher != "run" or kill.mode == "two-hosts" or kill.victim in ("launcher", "launcher and guardian")
 
 
 def wrong_cause(job, victims, code, digest):
@@ -25,20 +25,20 @@ def wrong_cause(job, victims, code, digest):
         return f"exit code 0 without all results: {digests}"
     if kill.harmless:
         return _undisturbed(job, victims, code)
-    if code == 0 and "failed first" not in job.err and _was_on_its_way_out(job, victims):
+    if code == 0 and "failed first" not in job.err and _was_on_its_way_out(job):
         return None
     if kill.victim in ("launcher", "launcher and guardian"):
         return _launcher_ended(job, code)
+    if kill.victim in ("other launcher", "link"):
+        return _host_lost(job, code)
     if kill.launcher == "run":
         return _rank_named(job, victims, code)
     return _named_by_ranks(job, victims, code)
 
 
-def _was_on_its_way_out(job, victims):
-    """Whether the victims printed their last lines: all ranks did, and none was started again."""
-    joined = job.lines("pid")
-    return job.starts() == job.kill.ranks and all(
-        victim.rank is None or joined.get(victim.rank) == str(victim.pid) for victim in victims)
+def _was_on_its_way_out(job):
+    """Whether all ranks have joined once. With all results, the victim had nothing left to do: a rank, or the child of one that had ended."""
+    return job.starts() == job.kill.ranks
 
 
 def _undisturbed(job, victims, code):
@@ -77,7 +77,7 @@ def _rank_named(job, victims, code):
     name = f"SIG{kill.signal}"
     named = FAILED.findall(job.err)
     if not named:
-        return "no rank is named"
+        return f"exit code {code}, and no rank is named; stderr ends: {job.err[-300:]!r}"
     rank, what, pid = named[0]
     if int(pid) not in [victim.pid for victim in victims]:
         return f"rank {rank} (pid {pid}) is named, expected pid {[victim.pid for victim in victims]}"
@@ -98,22 +98,31 @@ def _named_by_ranks(job, victims, code):
     kill = job.kill
     if code == 0:
         return "exit code 0, expected another"
-    if kill.victim == "link":
-        lines = ERROR.findall(job.err)
-        silent = [line for line in lines if "no heartbeat from" not in line and "link" not in line]
-        return f"a rank says: {silent[0]}" if silent and kill.phase != "start" else None
-    if kill.victim in ("mpirun", "daemon"):
-        wrong = [line for line in ERROR.findall(job.err) if not OF_LAUNCHER.search(line)]
-        return f"a rank says: {wrong[0]}" if wrong else None
     ranks = {victim.rank for victim in victims}
     number = signal.Signals[f"SIG{kill.signal}"]
     noticed = re.findall(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", job.err)
     named = any(int(rank) in ranks and int(by) == number for rank, by in noticed)
-    # mpirun may miss it when all ranks of both hosts end at once. No rank is left that could say it.
-    silent = len(ranks) == kill.ranks and "Ranks without output may have been ended by a signal" in job.err
-    if not named and not silent and not ERROR.search(job.err):
+    if not named and not ERROR.search(job.err):
         return f"nobody names ranks {sorted(ranks)}"
     return _errors_name(job, ranks)
+
+
+def _host_lost(job, code):
+    """Of `lockstep run` on two hosts, whose second launcher has ended or cannot be reached."""
+    kill = job.kill
+    number = signal.Signals[f"SIG{kill.signal}"]
+    if kill.victim == "other launcher" and number in (signal.SIGTERM, signal.SIGINT):
+        # Before it watches signals, it ends by them.
+        if code == 128 + number and f"lockstep: ended by {number.name}" in job.err:
+            return None
+    if code == 0:
+        return "exit code 0, expected another"
+    host = job.hosts.name(2)
+    if kill.victim == "link":
+        lost = "no heartbeat from" in job.err or "did not reach" in job.err or "waited" in job.err
+    else:
+        lost = re.search(rf"its launcher has ended \(host {host}\)|run: host \S+: ssh or the launcher there ended", job.err)
+    return None if lost else f"no line names the launcher of host {host}"
 
 
 def _errors_name(job, ranks):

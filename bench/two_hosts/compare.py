@@ -55,6 +55,7 @@ def collectives(options, size, repeats):
     ways = {
         "Lockstep over MPI": ([*lockstep, "--backend", "mpi"], size),
         "Lockstep over TCP": ([*lockstep, "--backend", "tcp"], size),
+        "Lockstep over UCX": (["env", "LOCKSTEP_TRANSPORT=ucx", *lockstep, "--backend", "tcp"], size),
         "PyTorch Gloo": (gloo, size),
     }
     if size == SIZE:

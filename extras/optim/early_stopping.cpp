@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "lockstep/error.h"
 
@@ -51,7 +52,9 @@ bool EarlyStopping::update(double value) {
 
 bool EarlyStopping::update(double value, const Group& group) {
   const at::Tensor shared = at::full({1}, value, at::kDouble);
-  group.host().broadcast(shared).wait();
+  const Group host = group.host();
+  const SourceScope scope(host.communicator(), {.content = Source::Content::early_stopping});
+  host.broadcast(shared).wait();
   return update(shared.item<double>());
 }
 

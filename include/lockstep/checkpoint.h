@@ -57,6 +57,8 @@ class Stateful {
     if constexpr (requires { object.replicas_may_differ(); }) {
       replicas_may_differ_ = object.replicas_may_differ();
     }
+    if constexpr (requires { object.group().size(); }) ranks_ = object.group().size();
+    if constexpr (requires { object.ranks(); }) ranks_ = object.ranks();
   }
 
   explicit operator bool() const { return state_ != nullptr; }
@@ -64,11 +66,14 @@ class Stateful {
   void load_state(const State& state) const { load_(state); }
   /// Whether the object is a DistributedOptimizer whose ranks have different optimizer states.
   bool replicas_may_differ() const { return replicas_may_differ_; }
+  /// The number of ranks of the object's group; 1 without one.
+  int ranks() const { return ranks_; }
 
  private:
   std::function<State()> state_;
   std::function<void(const State&)> load_;
   bool replicas_may_differ_ = false;
+  int ranks_ = 1;
 };
 
 /// A reference to any object whose state is a text, and that can check a text before it loads it:
@@ -159,10 +164,11 @@ struct Checkpoint {
   void save(const std::filesystem::path& path, const CheckpointMeta& meta,
             const Group& group) const;
 
-  /// Restores the saved values, including the optimizer's options such as the learning rate. The
-  /// file must contain the state of every object that this refers to, except that of the strategy.
-  /// Other contents are ignored.
+  /// Restores the saved values, including the optimizer's options such as the learning rate, for a
+  /// single process. The file must contain the state of every object that this refers to, except
+  /// that of the strategy. Other contents are ignored.
   /// Throws: CheckpointError naming the file, the tensor, the value found and the value expected.
+  /// The same if the strategy is of a group of several ranks.
   Resumed load(const std::filesystem::path& path) const;
   /// The same for a group, whose size may differ from that of the group that saved the file. Rank 0
   /// reads the file and sends its contents, so only rank 0's host needs the file.

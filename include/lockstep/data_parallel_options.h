@@ -22,7 +22,7 @@ enum class InitialSync {
 /// backward. A DistributedDataParallel writes the received values at its end, or, while the graph
 /// of another forward of the wrapper may still run, when that has run or ends. Its next forward, a
 /// checkpoint and state_dict() write them before. A DistributedOptimizer without one writes them in
-/// step().
+/// step(). A rank of weight 0 does not count: rank 0 means the first rank of another weight then.
 enum class BufferPolicy {
   from_rank0,  ///< all ranks receive rank 0's values
   average,     ///< floating-point buffers become the mean over ranks, others rank 0's values
@@ -33,17 +33,6 @@ enum class BufferPolicy {
 /// The first bucket is then no larger than 1 MiB. init() raises InvalidArgument for a variable that
 /// cannot be used.
 BucketCaps default_buckets();
-/// The default of DataParallelOptions::share_memory: LOCKSTEP_SHARE_MEMORY, else false.
-bool default_share_memory();
-
-/// Which parts of the training state the ranks divide among them, as the stages of ZeRO do. Each
-/// rank updates one part of the elements of every bucket, and the ranks gather the updated
-/// parameters.
-enum class Shard {
-  none,       ///< every rank has all
-  optimizer,  ///< the optimizer's state (ZeRO 1); .grad() after a backward is as without it
-  gradients,  ///< also the averaged gradients (ZeRO 2); .grad() is undefined after a backward
-};
 
 /// A strategy for some parameters.
 struct ParameterStrategy {
@@ -83,16 +72,16 @@ struct DataParallelOptions {
   /// ElementwiseOptimizer. The strategy must be fp32, and the backend host or hierarchical; device
   /// groups are refused. A value that one rank writes into a parameter changes on all ranks of its
   /// host. On one host, .grad() is not the mean over ranks after backward_and_update(). Includes
-  /// Shard::optimizer; Shard::gradients is refused.
-  bool share_memory = default_share_memory();
+  /// Shard::optimizer; Shard::gradients is refused. Default: LOCKSTEP_SHARE_MEMORY, else false.
+  std::optional<bool> share_memory = {};
   /// Names of the parameters with sparse gradients, beside the weights of Embedding and
   /// EmbeddingBag with sparse = true, which need no entry. For programs that call
   /// torch::nn::functional::embedding(). Every strategy averages sparse gradients exactly, in every
   /// backward.
   std::vector<std::string> sparse_gradients = {};
-  /// The wrapper synchronises the parameters that its optimizer updates, and no others. For several
-  /// DistributedOptimizers over one model, each with its own parameters. Every one of them
-  /// synchronises the buffers.
+  /// The wrapper averages the gradients of the parameters that its optimizer updates, and no
+  /// others. For several DistributedOptimizers over one model, each with its own parameters. Every
+  /// one of them synchronises the buffers, and compares and copies all parameters when it is made.
   bool optimized_only = false;
   /// Tests this rank's own gradients for NaN and Inf before they are averaged. If one is found, all
   /// ranks raise InvalidArgument with the parameter and the rank: in backward(), or in step() where

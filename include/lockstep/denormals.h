@@ -9,7 +9,7 @@ bool flushes_denormals();
 
 /// Flushes denormals in the calling thread, or keeps them as in IEEE 754. A new thread inherits the
 /// setting of the thread that creates it.
-/// Throws: InvalidArgument for flush = true on a processor other than x86-64.
+/// Throws: InvalidArgument for flush = true on a processor other than x86-64 and AArch64.
 void flush_denormals(bool flush);
 
 }  // namespace lockstep

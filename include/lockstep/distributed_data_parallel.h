@@ -210,6 +210,8 @@ class ReplicatedModel {
 
   /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
   void check_unchanged() const;
+  /// Whether this is one of the parameters that were wrapped.
+  bool wraps(const at::Tensor& parameter) const;
   /// Throws: InvalidArgument if an option moves the parameters, and one shares its memory with
   /// another tensor.
   void check_movable() const;
@@ -342,6 +344,7 @@ class DistributedDataParallel {
   }
 
   const std::shared_ptr<M>& module() const { return model_; }
+  const Group& group() const { return replicas_->group(); }
 
   /// Disables synchronisation of backward() until the returned guard is destroyed.
   NoSync no_sync() const { return replicas_->no_sync(); }
@@ -350,7 +353,9 @@ class DistributedDataParallel {
   /// its batch. .grad() is then Σ w_r·g_r ÷ Σ w_r; without weights it is the mean. The gradients of
   /// a rank with weight 0 have no effect. Does not block. An exchange has one weight: for batches
   /// that accumulate under no_sync(), divide the summed loss of each by the total of this rank's
-  /// samples, and set that total once.
+  /// samples, and set that total once. Gradients of a model with SyncBatchNorm, or with
+  /// collectives of differentiable::, are wrong with unequal weights: weight the loss instead, as
+  /// SyncBatchNorm says.
   /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
   /// negative or not finite, if a rank has set two different ones, or if all are zero; the group
   /// stays usable.

@@ -95,7 +95,8 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
   /// InvalidArgument also if the optimizer has a parameter that the model lacks, or one parameter
   /// twice (use lockstep::parameters(model)), or if optimizer, strategy or group do not support
-  /// options.share_memory or options.shard. The group stays usable.
+  /// options.share_memory or options.shard. The group stays usable. With share_memory or
+  /// Shard::gradients, the optimizer must have all parameters that require a gradient.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
@@ -134,8 +135,10 @@ class DistributedOptimizer {
   /// Ranks: all.
   /// Throws: InvalidArgument, on every rank, if the strategy averages gradients and the ranks have
   /// taken different numbers of steps. InvalidArgument also if a rank has changed an averaged
-  /// gradient in place, so that a strategy with error feedback would average it twice. ReplicaError
-  /// as a backward of DistributedDataParallel. CommError and TimeoutError as a collective does.
+  /// gradient in place, so that a strategy with error feedback would average it twice, if the
+  /// optimizer has got a parameter that was not wrapped, or, where ranks update parts, if its
+  /// options differ between ranks. ReplicaError as a backward of DistributedDataParallel. CommError
+  /// and TimeoutError as a collective does.
   void step();
 
   /// The step of an optimizer that evaluates the loss several times, such as LBFGS. The closure
@@ -188,6 +191,7 @@ class DistributedOptimizer {
 
   /// The optimizer that was passed to the constructor.
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
+  const Group& group() const;
 
  private:
   friend class GradScaler;
@@ -199,11 +203,15 @@ class DistributedOptimizer {
   static std::shared_ptr<detail::ReplicatedModel> checked(
       const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped);
 
+  /// Throws: InvalidArgument if the model's parameters are not those that were wrapped, or the
+  /// optimizer has others.
+  void check_unchanged();
   void update(detail::UpdateGradients gradients);
 
   torch::optim::Optimizer& optimizer_;
   std::shared_ptr<detail::ReplicatedModel> model_;
   std::unique_ptr<detail::Update> update_;
+  std::vector<const void*> parameters_;  ///< the optimizer's, of which the wrapper has each
 };
 
 /// Scales the averaged gradients of the optimizer's parameters by max_norm ÷ (norm + 1e-6) if that

@@ -134,10 +134,10 @@ class Group {
   /// The new group of these ranks of this group, in this order. Only its members call it. With
   /// backend host, the new group is a world of its own (see join()): its failure does not end this
   /// group, nor that of this group the new one. With backends mpi, tcp and hierarchical, its
-  /// failure ends the world. Ranks: members, with the same list. Members of several new groups
-  /// create them in one order. Throws: InvalidArgument if members has a rank twice, no rank of this
-  /// group, or not the calling rank. BackendUnavailable with other backends. TimeoutError and
-  /// CommError as join().
+  /// failure ends the world.
+  /// Ranks: members, with the same list. Members of several new groups create them in one order.
+  /// Throws: InvalidArgument if members has a rank twice, no rank of this group, or not the calling
+  /// rank. BackendUnavailable with other backends. TimeoutError and CommError as join().
   Group new_group(const std::vector<int>& members) const;
 
   /// The group of this host's ranks.

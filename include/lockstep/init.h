@@ -39,10 +39,12 @@ struct InitOptions {
 /// ranks have called it. Ranks of one host exchange data through shared memory, whichever launcher
 /// started them; hosts exchange data over MPI or TCP. Under a launcher other than `lockstep run`, a
 /// rank that is not bound to cores uses an equal share of the host's cores as compute threads,
-/// unless OMP_NUM_THREADS is set. Ranks: all, once in each process. Throws: InvalidArgument for a
-/// second call, for a call inside spawn(), for contradictory environment variables, for a timeout
-/// that is not positive, if ranks disagree on denormals or devices, or if a rank has no device of
-/// its own. BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
+/// unless OMP_NUM_THREADS is set.
+/// Ranks: all, once in each process.
+/// Throws: InvalidArgument for a second call, for a call inside spawn(), for contradictory
+/// environment variables, for a timeout that is not positive, if ranks disagree on denormals or
+/// devices, or if a rank has no device of its own.
+/// BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
 /// collective does.
 Group init(const InitOptions& options = {});
 
@@ -86,10 +88,10 @@ int restart_count();
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options = {});
 
 /// Records the error that ends this process, so that the launcher and the other ranks name it as
-/// the cause. Under `lockstep run` the error is written to the file of LOCKSTEP_ERROR_FD, under
-/// torchrun as JSON to TORCHELASTIC_ERROR_FILE. A world of one host also stores it in shared
-/// memory. Call it in main() with an error that main() catches; run_main() does so. After init(),
-/// uncaught errors are recorded automatically. Only the first error of a process is recorded.
+/// the cause. Under `lockstep run`, and in a world of one host, the error is stored in the world's
+/// memory. Under torchrun it is written as JSON to TORCHELASTIC_ERROR_FILE. Call it in main() with
+/// an error that main() catches; run_main() does so. After init(), uncaught errors are recorded
+/// automatically. Only the first error of a process is recorded.
 /// Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py
 void record_error(const std::exception& error) noexcept;
 

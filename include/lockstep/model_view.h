@@ -8,6 +8,8 @@
 
 namespace torch::nn {
 class Module;
+template <typename Contained>
+class ModuleHolder;
 }  // namespace torch::nn
 namespace torch::jit {
 struct Module;
@@ -29,7 +31,7 @@ struct NamedTensor {
 
 /// The parameters and buffers of a model of any kind. Functions that take a ModelView train, save,
 /// load or broadcast each of these:
-/// - a torch::nn::Module
+/// - a torch::nn::Module, or its holder, which TORCH_MODULE declares
 /// - a torch::jit::Module, which Python exports with torch.jit.script() and torch.jit.save()
 /// - a list of named tensors, for a program with a forward of its own
 ///
@@ -43,6 +45,10 @@ class ModelView {
   ModelView(const torch::nn::Module& model);  // NOLINT(google-explicit-constructor): any model
   /// Shares the ownership. A null pointer gives a view of no model, which functions refuse.
   ModelView(std::shared_ptr<const torch::nn::Module> model);  // NOLINT(google-explicit-constructor)
+  /// Shares the ownership of the module.
+  template <class M>
+  ModelView(const torch::nn::ModuleHolder<M>& model)  // NOLINT(google-explicit-constructor)
+      : ModelView(std::shared_ptr<const torch::nn::Module>(model.ptr())) {}
   /// The handle is copied: it refers to the same parameters.
   ModelView(const torch::jit::Module& model);  // NOLINT(google-explicit-constructor)
   /// Names are those in checkpoints and error messages.

@@ -126,7 +126,8 @@ class ScatteredBatches {
 
 /// Scatters the batches of rank 0's loader over all ranks, for data that only rank 0 can read. Of a
 /// batch with B rows, rank r of N gets the rows floor(r·B/N) to floor((r+1)·B/N) − 1, which may be
-/// none. Only rank 0's loader is used; other ranks may pass null.
+/// none: pass the number of rows to weight() of the wrapper. Only rank 0's loader is used; other
+/// ranks may pass null.
 ///
 ///     for (auto& batch : lockstep::scatter_from_rank0(loader.get(), world)) …
 ///

@@ -85,6 +85,9 @@ namespace detail {
 /// has_tensors: whether the loader can find the tensors of a batch.
 PrefetchOptions checked(PrefetchOptions options, bool has_tensors);
 
+/// Throws: InvalidArgument for a sampler of more samples than the dataset has.
+void check_size(std::size_t of_sampler, std::optional<std::size_t> of_dataset);
+
 /// Stands for the callable of change_tensors() in concepts.
 struct TensorChange {
   void operator()(at::Tensor&) const {}
@@ -265,14 +268,20 @@ class PrefetchLoader {
     PrefetchLoader* loader_;
   };
 
-  /// Throws: InvalidArgument for a batch size of 0, for a device that does not exist, and for a
-  /// device with batches of a type whose tensors the loader cannot find.
+  /// Throws: InvalidArgument for a batch size of 0, and for a sampler with a size() above the
+  /// dataset's. InvalidArgument for a device that does not exist, and for a device with batches of
+  /// a type whose tensors the loader cannot find.
   PrefetchLoader(Dataset dataset, Sampler sampler, PrefetchOptions options = {})
       : options_(detail::checked(options, detail::can_change<Batch>())),
         sampler_(std::move(sampler)),
         datasets_(std::max<std::size_t>(1, options.workers), std::move(dataset)),
         threads_(options.workers) {
     if (options_.device) copier_.emplace(options_);
+    if constexpr (requires {
+                    { datasets_[0].size() } -> std::convertible_to<std::optional<std::size_t>>;
+                    { sampler_.size() } -> std::convertible_to<std::size_t>;
+                  })
+      detail::check_size(sampler_.size(), datasets_[0].size());
   }
   /// Makes the current stream wait for copies to the device.
   ~PrefetchLoader() { drop_next(); }

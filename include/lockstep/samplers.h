@@ -45,6 +45,7 @@ struct SamplerOptions {
 /// Ranks: all construct it with the same size and options; no communication.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
+  /// size: the dataset's, or less to use its first samples only.
   /// Throws: InvalidArgument for a rank outside the group.
   DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options = {});
   /// Batches of this sampler are compared between the ranks of the group.
@@ -56,6 +57,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// The epoch of the current or last pass; before the first pass, the epoch of that one.
   std::uint64_t epoch() const;
 
+  /// Samples that all ranks together draw from: indices are below it.
+  std::size_t size() const;
   /// Samples that each rank draws in one pass.
   std::size_t samples_per_rank() const;
 
@@ -102,6 +105,7 @@ class EvaluationSampler : public torch::data::samplers::Sampler<> {
   EvaluationSampler(std::size_t size, ShardSpec shard);
   EvaluationSampler(std::size_t size, const Group& group);
 
+  std::size_t size() const { return size_; }
   /// Begins a new pass, over new_size samples if given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;

@@ -54,6 +54,8 @@ class SeveralStateful {
   State state() const;
   /// Throws the error of the object that refuses its state. Nothing is changed then.
   void load_state(const State& state) const;
+  /// As Stateful::ranks(): the highest of the objects.
+  int ranks() const;
 
  private:
   std::vector<Stateful> objects_;

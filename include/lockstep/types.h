@@ -158,6 +158,17 @@ std::string_view name(Backend backend);
 /// Throws: InvalidArgument listing the valid names.
 Backend parse_backend(std::string_view text);
 
+/// Which parts of the training state the ranks divide among them, as the stages of ZeRO do. Each
+/// rank updates one part of the elements of every bucket, and the ranks gather the updated
+/// parameters.
+/// Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+/// Models, 2020.
+enum class Shard {
+  none,       ///< every rank has all
+  optimizer,  ///< the optimizer's state (ZeRO 1); .grad() after a backward is as without it
+  gradients,  ///< also the averaged gradients (ZeRO 2); .grad() is undefined after a backward
+};
+
 /// Largest sizes of gradient buckets. A parameter larger than `rest` has a bucket of its own. With
 /// Shard::gradients neither is above 4 MiB. Units: bytes.
 struct BucketCaps {

@@ -82,18 +82,18 @@ void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
     const auto time = std::chrono::ceil<milliseconds>(until - Clock::now());
     return std::max(time, milliseconds(1));
   };
-  // The group's timeout would end the world before this rank names the missing ranks.
-  const Progress::Terms unlimited{.timeout = std::chrono::hours(24 * 365)};
+  // Rank 0 names the missing ranks after `limit`, before the group's timeout ends the world on all.
+  const Progress::Terms terms{.timeout = limit + progress_->timeout()};
   const Title title{OpType::RECV, "lockstep:monitored_barrier"};
   const auto note = at::zeros({1}, at::kByte);
   if (rank_ != 0) {
-    begin_send(note, 0, tag, unlimited)->wait(milliseconds(0));
-    begin_recv(title, at::zeros({1}, at::kByte), 0, tag, unlimited)->wait(milliseconds(0));
+    begin_send(note, 0, tag, terms)->wait(milliseconds(0));
+    begin_recv(title, at::zeros({1}, at::kByte), 0, tag, terms)->wait(milliseconds(0));
     return;
   }
   std::vector<WorkPointer> arrivals;
   for (int rank = 1; rank < size_; ++rank) {
-    arrivals.push_back(begin_recv(title, at::zeros({1}, at::kByte), rank, tag, unlimited));
+    arrivals.push_back(begin_recv(title, at::zeros({1}, at::kByte), rank, tag, terms));
   }
   std::string missing;
   int missing_ranks = 0;
@@ -115,7 +115,7 @@ void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
     fail(text);
   }
   for (int rank = 1; rank < size_; ++rank) {
-    begin_send(note, rank, tag, unlimited)->wait(milliseconds(0));
+    begin_send(note, rank, tag, terms)->wait(milliseconds(0));
   }
 }
 

@@ -338,6 +338,9 @@ void Progress::stop() noexcept {
   }
   work_begun_.notify_all();
   waits_ended_.notify_all();
+  // Before the threads, on which a callback may wait for an operation, and after what callbacks
+  // have begun meanwhile.
+  end_operations();
   for (auto& thread : threads_) {
     if (thread.get_id() == std::this_thread::get_id()) {
       thread.detach();
@@ -346,11 +349,21 @@ void Progress::stop() noexcept {
     }
   }
   threads_.clear();
+  end_operations();
+  std::vector<std::function<void()>> functions;
+  std::shared_ptr<lockstep::Communicator> world;
+  {
+    std::lock_guard lock(mutex_);
+    functions.swap(before_leaving_);
+    world.swap(world_);
+  }
+  for (const auto& function : functions) function();
+}
+
+void Progress::end_operations() noexcept {
   withdraw_receives();
   drain();
   Finished finished;
-  std::vector<std::function<void()>> functions;
-  std::shared_ptr<lockstep::Communicator> world;
   {
     std::lock_guard lock(mutex_);
     for (const auto& work : pending_) {
@@ -361,11 +374,8 @@ void Progress::stop() noexcept {
       finished.emplace_back(work, destroyed());
     }
     pending_.clear();
-    functions.swap(before_leaving_);
-    world.swap(world_);
   }
   complete(finished);
-  for (const auto& function : functions) function();
 }
 
 }  // namespace lockstep_torch

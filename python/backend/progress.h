@@ -76,6 +76,8 @@ class Progress : public std::enable_shared_from_this<Progress> {
   /// Ends the receives that no message has matched.
   void withdraw_receives() noexcept;
   void drain() noexcept;
+  /// Ends all operations: by themselves within some seconds, else with an error.
+  void end_operations() noexcept;
   void expect_usable() const;
   void ensure_leader();
   void run();

@@ -29,8 +29,8 @@ def _load():
             f"lockstep_torch: got torch {torch.__version__}, expected torch {_versions.minor(_versions.torch)}, which lockstep_torch "
             "was built with; install that version, or build lockstep_torch with this one")
     # DistributedDataParallel allocates its gradient buckets in memory of the process group, where ranks read them in place, only
-    # with this variable. With CUDA it would also change the buckets of NCCL.
-    if torch.version.cuda is None:
+    # with this variable. With GPUs it would also change the buckets of NCCL.
+    if torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     # Before the library, which binds MPI's functions when it is loaded. Only ranks on several hosts use them.
     if _versions.mpi and not os.environ.keys().isdisjoint(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")):

@@ -1,14 +1,17 @@
 """Runs PyTorch's own DistributedTest over Lockstep.
 
-    PYTHONPATH=build/python python3 python/tests/run_distributed.py --ranks 2 [--gloo] [-k NAME]
+    PYTHONPATH=build/python python3 python/tests/run_distributed.py --ranks 2 [--gloo] [--two-hosts] [-k NAME]
 
-With --gloo the same tests run over gloo, for comparison. Prints how many tests passed, failed and were skipped, and
+With --gloo the same tests run over gloo, for comparison; with --two-hosts, half of the ranks run on each of two hosts that
+this machine simulates, as root (tools/two-hosts). Prints how many tests passed, failed and were skipped, and
 exits 1 if a test failed that is not in EXPECTED_FAILURES. Tests of CUDA, NCCL and other backends are skipped.
 """
 
 import argparse
+import atexit
 import json
 import os
+import pathlib
 import sys
 import tempfile
 import unittest
@@ -21,6 +24,7 @@ EXPECTED_FAILURES = {
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
 parser.add_argument("--gloo", action="store_true", help="run the tests over gloo")
+parser.add_argument("--two-hosts", action="store_true", help="run the ranks on two simulated hosts")
 parser.add_argument("-k", default="", metavar="TEXT", help="run only tests whose name contains TEXT")
 parser.add_argument("--json", metavar="FILE", help="write the names of all tests by outcome to FILE")
 parser.add_argument("--limit", type=int, default=60, metavar="SECONDS", help="longest time of one test (default: 60)")
@@ -46,13 +50,17 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402: 
 
 
 class LockstepTest(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    two_hosts = None
+
     def setUp(self):
         super().setUp()
-        # Forked: importing PyTorch takes seconds.
-        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+        self._start_processes(pytorch_tests.start_by(self.two_hosts))
 
 
 def main():
+    if args.two_hosts:
+        LockstepTest.two_hosts = pytorch_tests.hosts.TwoHosts(pathlib.Path(folder.name))
+        atexit.register(LockstepTest.two_hosts.close)
     outcome = {"backend": backend, "ranks": args.ranks, "torch": torch.__version__,
                **pytorch_tests.run(test for test in unittest.defaultTestLoader.loadTestsFromTestCase(LockstepTest)
                                    if args.k in test.id())}

@@ -1,13 +1,15 @@
 """Runs further suites of PyTorch's tests over Lockstep and over gloo, side by side.
 
-    PYTHONPATH=build/python python3 python/tests/run_suites.py --pytorch DIR [SUITE...]
+    PYTHONPATH=build/python python3 python/tests/run_suites.py --pytorch DIR [--two-hosts] [SUITE...]
 
 DIR has PyTorch's sources, of the tag of the installed PyTorch; those of another version run as far as they fit. Each suite
 runs in a process of its own, once with "gloo" in its calls replaced by "lockstep". Prints a table, and the tests that fail
-over Lockstep only. Exits 1 if there is one.
+over Lockstep only. Exits 1 if there is one. With --two-hosts, Lockstep's ranks are on two hosts that this machine simulates,
+as root (tools/two-hosts), and Gloo's on one.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -28,6 +30,7 @@ SUITES = [
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--pytorch", type=pathlib.Path, required=True, metavar="DIR", help="folder of PyTorch's sources")
 parser.add_argument("--limit", type=int, default=60, metavar="SECONDS", help="longest time of one test (default: 60)")
+parser.add_argument("--two-hosts", action="store_true", help="run Lockstep's ranks on two simulated hosts")
 parser.add_argument("--run", choices=("lockstep", "gloo"), help=argparse.SUPPRESS)  # one suite, in this process
 parser.add_argument("--json", help=argparse.SUPPRESS)
 parser.add_argument("suites", nargs="*", metavar="SUITE", help="files in DIR/test/distributed (default: all that are known)")
@@ -51,7 +54,7 @@ def replace_gloo(dist):
         setattr(dist.distributed_c10d, name, function)
 
 
-def run_here(path, backend, limit):
+def run_here(path, backend, limit, two_hosts):
     """The outcome of one suite."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import pytorch_tests
@@ -63,9 +66,8 @@ def run_here(path, backend, limit):
 
     torch.set_num_threads(1)
     common_distributed.TIMEOUT_DEFAULT = limit
-    # Forked: importing PyTorch takes seconds.
-    common_distributed.MultiProcessTestCase._spawn_processes = (
-        lambda test: test._start_processes(torch.multiprocessing.get_context("fork").Process))
+    start = pytorch_tests.start_by(two_hosts)
+    common_distributed.MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(start)
     if backend == "lockstep":
         replace_gloo(dist)
     sys.path.insert(0, str(path.parent))
@@ -81,7 +83,8 @@ def run(path, backend, args):
     with tempfile.TemporaryDirectory() as folder:
         answer = os.path.join(folder, "outcome")
         done = subprocess.run([sys.executable, __file__, "--pytorch", args.pytorch, "--limit", str(args.limit), "--run", backend,
-                               "--json", answer, path], capture_output=True, text=True)
+                               "--json", answer, path, *["--two-hosts"] * (args.two_hosts and backend == "lockstep")],
+                              capture_output=True, text=True)
         if not os.path.exists(answer):
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             return f"does not run with this PyTorch: {lines[-1] if lines else done.returncode}"
@@ -92,7 +95,12 @@ def run(path, backend, args):
 def main():
     args = parser.parse_args()
     if args.run:
-        outcome = run_here(pathlib.Path(args.suites[0]), args.run, args.limit)
+        import pytorch_tests
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            two_hosts = pytorch_tests.hosts.TwoHosts(pathlib.Path(folder)) if args.two_hosts else None
+            if two_hosts:
+                stack.callback(two_hosts.close)
+            outcome = run_here(pathlib.Path(args.suites[0]), args.run, args.limit, two_hosts)
         with open(args.json, "w") as file:
             json.dump(outcome, file)
         return 0

@@ -9,6 +9,7 @@
 
 #include "core/error_record.h"
 #include "core/text.h"
+#include "join/record_errors.h"
 #include "kernels/reduce_rounded.h"
 
 namespace lockstep::inline v0_2::averaging {
@@ -65,7 +66,7 @@ InvalidArgument not_finite_error(const std::string& text, int rank, const Commun
   // A program that prints the error and ends may not call record_error().
   auto record = detail::record_of(error);
   record.raised = true;
-  detail::leave_error_record(record);
+  detail::record_in_world(record);
   return error;
 }
 

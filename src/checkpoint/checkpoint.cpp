@@ -4,6 +4,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
+#include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "formats/atomic_file.h"
 #include "lockstep/group.h"
@@ -40,8 +41,9 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta,
                       const Group& group) const {
   detail::as_operation("save", [&] {
+    const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
     safetensors::Content own;
-    const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group);
+    const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group);
     all_or_none(group, [&] {
       own = detail::with_file_name(
           path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
@@ -54,6 +56,12 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
   return detail::as_operation("load", [&] {
     safetensors::Content content = safetensors::read(path);
     return detail::with_file_name(path, [&] {
+      if (strategy.ranks() > 1) {
+        throw CheckpointError(detail::concat(
+            "load(path) for a single process: got a strategy of ", strategy.ranks(),
+            " ranks, expected load(path, group) on all of them: each has its own residuals and "
+            "random state"));
+      }
       Restoration restoration(*this, std::move(content), 0, 1);
       load_states(restoration, [&] { restoration.load_states(*this); });
       restoration.apply(*this);
@@ -64,6 +72,7 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
 
 Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
   return detail::as_operation("load", [&] {
+    const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
     safetensors::Content content = detail::read_on_all_ranks(path, group.host());
     Restoration restoration;
     all_or_none(group, [&] {

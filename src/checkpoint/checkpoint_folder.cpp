@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_content.h"
+#include "comm/communicator.h"
 #include "core/system/folder_lock.h"
 #include "core/text.h"
 #include "formats/atomic_file.h"
@@ -124,6 +125,7 @@ void CheckpointFolder::lock(const Group& group) {
 }
 
 std::filesystem::path CheckpointFolder::next_path(const Group& group) {
+  const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
   std::string number;
   all_or_none(group, [&] {
     if (group.rank() != 0) return;
@@ -136,6 +138,7 @@ std::filesystem::path CheckpointFolder::next_path(const Group& group) {
 
 std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
                                              const CheckpointMeta& meta, const Group& group) {
+  const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
   const std::filesystem::path path = next_path(group);
   checkpoint.save(path, meta, group);
   all_or_none(group, [&] {
@@ -155,6 +158,7 @@ std::filesystem::path CheckpointFolder::save_behind(CheckpointWriter& writer,
 
 std::optional<Resumed> CheckpointFolder::load_newest(const Checkpoint& checkpoint,
                                                      const Group& group) {
+  const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
   std::string chosen;
   std::string skipped;
   all_or_none(group, [&] {

@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
+#include "comm/communicator.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "formats/safetensors_reader.h"
@@ -59,7 +60,7 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
   const auto& optimizer = checkpoint.optimizer;
-  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group_);
+  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
     for (const auto& [name, tensor] : detail::future_tensors(checkpoint, group_.size()))
@@ -74,10 +75,11 @@ void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
 
 void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem::path& path,
                             const CheckpointMeta& meta, std::function<void()> afterwards) {
+  const SourceScope scope(group_.host().communicator(), {.content = Source::Content::checkpoint});
   wait();
   safetensors::Content own;
   const auto& optimizer = checkpoint.optimizer;
-  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group_);
+  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
     own = detail::with_file_name(
         path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
@@ -99,6 +101,7 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
 }
 
 void CheckpointWriter::wait() {
+  const SourceScope scope(group_.host().communicator(), {.content = Source::Content::checkpoint});
   all_or_none(group_, [&] {
     if (write_.valid()) write_.get();
   });

@@ -145,14 +145,11 @@ bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
   return class_of(optimizer) == typeid(torch::optim::LBFGS);
 }
 
-/// The options of each parameter group, as archives.
-std::vector<std::string> option_archives(const json& description, const Tensors& tensors) {
-  std::vector<std::string> archives;
-  for (const json& group : description.at("groups")) {
-    OutputArchive archive = decode_all(group.at("options"), tensors, OutputArchive());
-    archives.push_back(bytes_of(archive));
-  }
-  return archives;
+template <class Part>
+std::string archive_of(const Part& part) {
+  OutputArchive archive;
+  part.serialize(archive);
+  return bytes_of(archive);
 }
 
 /// Assigns to the options objects. Replacing them would invalidate the program's references.
@@ -220,9 +217,7 @@ void check_fields(const json& fields, const std::string& name, const at::Tensor&
 /// The fields that a part of an optimizer serializes.
 template <class Part>
 json archived(const Part& part, const std::string& where, Tensors& tensors) {
-  OutputArchive written;
-  part.serialize(written);
-  InputArchive archive = reopen(bytes_of(written));
+  InputArchive archive = reopen(archive_of(part));
   return encode_all(archive, where, tensors);
 }
 
@@ -359,7 +354,7 @@ void restore_states_as(torch::optim::Optimizer& optimizer, const json& states,
       }
       if (!has_low_precision_fields(optimizer, parameter, *state))
         throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
-                                     future_field(low_precision_of(optimizer)), ", found none"));
+                                     low_precision_field(optimizer, parameter), ", found none"));
       optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
   }
@@ -470,8 +465,7 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad() || find_state(optimizer.state(), parameter)) continue;
       auto fields = of_group;
-      const char* const own = future_field(low_precision_of(optimizer));
-      if (own != nullptr && has_low_precision_state(optimizer, parameter)) fields.push_back(own);
+      if (const char* const own = low_precision_field(optimizer, parameter)) fields.push_back(own);
       for (const char* field : fields)
         state.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field),
                       state_like(optimizer, parameter));
@@ -485,18 +479,17 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
   return as_checkpoint_errors([&] {
     const auto names = names_of(optimizer, model);
     const json description = check_description(state, optimizer, names);
-    json own_description = {{"groups", json::array()}};
+    PreparedOptimizer own;
+    PreparedOptimizer prepared;
     Tensors none;
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-      own_description["groups"].push_back(
-          {{"options", archived(optimizer.param_groups()[g].options(), "", none)}});
-      check_options(description["groups"][g].at("options"), own_description["groups"][g]["options"],
-                    g);
+      const auto& options = optimizer.param_groups()[g].options();
+      const json& found = description["groups"][g].at("options");
+      check_options(found, archived(options, "", none), g);
+      own.options_.push_back(archive_of(options));
+      OutputArchive archive = decode_all(found, state.tensors, OutputArchive());
+      prepared.options_.push_back(bytes_of(archive));
     }
-    PreparedOptimizer own;
-    own.options_ = option_archives(own_description, none);
-    PreparedOptimizer prepared;
-    prepared.options_ = option_archives(description, state.tensors);
 
     // The optimizer parses the file's options and state on trial.
     std::swap(own.state_, optimizer.state());

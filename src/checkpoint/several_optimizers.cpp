@@ -60,6 +60,12 @@ SeveralStateful::SeveralStateful(std::vector<Stateful> objects) : objects_(std::
   }
 }
 
+int SeveralStateful::ranks() const {
+  int ranks = 1;
+  for (const auto& object : objects_) ranks = std::max(ranks, object.ranks());
+  return ranks;
+}
+
 State SeveralStateful::state() const {
   State all;
   for (std::size_t i = 0; i < objects_.size(); ++i) {

@@ -19,7 +19,9 @@ constexpr detail::EnumNames<Source::Owner::differentiable> owners("", "Distribut
 constexpr detail::EnumNames<Source::Content::refusal> contents(
     "", "the gradients", "the parameters", "the buffers", "the step agreement",
     "the participation flags", "the bucket order", "the weights", "the wrappers of a backward",
-    "the construction", "the number of a new group", "the backward", "refused arguments");
+    "the construction", "the number of a new group", "the backward", "the metrics", "a checkpoint",
+    "Group::mean(), any() or all()", "all_or_none()", "EarlyStopping", "join_uneven()",
+    "GradScaler", "refused arguments");
 
 }  // namespace
 
@@ -33,6 +35,11 @@ std::string to_text(const Source& source) {
   const auto number = source.number > 0 ? concat(" #", source.number) : std::string();
   if (source.owner != Source::Owner::none) add(concat(owners.of(source.owner), number));
   return text;
+}
+
+std::string in_parentheses(const Source& source) {
+  const auto text = to_text(source);
+  return text.empty() ? text : concat(" (", text, ")");
 }
 
 }  // namespace lockstep

@@ -35,7 +35,14 @@ struct Source {
     model,           ///< check and broadcast at construction
     group_number,    ///< of a group that only its members create
     backward,        ///< of a differentiable collective
-    refusal          ///< of arguments: its text is in the shape
+    metrics,         ///< compute() and Tally::score()
+    checkpoint,
+    condition,  ///< Group::mean(), any() and all()
+    all_or_none,
+    early_stopping,
+    uneven_inputs,  ///< whether the ranks have another batch
+    grad_scaler,    ///< whether a gradient is infinite
+    refusal         ///< of arguments: its text is in the shape
   };
 
   Owner owner = Owner::none;
@@ -50,6 +57,8 @@ struct Source {
 
 /// "bucket 0 of the gradients of DistributedDataParallel #2"; empty for no source.
 std::string to_text(const Source& source);
+/// to_text() in parentheses after a space; empty for no source.
+std::string in_parentheses(const Source& source);
 
 /// The arguments of one collective or message.
 struct Operation {

@@ -100,8 +100,7 @@ void RankContext::remove(BackendCommunicator& group) {
 void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   const auto guard = lock();
   recorder_ = std::move(recorder);
-  if (recorder_ == nullptr) return stalls_.reset();
-  stalls_.emplace(recorder_);
+  if (recorder_ == nullptr) return;
   for (auto* group : groups_) group->record_in(*recorder_);
 }
 
@@ -296,15 +295,16 @@ void RankContext::check_long_wait(LongWait& wait) {
   check_deadlock(wait, now);
 }
 
-std::optional<Deadlock> RankContext::find_deadlock(const BackendRequest& /*operation*/) {
-  return stalls_ ? stalls_->deadlock() : std::nullopt;
+WaitOf RankContext::waits(const BackendRequest& /*operation*/) {
+  return recorder_ ? recorder_->waits() : no_waits;
 }
 
 void RankContext::check_deadlock(LongWait& wait, Clock::time_point now) {
   if (!wait.is_bound || wait.deadline.elapsed() < long_wait) return;
   if (wait.searched && now - *wait.searched < policy_.between_searches) return;
   wait.searched = now;
-  const auto before = std::exchange(wait.deadlock, find_deadlock(wait.operation));
+  const auto found = find_deadlock(waits(wait.operation), world_rank(rank_));
+  const auto before = std::exchange(wait.deadlock, found);
   if (!wait.deadlock || wait.deadlock != before) return;
   record({.kind = Failure::Kind::mismatch,
           .rank = wait.deadlock->rank_at_fault(),
@@ -319,7 +319,7 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
   recorder_->poll_wait();
   recorder_->set_missing(wait.operation.missing());
   if (wait.warning.count() == 0 || wait.deadline.elapsed() < wait.warning) return;
-  stalls_->warn(wait.warning / 2.0);
+  recorder_->warn_of_stall(wait.warning / 2.0);
   wait.warning *= 2;
 }
 
@@ -327,20 +327,19 @@ void RankContext::check_time(LongWait& wait) {
   const auto& operation = wait.operation;
   if (wait.deadline.elapsed() < wait.limit + operation.grace()) return;
   const auto missing = operation.missing();
-  const auto source = to_text(operation.operation().source);
-  record(
-      {.kind = Failure::Kind::timeout,
-       .rank = lowest(missing),
-       .text = concat(operation.operation().label(), operation.of_group(),
-                      source.empty() ? "" : concat(" (", source, ")"), " waited ",
-                      wait.limit.count() / 1000.0, " s for ", awaited(missing), operation.note())});
+  record({.kind = Failure::Kind::timeout,
+          .rank = lowest(missing),
+          .text = concat(operation.operation().label(), operation.of_group(),
+                         in_parentheses(operation.operation().source), " waited ",
+                         wait.limit.count() / 1000.0, " s for ", missing_text(missing),
+                         operation.note())});
   propagate_failure();
   throw_failure(operation.where());
 }
 
-std::string RankContext::awaited(std::span<const int> ranks) const {
-  const auto stopped = stalls_ ? stalls_->stopped() : std::set<int>();
-  return detail::awaited(ranks, [&](int rank) {
+std::string RankContext::missing_text(std::span<const int> ranks) const {
+  const auto stopped = recorder_ ? recorder_->stopped_ranks() : std::set<int>();
+  return detail::missing_text(ranks, [&](int rank) {
     return stopped.contains(rank) ? std::string_view(" (stopped)") : std::string_view();
   });
 }

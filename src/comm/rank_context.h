@@ -15,7 +15,6 @@
 #include "comm/backend_communicator.h"
 #include "comm/flight/deadlock.h"
 #include "comm/flight/flight_recorder.h"
-#include "comm/flight/stall_watch.h"
 #include "comm/progress_thread.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
@@ -36,6 +35,12 @@ struct WaitPolicy {
   /// Least time between two searches for a deadlock in one wait.
   std::chrono::milliseconds between_searches{1000};
 };
+
+/// Ends the error about a rank that has left a world whose other ranks wait for it.
+inline constexpr std::string_view remedy_of_leaving =
+    "; end loops on all ranks together: by Group::any() or mean() for a condition, by "
+    "join_uneven() "
+    "for unequal data";
 
 /// One rank's state in a backend, shared by all its groups. It waits for operations, enforces
 /// timeouts, raises failures, admits one thread of the program at a time, and owns the progress
@@ -187,18 +192,18 @@ class RankContext {
   virtual void propagate_failure() noexcept {}
   /// The world rank of a rank of this backend's world, for error texts.
   virtual int world_rank(int rank) const { return rank; }
-  /// The text of a timeout error for the world ranks that an operation waits for.
-  virtual std::string awaited(std::span<const int> ranks) const;
+  /// As detail::missing_text(), with what is known of the ranks.
+  virtual std::string missing_text(std::span<const int> ranks) const;
   /// Unless the wait is over, sleeps until another rank wakes this one, for at most `longest`.
   /// Returns whether it is over. Other ranks must see that this rank is about to sleep before
   /// over.is_ready() is called.
   virtual bool sleep_unless(Condition& over, std::chrono::nanoseconds longest);
   /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
   virtual void interrupt() noexcept {}
-  /// The deadlock that this rank is in, by the flight records of this host. Called repeatedly
-  /// during a wait of more than a second for one operation. A backend with waits in memory of its
-  /// own searches there.
-  virtual std::optional<Deadlock> find_deadlock(const BackendRequest& operation);
+  /// What each rank of this host waits for, from its flight record. The search for a deadlock uses
+  /// it. Called repeatedly during a wait of more than a second for one operation. A backend with
+  /// waits in memory of its own publishes this one there.
+  virtual WaitOf waits(const BackendRequest& operation);
   /// Called once in the progress thread, before it advances operations.
   virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.
@@ -240,7 +245,6 @@ class RankContext {
   bool advanced_ = false;    ///< an operation has advanced since advance()
   bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
   std::shared_ptr<FlightRecorder> recorder_;
-  std::optional<StallWatch> stalls_;  ///< if there is a recorder
   std::optional<ProgressThread> thread_;
 };
 

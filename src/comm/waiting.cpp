@@ -20,7 +20,8 @@ std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::mi
   return std::min(operation.timeout.count() > 0 ? operation.timeout : world, longest);
 }
 
-std::string awaited(std::span<const int> ranks, const std::function<std::string_view(int)>& note) {
+std::string missing_text(std::span<const int> ranks,
+                         const std::function<std::string_view(int)>& note) {
   return ranks.empty() ? "data that other ranks have sent" : rank_list(ranks, note);
 }
 

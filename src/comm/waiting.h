@@ -81,10 +81,10 @@ WaitState poll_wait(const Advance& advance, const Complete& complete, const Fail
   return complete() ? WaitState::complete : WaitState::failed;
 }
 
-/// The text of an error about the ranks that an operation waits for, as rank_list(). If no rank is
-/// missing, the operation waits for data in transit.
-std::string awaited(std::span<const int> ranks,
-                    const std::function<std::string_view(int)>& note = {});
+/// The text of an error about the missing ranks of an operation, as rank_list(). If there are none,
+/// the operation waits for data in transit.
+std::string missing_text(std::span<const int> ranks,
+                         const std::function<std::string_view(int)>& note = {});
 
 /// The lowest rank; -1 if there is none.
 int lowest(std::span<const int> ranks);

@@ -27,11 +27,21 @@ std::optional<int> integer_variable(const char* name, int least) {
   return number;
 }
 
+std::string variables_text(std::initializer_list<const char*> names) {
+  std::string text;
+  for (const char* name : names) {
+    const auto value = variable(name);
+    text += concat(text.empty() ? "" : ", ", name, value ? concat("=", *value) : " unset");
+  }
+  return text;
+}
+
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 
 constexpr detail::EnumNames<ProgressMode::wait> progress_modes("auto", "thread", "wait");
+constexpr detail::EnumNames<TransportKind::ucx> transports("auto", "tcp", "ucx");
 
 std::string_view name(ProgressMode progress) { return progress_modes.of(progress); }
 
@@ -99,7 +109,6 @@ Environment Environment::read() {
   environment.rank = integer_variable("LOCKSTEP_RANK", 0);
   environment.world_size = integer_variable("LOCKSTEP_WORLD_SIZE", 1);
   environment.arena_fd = integer_variable("LOCKSTEP_ARENA_FD", 0);
-  environment.error_fd = integer_variable("LOCKSTEP_ERROR_FD", 0);
   environment.cores = integer_variable("LOCKSTEP_CORES", 1);
   environment.master = variable("LOCKSTEP_MASTER").value_or("");
   environment.token = variable("LOCKSTEP_TOKEN").value_or("");
@@ -119,6 +128,8 @@ Environment Environment::read() {
   environment.trace_folder = variable("LOCKSTEP_TRACE").value_or("");
   environment.log_level = ::lockstep::log_level();
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
+  environment.transport =
+      transports.parse("LOCKSTEP_TRANSPORT:", variable("LOCKSTEP_TRANSPORT").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");
   environment.interface = variable("LOCKSTEP_INTERFACE").value_or("");
   environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 15);

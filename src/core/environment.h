@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ std::optional<Number> parse_number(std::string_view text) {
 /// Throws: InvalidArgument if it is not an integer of at least `least`.
 std::optional<int> integer_variable(const char* name, int least);
 
+/// "NAME=value, OTHER unset", for error texts.
+std::string variables_text(std::initializer_list<const char*> names);
+
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
@@ -46,13 +50,19 @@ std::string_view name(ProgressMode progress);
 /// Throws: InvalidArgument listing the valid names.
 ProgressMode parse_progress_mode(std::string_view text);
 
+/// The library that carries messages between ranks without MPI.
+enum class TransportKind {
+  automatic,  ///< UCX if all ranks can use it and their hosts have InfiniBand or RoCE, else TCP
+  tcp,
+  ucx  ///< an error if some rank cannot use it
+};
+
 /// All environment variables that the library reads, parsed once. `lockstep run` sets those up to
 /// restart_count for its ranks; the user sets the others.
 struct Environment {
   std::optional<int> rank;        ///< LOCKSTEP_RANK: this process's rank, 0 … world_size-1
   std::optional<int> world_size;  ///< LOCKSTEP_WORLD_SIZE: number of ranks
   std::optional<int> arena_fd;    ///< LOCKSTEP_ARENA_FD: inherited descriptor of the world's memory
-  std::optional<int> error_fd;    ///< LOCKSTEP_ERROR_FD: inherited descriptor of the ErrorRecords
   std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
   /// LOCKSTEP_MASTER, of a world on several hosts: HOST:PORT at which rank 0 listens. Then
   /// LOCKSTEP_ARENA_FD is the memory of the ranks of this host.
@@ -78,6 +88,8 @@ struct Environment {
   std::string algorithm;
   /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over a network.
   ProgressMode progress = ProgressMode::automatic;
+  /// LOCKSTEP_TRANSPORT: auto, tcp or ucx, for messages between ranks without MPI.
+  TransportKind transport = TransportKind::automatic;
   /// LOCKSTEP_HOST: id of this host; ranks with the same id share memory.
   std::string host;
   /// LOCKSTEP_INTERFACE: network interface of the connections between hosts; empty: the

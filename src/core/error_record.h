@@ -1,16 +1,17 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "core/system/process.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 
-/// The error by which a rank's program ended, for the report of `lockstep run`.
+/// The error by which a rank's program ended, for the other ranks and the report of `lockstep run`.
 struct ErrorRecord {
   ErrorKind kind = ErrorKind::general;
   int rank = -1;         ///< Error::rank()
@@ -34,27 +35,22 @@ std::string_view without_backtrace(std::string_view text) noexcept;
 /// The record of an error, without its backtrace.
 ErrorRecord record_of(const std::exception& error);
 
-/// A memfd with one record for each rank. The launcher creates it, ranks inherit its descriptor
-/// (LOCKSTEP_ERROR_FD), and the launcher reads it after a failure.
-class ErrorRecords {
+/// The record of one rank in memory that the ranks and the launcher share; zeros if it has none.
+class ErrorSlot {
  public:
-  /// Throws: CommError if the memfd cannot be created.
-  ErrorRecords();
-
-  int fd() const { return file_.get(); }
-  /// The rank's record, if it wrote one.
-  std::optional<ErrorRecord> of(int rank) const;
+  /// Replaces the record. Truncates a text of more than 4000 bytes.
+  void write(const ErrorRecord& record) noexcept;
+  std::optional<ErrorRecord> read() const;
 
  private:
-  Descriptor file_;
+  std::uint32_t length_;  ///< of the text, written last
+  std::uint32_t operation_length_;
+  std::int32_t rank_;
+  ErrorKind kind_;
+  bool repeats_;
+  bool raised_;
+  std::array<char, 81> operation_;
+  std::array<char, 4000> text_;
 };
-
-/// Writes this process's record, if `lockstep run` started it as a rank. Replaces an earlier
-/// record. Truncates a text of more than 4000 bytes.
-void leave_error_record(const ErrorRecord& record) noexcept;
-
-/// Sets close-on-exec for the inherited memfd, so that programs that this process executes do not
-/// inherit it.
-void keep_error_file() noexcept;
 
 }  // namespace lockstep::detail

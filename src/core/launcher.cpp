@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <string_view>
 
 #include "core/enum_names.h"
@@ -17,6 +16,7 @@ namespace {
 using detail::concat;
 using detail::integer_variable;
 using detail::variable;
+using detail::variables_text;
 using Kind = Launcher::Kind;
 
 /// The names of a launcher's variables.
@@ -50,24 +50,16 @@ constexpr std::array launchers{
           {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
 };
 
-std::string shown(std::initializer_list<const char*> names) {
-  std::string text;
-  for (const char* name : names) {
-    const auto value = variable(name);
-    text += concat(text.empty() ? "" : ", ", name, value ? concat("=", *value) : " unset");
-  }
-  return text;
-}
-
 /// Throws: InvalidArgument if one of rank and number of ranks is set without the other.
 void expect_both(const Names& names) {
   const bool has_rank = variable(names.rank).has_value();
   if (has_rank == variable(names.size).has_value()) return;
-  throw InvalidArgument(concat("init: incomplete environment: ", shown({names.rank, names.size}),
-                               "; expected both, or neither: set ",
-                               has_rank ? concat(names.size, " to the number of ranks")
-                                        : concat(names.rank, " to the rank of this process"),
-                               ", or unset ", has_rank ? names.rank : names.size));
+  throw InvalidArgument(
+      concat("init: incomplete environment: ", variables_text({names.rank, names.size}),
+             "; expected both, or neither: set ",
+             has_rank ? concat(names.size, " to the number of ranks")
+                      : concat(names.rank, " to the rank of this process"),
+             ", or unset ", has_rank ? names.rank : names.size));
 }
 
 bool set(const Names& names) {
@@ -104,7 +96,7 @@ Launcher read_from(const Names& names) {
   if (size == 1 && !rank) rank = 0;
   if (!rank || !size || *rank >= *size) {
     throw InvalidArgument(
-        concat("init: contradictory environment: ", shown({names.rank, names.size}),
+        concat("init: contradictory environment: ", variables_text({names.rank, names.size}),
                "; expected a rank below the number of ranks"));
   }
   const bool by_hand = names.kind == Kind::by_hand;
@@ -117,28 +109,43 @@ Launcher read_from(const Names& names) {
   }
   if (launcher.local_size && *launcher.local_size > *size) {
     throw InvalidArgument(
-        concat("init: contradictory environment: ", shown({names.local_size, names.size}),
+        concat("init: contradictory environment: ", variables_text({names.local_size, names.size}),
                "; expected no more ranks on this host than in all"));
   }
   const auto local_rank = by_hand ? integer_variable("LOCAL_RANK", 0) : std::nullopt;
   if (local_rank && *local_rank >= launcher.local_size.value_or(*size)) {
-    throw InvalidArgument(concat(
-        "init: contradictory environment: ", shown({"LOCAL_RANK", names.local_size, names.size}),
-        "; expected a rank below the number of ranks on this host"));
+    throw InvalidArgument(concat("init: contradictory environment: ",
+                                 variables_text({"LOCAL_RANK", names.local_size, names.size}),
+                                 "; expected a rank below the number of ranks on this host"));
   }
   for (const char* name : names.job) {
     const auto value = name != nullptr ? variable(name) : std::nullopt;
     if (value) launcher.job += concat(launcher.job.empty() ? "" : " ", *value);
   }
   if (by_hand && *size > 1 && !(variable("MASTER_ADDR") && variable("MASTER_PORT"))) {
-    throw InvalidArgument(concat("init: incomplete environment: ",
-                                 shown({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),
-                                 "; expected all four, or none"));
+    throw InvalidArgument(
+        concat("init: incomplete environment: ",
+               variables_text({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),
+               "; expected all four, or none"));
   }
   return launcher;
 }
 
 }  // namespace
+
+std::string first_host(const std::string& list) {
+  const auto bracket = list.find('[');
+  if (bracket == 0 || list.find_first_of("[,") == std::string::npos) return list;
+  if (list.find(',') < bracket) return list.substr(0, list.find(','));
+  const auto end = list.find_first_of("-,]", bracket);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+}
+
+// srun starts MPI processes with --mpi=pmix. With pmi2 they have the variables of Kind::hydra.
+bool Launcher::starts_mpi() const {
+  if (kind == Kind::srun) return variable("PMIX_NAMESPACE").has_value();
+  return kind != Kind::torchrun && kind != Kind::by_hand;
+}
 
 std::string_view Launcher::name() const {
   constexpr detail::EnumNames<Kind::srun> names("OpenMPI's mpirun", "MPICH's mpiexec", "torchrun",
@@ -179,7 +186,7 @@ std::optional<Launcher> Launcher::read() {
     if (about_same && (launcher.rank != found->rank || launcher.size != found->size)) {
       throw InvalidArgument(concat("init: contradictory environment: rank ", found->rank, " of ",
                                    found->size, " by ", found->name(), ", but ",
-                                   shown({names.rank, names.size}),
+                                   variables_text({names.rank, names.size}),
                                    "; unset the outdated variables"));
     }
   }

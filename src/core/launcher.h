@@ -36,7 +36,7 @@ struct Launcher {
   /// "OpenMPI's mpirun", for error texts.
   std::string_view name() const;
   /// Whether the processes that it starts are MPI processes.
-  bool starts_mpi() const { return kind != Kind::torchrun && kind != Kind::by_hand; }
+  bool starts_mpi() const;
   /// Whether all ranks are on this host for certain.
   bool one_host() const { return local_size == size && !local_size_is_guess; }
 
@@ -45,5 +45,8 @@ struct Launcher {
   /// them.
   static std::optional<Launcher> read();
 };
+
+/// "node07" of SLURM's "node[07-09,11],other"; another address as it is.
+std::string first_host(const std::string& list);
 
 }  // namespace lockstep

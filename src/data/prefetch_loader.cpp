@@ -31,6 +31,13 @@ std::chrono::nanoseconds loading_time() { return loading; }
 
 Loading::~Loading() { loading += std::chrono::steady_clock::now() - begin_; }
 
+void check_size(std::size_t of_sampler, std::optional<std::size_t> of_dataset) {
+  if (!of_dataset || of_sampler <= *of_dataset) return;
+  throw_invalid("PrefetchLoader", "got a sampler of ", of_sampler, " samples, expected at most ",
+                *of_dataset,
+                ", the dataset's size: construct the sampler with size().value() of the dataset");
+}
+
 PrefetchOptions checked(PrefetchOptions options, bool has_tensors) {
   if (options.batch_size == 0)
     throw_invalid("PrefetchLoader", "got a batch size of 0, expected at least 1");

@@ -104,6 +104,8 @@ std::uint64_t DistributedSampler::epoch() const {
   return state_->begun ? state_->epoch : state_->next_epoch;
 }
 
+std::size_t DistributedSampler::size() const { return state_->size; }
+
 std::size_t DistributedSampler::samples_per_rank() const { return state_->rows(0); }
 
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <exception>
 
+#include "comm/communicator.h"
+
 namespace lockstep::inline v0_2::detail {
 
 NextTurn::NextTurn(Group group, ReduceOp op)
@@ -18,6 +20,7 @@ NextTurn::~NextTurn() {
 
 void NextTurn::ask(bool have_batch) {
   *flag_.mutable_data_ptr<std::uint8_t>() = have_batch ? 1 : 0;
+  const SourceScope scope(group_.communicator(), {.content = Source::Content::uneven_inputs});
   work_ = group_.all_reduce(flag_, op_);
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/tasks/composed_rank_context.h"
+#include "comm/tasks/task_communicator.h"
 #include "core/system/process.h"
 #include "device/comm_stream.h"
 

@@ -1,6 +1,9 @@
 #include "device/graph_capture.h"
 
 #include <dlfcn.h>
+#include <torch/version.h>
+
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 
@@ -19,6 +22,16 @@ void exchange_capture_mode(int& mode) noexcept {
 RelaxedCapture::RelaxedCapture() noexcept { exchange_capture_mode(mode_); }
 RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(mode_); }
 
+void* cuda_stream(const c10::Stream& stream) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+  return stream.native_handle();
+#else
+  static_cast<void>(stream);
+  throw BackendUnavailable("groups of GPUs: got LibTorch " TORCH_VERSION
+                           ", expected 2.11 or newer");
+#endif
+}
+
 bool is_capturing(const c10::Stream& stream) {
   if (stream.device_type() != c10::DeviceType::CUDA) return false;
   // cudaStreamIsCapturing() of the CUDA runtime that LibTorch has loaded.
@@ -28,7 +41,7 @@ bool is_capturing(const c10::Stream& stream) {
   constexpr int success = 0;
   constexpr int none = 0;
   int status = none;
-  return ask != nullptr && ask(stream.native_handle(), &status) == success && status != none;
+  return ask != nullptr && ask(cuda_stream(stream), &status) == success && status != none;
 }
 
 }  // namespace lockstep::device

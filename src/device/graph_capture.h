@@ -4,6 +4,10 @@
 
 namespace lockstep::inline v0_2::device {
 
+/// The stream's cudaStream_t.
+/// Throws: BackendUnavailable if LibTorch is older than 2.11, which does not tell it.
+void* cuda_stream(const c10::Stream& stream);
+
 /// Whether CUDA records the stream's work for a graph instead of running it. False for devices
 /// other than CUDA.
 bool is_capturing(const c10::Stream& stream);

@@ -59,7 +59,7 @@ void HostedCommunicator::check(const detail::TaskRequest& request) {
   const auto limit = detail::wait_limit(operation, context().timeout());
   if (std::chrono::steady_clock::now() - request.begun() < limit) return;
   const auto ranks = work != nullptr ? work->missing() : std::vector<int>();
-  const auto what = work != nullptr ? detail::awaited(ranks)
+  const auto what = work != nullptr ? detail::missing_text(ranks)
                                     : std::string("the device, which has not completed it");
   throw TimeoutError(concat(operation.label(), " waited ", limit.count() / 1000.0, " s for ", what),
                      {.rank = detail::lowest(ranks)});

@@ -15,6 +15,7 @@
 #include "core/deadline.h"
 #include "core/system/process.h"
 #include "core/text.h"
+#include "device/graph_capture.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
@@ -151,7 +152,7 @@ void NcclComm::fail(std::string_view what, nccl::Result result) const {
 void NcclComm::issue(std::string_view what, const Calls& calls) {
   if (comm_ == nullptr) fail(what, nccl::Result::invalid_usage);
   const c10::DeviceGuard on_device(context_.stream().device());
-  auto* const stream = static_cast<nccl::Stream*>(context_.stream().stream().native_handle());
+  auto* const stream = static_cast<nccl::Stream*>(cuda_stream(context_.stream().stream()));
   library_.group_start();
   const auto called = calls(library_, comm_, stream);
   const auto ended = settle(library_.group_end());

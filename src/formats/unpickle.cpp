@@ -183,7 +183,7 @@ class Unpickler {
     if (digits.empty()) return std::int64_t{0};
     if (digits.size() > sizeof(std::int64_t))
       return new_global(concat("an integer of ", digits.size(), " bytes"), Global::Kind::other);
-    std::int64_t value = digits.back() < 0 ? -1 : 0;
+    std::int64_t value = static_cast<signed char>(digits.back()) < 0 ? -1 : 0;
     std::memcpy(&value, digits.data(), digits.size());
     return value;
   }

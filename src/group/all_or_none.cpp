@@ -71,6 +71,10 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
     own = ErrorMessage(caught);
   }
 
+  auto& communicator = group.host().communicator();
+  auto source = communicator.source();
+  if (source == Source()) source.content = Source::Content::all_or_none;
+  const SourceScope scope(communicator, source);
   const at::Tensor own_header = byte_tensor(sizeof(ErrorHeader));
   std::memcpy(own_header.mutable_data_ptr(), &own.header, sizeof(ErrorHeader));
   const at::Tensor all = byte_tensor(group.size() * static_cast<std::int64_t>(sizeof(ErrorHeader)));
@@ -104,12 +108,16 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
 }
 
 double Group::mean(double value) const {
-  host().communicator().all_reduce(&value, 1, DType::f64, ReduceOp::sum).wait();
+  auto& communicator = host().communicator();
+  const SourceScope scope(communicator, {.content = Source::Content::condition});
+  communicator.all_reduce(&value, 1, DType::f64, ReduceOp::sum).wait();
   return value / size();
 }
 
 bool Group::any(bool condition) const {
-  host().communicator().all_reduce(&condition, 1, DType::boolean, ReduceOp::max).wait();
+  auto& communicator = host().communicator();
+  const SourceScope scope(communicator, {.content = Source::Content::condition});
+  communicator.all_reduce(&condition, 1, DType::boolean, ReduceOp::max).wait();
   return condition;
 }
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <tuple>
 
-#include "comm/control/address_source.h"
-#include "comm/control/token.h"
+#include "comm/control/handshake.h"
+#include "comm/control/joining.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/rendezvous.h"
@@ -21,6 +21,7 @@
 #include "core/system/memory.h"
 #include "core/text.h"
 #include "join/record_errors.h"
+#include "join/way.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
@@ -31,19 +32,9 @@ namespace {
 /// join only one.
 std::atomic<bool> joined{false};
 
-std::string variable_text(const char* name, const std::optional<int>& value) {
-  return concat(name, value ? concat("=", *value) : " unset");
-}
-
-std::string variable_text(const char* name) {
-  const auto value = variable(name);
-  return concat(name, value ? concat("=", *value) : " unset");
-}
-
 /// Joins a world in shared memory, and records uncaught errors of this process there.
 std::shared_ptr<Communicator> join(const std::shared_ptr<host::World>& world, int rank,
-                                   host::Options options) {
-  options.keep_world = true;
+                                   const host::Options& options) {
   record_errors_in(world, rank);
   return host::create(world, rank, options);
 }
@@ -53,14 +44,14 @@ std::shared_ptr<Communicator> join_launched(const Environment& environment, host
   const auto& [rank, size, fd] =
       std::tie(environment.rank, environment.world_size, environment.arena_fd);
   if (!rank || !size || !fd || *rank >= *size) {
-    throw InvalidArgument(concat(
-        "init: contradictory environment: ", variable_text("LOCKSTEP_RANK", rank), ", ",
-        variable_text("LOCKSTEP_WORLD_SIZE", size), ", ", variable_text("LOCKSTEP_ARENA_FD", fd),
-        "; expected all three from `lockstep run`, or none"));
+    throw InvalidArgument(
+        concat("init: contradictory environment: ",
+               variables_text({"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD"}),
+               "; expected all three from `lockstep run`, or none"));
   }
   options.watch = true;
   options.supervised = true;
-  return join(host::World::attach(*fd, *size), *rank, options);
+  return join(launched_world(), *rank, options);
 }
 
 /// Joins a world whose ranks are all on this host and were started by another launcher.
@@ -112,26 +103,30 @@ std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std:
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
-                                                  const JoinOptions& own) {
+                                                  const messages::Options& network) {
   const auto& [local_rank, local_size, fd] =
       std::tie(environment.local_rank, environment.local_size, environment.arena_fd);
-  if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd) {
-    throw InvalidArgument(concat("init: incomplete environment: ", variable_text("LOCKSTEP_MASTER"),
-                                 ", ", variable_text("LOCKSTEP_RANK", environment.rank), ", ",
-                                 variable_text("LOCKSTEP_WORLD_SIZE", environment.world_size), ", ",
-                                 variable_text("LOCKSTEP_LOCAL_RANK", local_rank), ", ",
-                                 variable_text("LOCKSTEP_LOCAL_SIZE", local_size), ", ",
-                                 variable_text("LOCKSTEP_ARENA_FD", fd),
-                                 "; expected all of them from `lockstep run`"));
+  if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd ||
+      *local_rank >= *local_size) {
+    throw InvalidArgument(
+        concat("init: incomplete environment: ",
+               variables_text({"LOCKSTEP_MASTER", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
+                               "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_SIZE", "LOCKSTEP_ARENA_FD"}),
+               "; expected all of them from `lockstep run`"));
   }
   const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
   const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
-  const auto world = host::World::attach(*fd, *local_size);
-  record_errors_in(world, *local_rank);
+  const auto world = launched_world();
+  // LOCKSTEP_LISTEN_FD can be used once, and other ranks may have ended.
+  static std::atomic<bool> connected{false};
+  if (connected.exchange(true)) {
+    throw InvalidArgument(
+        "init: called again after an error while ranks on several hosts joined, expected one call; "
+        "start new processes by `lockstep run`");
+  }
   auto inside = options;
   inside.supervised = true;
-  inside.keep_world = true;
-  return join_tcp(backend, inside, network_options(options, own),
+  return join_tcp(backend, inside, network,
                   {.rank = *environment.rank,
                    .size = *environment.world_size,
                    .port = port,
@@ -142,55 +137,23 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
 }
 
 /// How the ranks of a launcher that starts no MPI processes meet.
-tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options,
-                        const std::string& prefix) {
+tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
   if (launcher.kind == Launcher::Kind::torchrun) {
     if (options.meet_by_store) return options.meet_by_store(launcher);
     throw BackendUnavailable(
-        concat(prefix,
+        concat(started_by(launcher),
                " on several hosts, whose store needs LibTorch; link the library with "
                "LibTorch, or start the ranks with `lockstep run`"));
   }
-  const auto host = variable("MASTER_ADDR");
-  const auto port = integer_variable("MASTER_PORT", 1);
-  if (!host || !port || *port > 65535) {
-    throw InvalidArgument(concat(prefix, ", with backend tcp: got ", variable_text("MASTER_ADDR"),
-                                 ", ", variable_text("MASTER_PORT"),
-                                 "; expected the host of rank 0 and a port that is free there"));
-  }
-  const auto token = control::token_of_file();
+  const auto [host, port] = place_of_rank_0(launcher);
+  auto token = control::token_of_file();
+  // Steps of one allocation have the same file, and may have the same first node.
+  if (launcher.kind == Launcher::Kind::srun) token = control::derived_token(token, launcher.job);
   return {.rank = launcher.rank,
           .size = launcher.size,
-          .port = static_cast<std::uint16_t>(*port),
+          .port = port,
           .token = token,
-          .find = control::offer_at(std::string(*host), static_cast<std::uint16_t>(*port), token)};
-}
-
-/// Joins a world of several ranks that another launcher has started.
-std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
-                                               const host::Options& options,
-                                               const JoinOptions& own) {
-  const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
-                             " of ", launcher.size);
-  const bool on_host = backend == Backend::automatic || backend == Backend::host;
-  if (launcher.one_host() && on_host) return join_host_world(launcher, options);
-  if (backend == Backend::host) {
-    throw InvalidArgument(concat(prefix,
-                                 ", not all on this host, which backend host does not support; use "
-                                 "backend hierarchical, tcp or mpi"));
-  }
-  const auto network = network_options(options, own);
-  if (backend == Backend::tcp || !launcher.starts_mpi()) {
-    if (backend != Backend::mpi)
-      return join_tcp(backend, options, network, meeting_of(launcher, own, prefix));
-    throw BackendUnavailable(concat(prefix,
-                                    ", which does not start MPI processes; use backend "
-                                    "hierarchical or tcp, or start them with mpirun"));
-  }
-  if (const auto why = mpi::available(); !why.empty()) {
-    throw BackendUnavailable(concat(prefix, "; ", why));
-  }
-  return join_mpi(backend, options, network, launcher.size);
+          .find = control::offer_at(host, port, token)};
 }
 
 /// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
@@ -206,9 +169,8 @@ int share_of_cores(const Launcher& launcher) {
 std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   const auto& environment = Environment::get();
   record_uncaught_errors();
-  const bool launched = environment.rank || environment.world_size || environment.arena_fd;
   const auto backend = options.backend.value_or(environment.backend);
-  if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
+  const auto way = way_to_join(environment, backend);
   if (options.keep_freed_memory) keep_freed_memory();
   const auto& launcher = environment.launcher;
   const bool by_launcher = launcher && launcher->size > 1;
@@ -228,18 +190,21 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, options);
   }
-  if (!environment.master.empty()) return join_launched_hosts(environment, backend, ranks, options);
-  if (launched && backend != Backend::automatic && backend != Backend::host) {
-    throw InvalidArgument(concat(
-        "init: started by lockstep run, which ",
-        backend == Backend::tcp ? "uses shared memory on one host" : "does not start MPI processes",
-        ", with backend ", name(backend), "; use backend auto, or start it with mpirun"));
-  }
-  if (launched) return join_launched(environment, ranks);
-  if (backend == Backend::mpi || backend == Backend::hierarchical) {
-    return join_mpi(backend, ranks, network_options(ranks, options), launcher ? 1 : 0);
+  const auto network = network_options(ranks, options);
+  switch (way) {
+    case Way::launched:
+      return join_launched(environment, ranks);
+    case Way::launched_hosts:
+      return join_launched_hosts(environment, backend, ranks, network);
+    case Way::one_host:
+      return join_host_world(*launcher, ranks);
+    case Way::messages:
+      return join_tcp(backend, ranks, network, meeting_of(*launcher, options));
+    case Way::mpi:
+      return join_mpi(backend, ranks, network, launcher ? launcher->size : 0);
+    case Way::alone:
+      break;
   }
   return host::create(host::World::create(1), 0, ranks);
 }
@@ -277,6 +242,7 @@ messages::Options network_options(const host::Options& options, const JoinOption
           .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
                                                                        : own.algorithm),
           .progress = own.progress.value_or(environment.progress),
+          .transport = environment.transport,
           .host = environment.host,
           .interface = own.interface.empty() ? environment.interface : own.interface,
           .heartbeat = environment.heartbeat};

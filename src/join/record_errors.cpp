@@ -42,34 +42,18 @@ std::string time_of(const std::exception& error) {
       (is_effect ? std::chrono::ceil<Seconds>(now) : std::chrono::floor<Seconds>(now)).count());
 }
 
-/// The world that this process joined.
-struct JoinedWorld {
+/// The world in which this process records its errors. It may do so after it has left the world.
+struct OwnWorld {
   std::mutex mutex;
-  std::weak_ptr<host::World> world;
+  std::shared_ptr<host::World> world;
   int rank = -1;
   detail::ForkGuard process;
 
-  static JoinedWorld& get() {
-    static JoinedWorld world;
+  static OwnWorld& get() {
+    static OwnWorld world;
     return world;
   }
 };
-
-void record_in_world(const std::exception& error) {
-  auto& joined_world = JoinedWorld::get();
-  if (joined_world.process.in_child()) return;
-  const std::lock_guard lock(joined_world.mutex);
-  const auto world = joined_world.world.lock();
-  if (world == nullptr) return;
-  // The failure of the world is already recorded there.
-  if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
-  const auto record = detail::record_of(error);
-  const bool of_rank = record.is_of_rank();
-  world->record_error(
-      joined_world.rank,
-      of_rank ? record.text : detail::concat("rank ", joined_world.rank, ": ", record.text),
-      of_rank ? record.rank : joined_world.rank);
-}
 
 /// The type of the error as programs write it, without the inline namespace.
 std::string type_name(const std::exception& error) {
@@ -119,9 +103,8 @@ void write(const std::string& path, const std::exception& error) {
 void detail::record_error_of_rank(const std::exception& error) noexcept {
   try {
     if (recorded.exchange(true)) return;
-    record_in_world(error);
-    detail::set_crash_cause(detail::without_backtrace(error.what()));
-    detail::leave_error_record(detail::record_of(error));
+    record_in_world(record_of(error));
+    set_crash_cause(without_backtrace(error.what()));
     const auto& path = Environment::get().error_file;
     if (!path.empty()) write(path, error);
   } catch (const std::exception&) {
@@ -132,15 +115,41 @@ void detail::record_error_of_rank(const std::exception& error) noexcept {
 void detail::record_uncaught_errors() {
   static std::atomic<bool> installed{false};
   if (installed.exchange(true)) return;
-  detail::keep_error_file();
   previous_handler = std::set_terminate(record_and_terminate);
 }
 
 void detail::record_errors_in(const std::shared_ptr<host::World>& world, int rank) {
-  auto& joined_world = JoinedWorld::get();
-  const std::lock_guard lock(joined_world.mutex);
-  joined_world.world = world;
-  joined_world.rank = rank;
+  auto& own = OwnWorld::get();
+  const std::lock_guard lock(own.mutex);
+  own.world = world;
+  own.rank = rank;
+}
+
+std::shared_ptr<host::World> detail::launched_world() {
+  const auto& environment = Environment::get();
+  const bool one_host = environment.master.empty();
+  const auto& rank = one_host ? environment.rank : environment.local_rank;
+  const auto& size = one_host ? environment.world_size : environment.local_size;
+  if (!environment.arena_fd || !rank || !size || *rank >= *size) return nullptr;
+  static const auto world = host::World::attach(*environment.arena_fd, *size);
+  record_errors_in(world, *rank);
+  return world;
+}
+
+void detail::record_in_world(const ErrorRecord& record) noexcept {
+  try {
+    auto& own = OwnWorld::get();
+    if (own.process.in_child()) return;
+    const auto is_known = [&] {
+      const std::lock_guard lock(own.mutex);
+      return own.world != nullptr;
+    };
+    if (!is_known() && launched_world() == nullptr) return;
+    const std::lock_guard lock(own.mutex);
+    own.world->record_error(own.rank, record, Environment::get().rank.value_or(own.rank));
+  } catch (const std::exception&) {
+    // Variables or memory that init() refuses.
+  }
 }
 
 }  // namespace lockstep

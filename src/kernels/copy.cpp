@@ -13,7 +13,7 @@ namespace {
 // Memory limits the speed with vectors of any size, so there is no dispatch.
 namespace hn = hwy::HWY_NAMESPACE;
 
-void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
+HWY_ATTR void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t step = hn::Lanes(d);
   constexpr std::size_t line = std::max<std::size_t>(HWY_MAX_BYTES, 64);

@@ -99,7 +99,11 @@ std::vector<Row> configuration(const Plan& plan) {
       {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},
       {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
       {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
-  if (options.node.count > 1) rows.push_back({"node", node_text(options.node)});
+  if (options.node.count > 1) {
+    rows.push_back({"node", node_text(options.node)});
+    rows.push_back({"transport",
+                    "shared memory inside a node, TCP or UCX (LOCKSTEP_TRANSPORT) between nodes"});
+  }
   if (!plan.gpus.gpus.empty()) rows.push_back({"GPUs", gpu_text(plan.gpus)});
   return rows;
 }

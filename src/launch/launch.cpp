@@ -1,13 +1,16 @@
 #include "launch/launch.h"
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/deadline.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
 #include "core/text.h"
@@ -70,8 +73,12 @@ Console::Patience patience_after(const Outcome& outcome) {
 /// Writes the remaining output, reports lost output, and returns the exit code. Lost output is an
 /// error: 1, or 128 + SIGPIPE if the reader has closed the output, or 128 + the signal that ended
 /// the wait.
-int settle(const Outcome& outcome, Console& console) {
+int settle(const Outcome& outcome, Console& console, RemoteNodes* remote) {
   const auto end_signal = console.drain(patience_after(outcome));
+  if (remote != nullptr) {
+    remote->await_ends(outcome, end_signal ? Console::short_patience : patience_after(outcome),
+                       console);
+  }
   auto& [out, err] = console.outputs;
   if (out.error() != 0) console.losses.add("stdout", out.error());
   if (err.error() != 0) console.losses.add("stderr", err.error());
@@ -94,19 +101,37 @@ std::string interrupted(int signal) {
 }
 
 /// Connects to the other nodes, and agrees with them on the attempt.
-Start join_nodes(const Plan& plan, int restarts, Console& console,
-                 const std::function<void()>& while_joining) {
+Start join_nodes(const Plan& plan, int restarts, Console& console, RemoteNodes* remote) {
+  const auto& node = plan.options.node;
   const auto wait = [&] {
-    while_joining();
     const auto signal = console.pause(std::chrono::milliseconds(1));
+    if (signal && stdin_ended()) std::_Exit(128 + *signal);  // for the others it is lost
     if (signal) throw CommError(concat(interrupted(*signal), detail::host_name()));
   };
+  int running = node.count;  // launchers of which none is known to have ended
+  // Others may take the place of launchers that were started by hand for the time after which one
+  // counts as lost. The timeout of those that wait begins earlier, maybe.
+  const bool by_hand = restarts > 0 && remote == nullptr;
+  detail::Deadline until(std::min(Environment::get().heartbeat, rendezvous_time(plan.options) / 2));
   console.nodes.reset();
-  console.nodes.emplace(plan.options, wait);
+  console.nodes.emplace(
+      plan.options,
+      [&] {
+        if (remote != nullptr) running = remote->check(console);
+        wait();
+      },
+      [&](int nodes) {
+        return node.least > 0 && nodes >= node.least &&
+               (nodes >= running || (by_hand && until.passed()));
+      });
   auto start = start_attempt(plan, restarts, *console.nodes, wait);
+  for (const int number : start.absent) {
+    if (node.remote) break;
+    console.outputs.err.line(
+        "", concat("lockstep: starts without node ", number, " of ", node.count, " (--min-hosts)"));
+  }
   if (plan.options.verbose) {
     const auto& made = start.plan;
-    const auto& node = plan.options.node;
     console.outputs.err.line(
         "", concat("lockstep: node ", node.number, " of ", node.count, " (host ",
                    detail::host_name(), ") has ",
@@ -117,19 +142,22 @@ Start join_nodes(const Plan& plan, int restarts, Console& console,
 }
 
 /// One attempt, on all nodes if there are several.
-Outcome run_attempt(const Plan& plan, int& restarts, Console& console,
-                    const std::function<void()>& while_joining) {
+Outcome run_attempt(const Plan& plan, int& restarts, Console& console, RemoteNodes* remote) {
   const auto& node = plan.options.node;
   if (node.count == 1) return Supervisor(attempt_of(plan, restarts), console).run();
   try {
-    auto start = join_nodes(plan, restarts, console, while_joining);
+    auto start = join_nodes(plan, restarts, console, remote);
     restarts = start.plan.restarts;
+    if (!start.lost.empty()) {
+      return agreed({.may_restart = restarts < plan.options.max_restarts}, node.number, start.lost);
+    }
     Supervisor supervisor(start.plan, console, std::move(start.listening));
     return supervisor.run();
   } catch (const std::exception& error) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
       const std::string text = error.what(), known = interrupted(signal);
       if (!text.starts_with(known)) continue;
+      if (remote != nullptr) remote->end_joining();
       Outcome outcome{.code = 128 + signal, .end_signal = signal};
       const auto host = text.substr(known.size());
       if (host != detail::host_name()) outcome.signalled = concat(" on host ", host);
@@ -145,7 +173,7 @@ Outcome run_attempt(const Plan& plan, int& restarts, Console& console,
 
 }  // namespace
 
-int run(const Plan& plan, const std::function<void()>& while_joining) {
+int run(const Plan& plan, RemoteNodes* remote) {
   using Clock = std::chrono::steady_clock;
   open_standard_descriptors();
   Console console(plan.options.forward_signals);
@@ -156,8 +184,12 @@ int run(const Plan& plan, const std::function<void()>& while_joining) {
   const int most = plan.options.max_restarts;
   for (int restarts = 0;; ++restarts) {
     const auto begin = Clock::now();
-    Outcome outcome = run_attempt(plan, restarts, console, while_joining);
+    Outcome outcome = run_attempt(plan, restarts, console, remote);
     auto& err = console.outputs.err;
+    const auto lost = console.nodes ? console.nodes->lost() : std::vector<int>();
+    // Another host may have its number in the next attempt.
+    if (plan.options.node.remote && !lost.empty()) outcome.may_restart = false;
+    if (remote != nullptr) remote->drop(lost);
     if (outcome.cause && outcome.may_restart) {
       const auto lasted =
           std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
@@ -174,7 +206,10 @@ int run(const Plan& plan, const std::function<void()>& while_joining) {
                           " was not forwarded, because no rank was left"));
     }
     if (!plan.options.node.remote) conclude(outcome, restarts, most, err);
-    return settle(outcome, console);
+    const int code = settle(outcome, console, remote);
+    // Node 0 has the result. The exit code of a launcher that ssh has started is for its output.
+    const bool complete = plan.options.node.remote && outcome.cause && console.losses.empty();
+    return complete ? 0 : code;
   }
 }
 

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <functional>
-
 #include "launch/plan.h"
+#include "launch/remote_nodes.h"
 
 namespace lockstep::inline v0_2::launch {
 
@@ -49,9 +48,7 @@ namespace lockstep::inline v0_2::launch {
 /// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
 /// executed. CommError if the system refuses memory, processes or descriptors. No rank runs then.
 ///
-/// while_joining is called while the launcher waits for other nodes. An exception from it ends the
-/// job.
-int run(
-    const Plan& plan, const std::function<void()>& while_joining = [] {});
+/// remote: the launchers of the other nodes, if this one has started them.
+int run(const Plan& plan, RemoteNodes* remote = nullptr);
 
 }  // namespace lockstep::launch

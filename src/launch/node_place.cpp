@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "comm/control/address.h"
+#include "comm/control/joining.h"
 #include "core/environment.h"
+#include "core/launcher.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -33,20 +35,11 @@ constexpr std::array node_sources{
     NodeSource{"SLURM_NNODES", "", "SLURM_JOB_NODELIST", "MASTER_PORT"},
     NodeSource{"", "JOB_COMPLETION_INDEX", "MASTER_ADDR", "MASTER_PORT"},
 };
-constexpr const char* default_port = "29500";  // PyTorch's
+const auto default_port = std::to_string(control::default_port);
 
 std::string value_of(const Variables& environment, std::string_view name) {
   const auto* found = find_variable(environment, name);
   return found == nullptr ? "" : *found;
-}
-
-/// "node07" of SLURM's "node[07-09,11],other"; another address as it is.
-std::string first_host(const std::string& list) {
-  const auto bracket = list.find('[');
-  if (bracket == 0 || list.find_first_of("[,") == std::string::npos) return list;
-  if (list.find(',') < bracket) return list.substr(0, list.find(','));
-  const auto end = list.find_first_of("-,]", bracket);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
 std::string shown(const Variables& environment, const NodeSource& source) {

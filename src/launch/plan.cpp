@@ -92,7 +92,6 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
   Variables variables{{"LOCKSTEP_RANK", std::to_string(rank)},
                       {"LOCKSTEP_WORLD_SIZE", std::to_string(options.ranks)},
                       {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)},
-                      {"LOCKSTEP_ERROR_FD", std::to_string(error_descriptor)},
                       {"LOCKSTEP_CORES", std::to_string(cores)},
                       {"LOCKSTEP_RUN_ID", plan.run_id},
                       {std::string(restart_count), "0"}};

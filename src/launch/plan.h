@@ -21,11 +21,13 @@ enum class Bind { none, cores };
 struct NodePlace {
   int count = 1;            ///< number of nodes; 1: all ranks are on this host
   int number = 0;           ///< this node's, from 0
+  int least = 0;            ///< an attempt begins with so many nodes if no more come; 0: with all
   std::string host = {};    ///< name or address of node 0
   std::uint16_t port = 0;   ///< on which node 0 listens
   std::string source = {};  ///< the variables that have given the place, for texts
   std::string token = {};   ///< of the nodes, in hexadecimal; empty: as LOCKSTEP_TOKEN_FILE
   bool remote = false;      ///< started by RemoteNodes, whose launcher reports the results
+  bool shows_host = false;  ///< all nodes write to one output, so that ranks' lines name hosts
 };
 
 /// The options of the launcher.
@@ -51,6 +53,7 @@ struct Options {
       1000};                        ///< before the first restart; later delays: Backoff
   int max_restarts = 0;             ///< most restarts of the world after a failure
   bool quiet = false;               ///< display the output of rank 0 only
+  bool reads_stdin = true;          ///< rank 0 reads the launcher's stdin
   bool rank_per_gpu = false;        ///< one rank for each GPU
   std::optional<std::string> gpus;  ///< entries for CUDA_VISIBLE_DEVICES, as "0,1"
   /// More ranks than GPUs are allowed, for LOCKSTEP_SHARE_GPUS: "1" for ranks that exchange through
@@ -100,11 +103,10 @@ struct Plan {
   int world_size = 0;   ///< number of ranks of all nodes
 };
 
-/// The descriptors that ranks inherit: the world's memory, the ErrorRecords, and, with several
-/// nodes, the socket on which rank 0 listens. The numbers are above those that shell scripts use.
+/// The descriptors that ranks inherit: the world's memory and, with several nodes, the socket on
+/// which rank 0 listens. The numbers are above those that shell scripts use.
 inline constexpr int arena_descriptor = 200;
-inline constexpr int error_descriptor = 201;
-inline constexpr int listen_descriptor = 202;
+inline constexpr int listen_descriptor = 201;
 
 /// Checks the options, finds the program and the GPUs, and divides the cores.
 /// Throws: InvalidArgument naming the option, or the program and why it cannot be executed.

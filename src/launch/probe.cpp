@@ -15,7 +15,6 @@
 #include <string_view>
 
 #include "core/text.h"
-#include "launch/job/children.h"
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {

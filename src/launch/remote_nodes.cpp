@@ -1,6 +1,7 @@
 #include "launch/remote_nodes.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,26 +13,30 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <random>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "comm/control/address.h"
-#include "comm/control/token.h"
+#include "comm/control/handshake.h"
 #include "core/environment.h"
 #include "core/system/process.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "launch/describe.h"
-#include "launch/job/children.h"
+#include "launch/job/console.h"
 #include "launch/job/nodes.h"
-#include "launch/job/output.h"
+#include "launch/system.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
+using Clock = std::chrono::steady_clock;
+
+/// Least time in which ssh and a launcher end after a job that was ended.
+constexpr auto ending_time = std::chrono::seconds(5);
 
 bool is_this_host(const std::string& name) {
   const auto own = detail::host_name();
@@ -52,12 +57,12 @@ std::string description(const RemoteOptions& remote, const Options& options, std
   const auto add = [&](const std::string& word) { text += word + '\0'; };
   add(std::filesystem::current_path());
   for (const auto& [name, value] : inherited_environment()) {
+    const auto exported = [&name = name](const std::string& word) {
+      return word.substr(0, word.find('=')) == name;
+    };
     const bool sent = name.starts_with("LOCKSTEP_") || name.starts_with("OMP_") ||
-                      name == "LD_LIBRARY_PATH" || std::ranges::count(remote.exports, name) > 0;
+                      name == "LD_LIBRARY_PATH" || std::ranges::any_of(remote.exports, exported);
     if (sent && name != "LOCKSTEP_TOKEN_FILE") add(concat(name, '=', value));
-  }
-  for (const auto& word : remote.exports) {
-    if (word.find('=') != std::string::npos) add(word);
   }
   add(concat("LOCKSTEP_NODE_TOKEN=", options.node.token));
   add("");
@@ -74,6 +79,21 @@ std::string description(const RemoteOptions& remote, const Options& options, std
   return concat(text.size(), '\n', text);
 }
 
+/// A free port. Other ports are in use by this host's outgoing connections (from 32768 on, unless
+/// the system has another range), which could have this one when the nodes meet again.
+std::uint16_t lasting_port() {
+  std::random_device random;
+  std::uniform_int_distribution<std::uint16_t> ports(10'000, 32'000);
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const auto port = ports(random);
+    const auto free = [&](int family) {
+      return static_cast<bool>(control::listen_at(control::Address::any(family).with_port(port)));
+    };
+    if (free(AF_INET6) || free(AF_INET)) return port;
+  }
+  return control::Address::local(listen_anywhere().get()).port();
+}
+
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
   std::vector<std::string> words;
@@ -83,12 +103,16 @@ std::vector<std::string> words_of(const std::string& text) {
 
 }  // namespace
 
-std::vector<HostRanks> parse_hosts(std::string text, std::string_view named_by) {
-  std::ranges::replace(text, ',', '\n');
+std::vector<HostRanks> parse_hosts(const std::string& text, std::string_view named_by) {
   std::istringstream lines(text);
-  std::vector<HostRanks> hosts;
+  std::string entries;
   for (std::string line; std::getline(lines, line);) {
-    auto words = words_of(line.substr(0, line.find('#')));
+    entries += line.substr(0, line.find('#')) + ',';
+  }
+  std::istringstream fields(entries);
+  std::vector<HostRanks> hosts;
+  for (std::string entry; std::getline(fields, entry, ',');) {
+    auto words = words_of(entry);
     if (words.empty()) continue;
     constexpr std::string_view slots = "slots=";
     const auto colon = words[0].rfind(':');
@@ -100,78 +124,153 @@ std::vector<HostRanks> parse_hosts(std::string text, std::string_view named_by) 
     const int ranks = detail::parse_number<int>(number).value_or(0);
     if (ranks < 1) {
       throw InvalidArgument(
-          concat("run: ", named_by, ": got '", line,
+          concat("run: ", named_by, ": got '", entry,
                  "', expected HOST:RANKS, as a:2, or in a file also 'a slots=2'"));
     }
     hosts.push_back({has_slots ? words[0] : words[0].substr(0, colon), ranks});
   }
+  return hosts;
+}
+
+NodePlace first_of(const std::vector<HostRanks>& hosts, std::string_view named_by) {
   if (hosts.empty() || !is_this_host(hosts.front().name)) {
     throw InvalidArgument(
         concat("run: ", named_by, ": got ",
                hosts.empty() ? "no host" : concat("first host ", hosts.front().name),
                ", expected this host, ", detail::host_name(), ", first"));
   }
-  return hosts;
-}
-
-NodePlace first_of(const std::vector<HostRanks>& hosts) {
+  if (hosts.size() == 1) return {};
   const auto& name = hosts.front().name;
   return {.count = static_cast<int>(hosts.size()),
           .host = name == "localhost" ? detail::host_name() : name,
-          .port = control::Address::local(listen_anywhere().get()).port(),
+          .port = lasting_port(),
           .source = "--hosts",
-          .token = control::hexadecimal(control::random_token())};
+          .token = control::hexadecimal(control::random_bytes())};
 }
 
-RemoteNodes::RemoteNodes(const std::vector<HostRanks>& hosts, const RemoteOptions& remote,
-                         const Options& options) {
+RemoteNodes::RemoteNodes(const std::vector<HostRanks>& hosts, RemoteOptions remote,
+                         const Options& options)
+    : options_(std::move(remote)), job_(options), remotes_(hosts.size() - 1) {
   const auto before = signal(SIGPIPE, SIG_IGN);  // of an ssh that ends at once
   for (std::size_t node = 1; node < hosts.size(); ++node) {
-    auto pipe = make_pipe();
-    const auto words = words_of(remote.ssh);
-    StringArray arguments;
-    for (const auto& word : words) arguments.add(word);
-    arguments.add(hosts[node].name);
-    arguments.add(concat("exec ", quoted(remote.lockstep), " run --join-by-stdin"));
-    char* const* argv = arguments.get();
-    const pid_t ssh = fork();
-    if (ssh < 0) throw_system("start ssh");
-    if (ssh == 0) {
-      setsid();  // Ctrl-C is for the launchers, which send it on
-      signal(SIGPIPE, before);
-      dup2(pipe.read.get(), STDIN_FILENO);
-      execvp(argv[0], argv);
-      _exit(127);
-    }
-    remotes_.push_back({hosts[node].name, ssh, std::move(pipe.write)});
-    const auto text = description(remote, options, node, hosts[node].ranks);
-    for (std::size_t sent = 0; sent < text.size();) {
-      const auto count = write(remotes_.back().in.get(), text.data() + sent, text.size() - sent);
-      if (count < 0 && errno != EINTR) break;  // check() names the host
-      sent += count < 0 ? 0 : static_cast<std::size_t>(count);
-    }
+    start(node, hosts[node], [before] { signal(SIGPIPE, before); });
   }
   signal(SIGPIPE, before);
 }
 
-RemoteNodes::~RemoteNodes() {
-  // The launchers of a job that has not begun wait for others. Their stdin ends that.
-  if (std::uncaught_exceptions() > 0) {
-    for (auto& remote : remotes_) remote.in.reset();
+void RemoteNodes::start(std::size_t node, const HostRanks& host,
+                        const std::function<void()>& in_child) {
+  auto pipe = make_pipe();
+  const auto words = words_of(options_.ssh);
+  StringArray arguments;
+  for (const auto& word : words) arguments.add(word);
+  arguments.add(host.name);
+  arguments.add(concat("exec ", quoted(options_.lockstep), " run --join-by-stdin"));
+  char* const* argv = arguments.get();
+  StringArray environment;
+  for (const auto& [name, value] : options_.environment) environment.add(concat(name, '=', value));
+  char* const* const variables = environment.get();
+  const pid_t ssh = fork();
+  if (ssh < 0) throw_system("start ssh");
+  if (ssh == 0) {
+    setsid();  // Ctrl-C is for the launchers, which send it on
+    in_child();
+    environ = const_cast<char**>(variables);
+    dup2(pipe.read.get(), STDIN_FILENO);
+    execvp(argv[0], argv);
+    _exit(127);
   }
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  pipe.read.reset();  // a write after the end of ssh then fails
+  auto& started = remotes_[node - 1];
+  started = {.host = host.name, .ssh = ssh, .in = std::move(pipe.write)};
+  const auto text = description(options_, job_, node, host.ranks);
+  for (std::size_t sent = 0; sent < text.size();) {
+    const auto count = write(started.in.get(), text.data() + sent, text.size() - sent);
+    if (count < 0 && errno != EINTR) break;  // check() names the host
+    sent += count < 0 ? 0 : static_cast<std::size_t>(count);
+  }
+}
+
+RemoteNodes::~RemoteNodes() {
+  if (std::uncaught_exceptions() > 0) end_joining();
+  const auto until = Clock::now() + ending_time;
   for (auto& remote : remotes_) {
+    if (remote.ssh < 0) continue;
     if (!await_end(remote.ssh, until)) kill(remote.ssh, SIGKILL);
     waitpid(remote.ssh, nullptr, 0);
   }
 }
 
-void RemoteNodes::check() const {
-  for (const auto& remote : remotes_) {
-    if (const auto ending = ending_of(remote.ssh)) {
-      throw CommError(concat("run: host ", remote.host, ": ssh or the launcher there ended with ",
-                             ending->text(), " before all hosts had joined"));
+void RemoteNodes::end_joining() {
+  for (auto& remote : remotes_) remote.in.reset();
+}
+
+int RemoteNodes::check(Console& console) {
+  int running = 1;
+  for (std::size_t node = 1; node <= remotes_.size(); ++node) {
+    auto& remote = remotes_[node - 1];
+    if (const auto ending = remote.ssh < 0 ? std::nullopt : ending_of(remote.ssh)) {
+      remote.end = concat("ssh or the launcher there ended with ", ending->text(),
+                          " before all hosts had joined");
+      waitpid(remote.ssh, nullptr, 0);
+      remote.ssh = -1;
     }
+    if (remote.ssh < 0 && !options_.spares.empty()) {
+      const auto spare = std::move(options_.spares.front());
+      options_.spares.pop_front();
+      console.outputs.err.line("", concat("lockstep: host ", spare.name, " replaces host ",
+                                          remote.host, ": ", remote.end));
+      start(node, spare, [&] { console.signals.restore(); });
+    }
+    running += remote.ssh >= 0 ? 1 : 0;
+  }
+  if (running == job_.node.count || (job_.node.least > 0 && running >= job_.node.least)) {
+    return running;
+  }
+  std::string ended;
+  for (const auto& remote : remotes_) {
+    if (remote.ssh < 0)
+      ended += concat(ended.empty() ? "" : "; ", "host ", remote.host, ": ", remote.end);
+  }
+  throw CommError("run: " + ended);
+}
+
+void RemoteNodes::await_ends(const Outcome& outcome, Console::Patience patience, Console& console) {
+  const auto begin = Clock::now();
+  bool told = false;
+  auto until = Clock::time_point::max();
+  if (patience) until = Clock::now() + std::max<Clock::duration>(*patience, ending_time);
+  for (auto& remote : remotes_) {
+    if (remote.ssh < 0) continue;
+    while (!ending_of(remote.ssh) && Clock::now() < until) {
+      if (!told && Clock::now() - begin > ending_time) {
+        told = true;
+        console.outputs.err.line("", concat("lockstep: the job is over; ssh to host ", remote.host,
+                                            " runs on, as it may still write output"));
+      }
+      const bool hurried = console.pause(std::chrono::milliseconds(5)).has_value();
+      if (hurried) until = std::min(until, Clock::now() + ending_time);
+    }
+    const auto ending = ending_of(remote.ssh);
+    const auto place = concat("the output of host ", remote.host);
+    if (!ending) {
+      kill(remote.ssh, SIGKILL);
+      console.losses.add(place, "ssh had not ended");
+    } else if (outcome.code == 0 && ending->failed()) {
+      console.losses.add(place, concat("ssh or the launcher there ended with ", ending->text()));
+    }
+    waitpid(remote.ssh, nullptr, 0);
+    remote.ssh = -1;
+  }
+}
+
+void RemoteNodes::drop(std::span<const int> numbers) {
+  for (const int number : numbers) {
+    auto& remote = remotes_[static_cast<std::size_t>(number) - 1];
+    if (remote.ssh < 0) continue;
+    kill(remote.ssh, SIGKILL);
+    waitpid(remote.ssh, nullptr, 0);
+    remote = {.host = remote.host, .end = "it was lost"};
   }
 }
 
@@ -206,20 +305,6 @@ void become_remote_node() {
   for (std::string word; std::getline(fields, word, '\0');) words.add(word);
   execv("/proc/self/exe", words.get());
   throw_system("execute itself");
-}
-
-void end_with_stdin() {
-  std::thread([] {
-    const detail::SignalsBlocked blocked;
-    char ignored = 0;
-    for (ssize_t count = 1; count > 0 || (count < 0 && errno == EINTR);) {
-      count = read(STDIN_FILENO, &ignored, 1);
-    }
-    for (;;) {
-      kill(getpid(), SIGTERM);
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-    }
-  }).detach();
 }
 
 }  // namespace lockstep::launch

@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -199,6 +200,7 @@ void combine_over_ranks(const Group& group, const std::function<void(MetricCombi
   const at::Tensor sums = host.empty({static_cast<std::int64_t>(values.size())}, at::kDouble);
   double* const sum = sums.mutable_data_ptr<double>();
   std::ranges::copy(values, sum);
+  const SourceScope scope(host.communicator(), {.content = Source::Content::metrics});
   host.all_reduce(sums).wait();
   std::copy_n(sum, values.size(), values.begin());
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
@@ -128,6 +129,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operati
     // gradient raises an error.
     for (const auto& gradient : of_dtype) gradient.unsafeGetTensorImpl()->bump_version();
   }
+  const SourceScope scope(group_.communicator(), {.content = Source::Content::grad_scaler});
   group_.all_reduce(found_inf, ReduceOp::max).wait();
   unscaled_.emplace(&optimizer, Unscaled{.found_inf = std::move(found_inf)});
 }

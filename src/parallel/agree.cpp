@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
 #include "core/text.h"
+#include "group/gather_texts.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -31,25 +31,6 @@ Lines split(std::string_view text) {
   return lines;
 }
 
-/// The lines of every rank. Texts may differ in length.
-std::vector<Lines> gather(const Group& group, const std::string& mine,
-                          const std::vector<std::size_t>& lengths) {
-  std::size_t total = 0;
-  for (const auto length : lengths) total += length;
-  auto input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
-  auto output = at::empty({static_cast<std::int64_t>(total)}, at::kByte);
-  if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
-  group.host().all_gather(output, input, lengths).wait();
-
-  std::vector<Lines> all;
-  std::string_view rest(static_cast<const char*>(output.data_ptr()), total);
-  for (const auto length : lengths) {
-    all.push_back(split(rest.substr(0, length)));
-    rest.remove_prefix(length);
-  }
-  return all;
-}
-
 LineDifference describe_difference(const std::vector<Lines>& all) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
@@ -59,29 +40,22 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
     };
     struct Variant {
       std::string line;
-      std::string ranks;
-      int count = 1;
-      int first;
+      std::vector<int> ranks;
     };
     std::vector<Variant> variants;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       auto variant = std::ranges::find(variants, line(rank), &Variant::line);
-      if (variant == variants.end()) {
-        variants.push_back({line(rank), concat(rank), 1, static_cast<int>(rank)});
-      } else {
-        variant->ranks += concat(", ", rank);
-        ++variant->count;
-      }
+      if (variant == variants.end()) variant = variants.insert(variant, {line(rank), {}});
+      variant->ranks.push_back(static_cast<int>(rank));
     }
     if (variants.size() == 1) continue;
     std::string text;
-    for (const auto& variant : variants) {
-      text += concat(text.empty() ? "" : "; ", variant.line, " on rank",
-                     variant.count == 1 ? " " : "s ", variant.ranks);
-    }
-    const auto majority = std::ranges::max_element(variants, {}, &Variant::count);
+    for (const auto& [variant, ranks] : variants)
+      text += concat(text.empty() ? "" : "; ", variant, " on ", rank_list(ranks));
+    const auto count = [](const Variant& variant) { return variant.ranks.size(); };
+    const auto majority = std::ranges::max_element(variants, {}, count);
     const auto differing = majority == variants.begin() ? majority + 1 : variants.begin();
-    return {.text = text, .rank = differing->first};
+    return {.text = text, .rank = differing->ranks.front()};
   }
   return {.text = "the lines are equal, but their digests differ"};
 }
@@ -101,15 +75,15 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   group.host().all_gather(all, mine).wait();
 
   bool equal = true;
-  std::vector<std::size_t> lengths;
   const auto* theirs = all.data_ptr<std::int64_t>();
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     equal = equal && theirs[3 * rank] == theirs[0] && theirs[3 * rank + 1] == theirs[1];
-    lengths.push_back(static_cast<std::size_t>(theirs[3 * rank + 1]));
     if (highest != nullptr) *highest = std::max(*highest, theirs[3 * rank + 2]);
   }
   if (equal) return std::nullopt;
-  return describe_difference(gather(group, text, lengths));
+  std::vector<Lines> lines_of_ranks;
+  for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(split(of_rank));
+  return describe_difference(lines_of_ranks);
 }
 
 void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,

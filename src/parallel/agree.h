@@ -1,6 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +12,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -17,11 +21,39 @@ namespace lockstep::inline v0_2::detail {
 /// integer, do not change the maxima of the others.
 template <class Integer>
 struct Compared {
-  explicit Compared(Integer own) : value(own), complement(static_cast<Integer>(~own)) {}
+  explicit Compared(Integer own = 0) : value(own), complement(static_cast<Integer>(~own)) {}
   bool is_equal() const { return static_cast<Integer>(~complement) == value; }
 
   Integer value;
   Integer complement;
+};
+
+/// The bytewise maxima over ranks of a value of a few bytes, by one all_reduce.
+template <class T>
+class MaxOverRanks {
+ public:
+  explicit MaxOverRanks(const Group& group)
+      : group_(group.host()), bytes_(group_.empty({sizeof(T)}, at::kByte)) {}
+
+  /// Begins the all_reduce; does not block. Ranks: all of the group.
+  void begin(const T& own) {
+    std::memcpy(bytes_.mutable_data_ptr(), &own, sizeof own);
+    work_ = group_.all_reduce(bytes_, ReduceOp::max);
+  }
+  bool pending() const { return work_.pending(); }
+  bool ready() { return work_.ready(); }
+  /// Waits for all ranks. The result is the same on every rank.
+  T end() {
+    work_.wait();
+    T all{};
+    std::memcpy(static_cast<void*>(&all), bytes_.const_data_ptr(), sizeof all);
+    return all;
+  }
+
+ private:
+  Group group_;
+  at::Tensor bytes_;
+  Work work_;
 };
 
 /// "WHAT rank 1 of 4: " and the parts.

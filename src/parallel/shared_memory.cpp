@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -52,6 +53,10 @@ void release(std::byte* block, std::shared_ptr<std::byte> owned) {
 }
 
 }  // namespace
+
+bool shares_memory(const DataParallelOptions& options) {
+  return options.share_memory ? *options.share_memory : Environment::read().share_memory;
+}
 
 void check_shares_memory(const Group& group) {
   const auto byte = group.communicator().allocate(1);

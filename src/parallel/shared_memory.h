@@ -4,9 +4,14 @@
 
 #include <cstddef>
 
+#include "lockstep/data_parallel_options.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// DataParallelOptions::share_memory, or its default.
+/// Throws: InvalidArgument for an environment variable that cannot be used.
+bool shares_memory(const DataParallelOptions& options);
 
 /// Throws: InvalidArgument unless the ranks of the group can access each other's heaps.
 void check_shares_memory(const Group& group);

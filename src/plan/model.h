@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/types.h"
+
 namespace lockstep::inline v0_2::plan {
 
 /// Bytes of a parameter or gradient: a float32.
@@ -46,15 +48,6 @@ Model find_model(std::string_view name);
 /// A model of which only the number of parameters is known: layers of a million parameters, each
 /// used once per sample.
 Model model_of(std::size_t parameters);
-
-/// The tensors of which each rank of the world keeps a part instead of all.
-/// Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
-/// Models, 2020.
-enum class Shard {
-  none,
-  optimizer,  ///< the optimizer's state (ZeRO-1)
-  gradients   ///< the optimizer's state and the averaged gradients (ZeRO-2)
-};
 
 /// "none", "optimizer" or "gradients".
 std::string_view name(Shard shard);

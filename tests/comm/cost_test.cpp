@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "comm/messages/algorithm.h"
+#include "comm/messages/options.h"
 
 // Everything expected here is worked out by hand from docs/algorithms.md.
 

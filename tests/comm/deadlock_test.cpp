@@ -173,28 +173,28 @@ class Waits : public ::testing::Test {
 TEST_F(Waits, ForARankThatComputesAreNoDeadlock) {
   const auto first = wait(0, 2);
   begin(0, 2);
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
 }
 
 TEST_F(Waits, ForAnOperationThatAllHaveBegunAreNoDeadlock) {
   for (int rank = 0; rank < 3; ++rank) begin(rank, 2);
   const auto first = wait(0, 2);
   const auto second = wait(1, 2);
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
 }
 
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);
   auto second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
-  const auto found = host::find_deadlock(arena_, 0);
+  const auto found = detail::find_deadlock(host::live_waits(arena_), 0);
   ASSERT_TRUE(found);
-  EXPECT_EQ(found, host::find_deadlock(arena_, 1));
+  EXPECT_EQ(found, detail::find_deadlock(host::live_waits(arena_), 1));
   EXPECT_EQ(found->rank_at_fault(), 1);
   second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
-  EXPECT_NE(found, host::find_deadlock(arena_, 0));
+  EXPECT_NE(found, detail::find_deadlock(host::live_waits(arena_), 0));
   second.reset();
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
 }
 
 /// Rank 0 and rank 1 wait for each other in turn, never at the same time.
@@ -210,7 +210,8 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
   int found = 0;
   const auto end = std::chrono::steady_clock::now() + 300ms;
   while (std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 100; ++i) found += host::find_deadlock(arena_, 0) ? 1 : 0;
+    for (int i = 0; i < 100; ++i)
+      found += detail::find_deadlock(host::live_waits(arena_), 0) ? 1 : 0;
   }
   over = true;
   ranks.join();

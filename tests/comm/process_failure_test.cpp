@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/host/world/world.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/stopped_job.h"
 
@@ -74,6 +75,32 @@ TEST(Processes, StoppedRankIsFoundByTheTimeout) {
   for (const auto& outcome : outcomes) {
     EXPECT_THAT(outcome.err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1 (stopped)"));
   }
+}
+
+TEST(World, RecordedErrorExplainsTheFailure) {
+  const auto world = host::World::create(2);  // ranks 4 and 5 of a larger world
+  world->record_error(1, {.raised = true, .text = "caught"}, 5);
+  world->fail({.kind = detail::Failure::Kind::left, .rank = 1, .text = "rank 5 left"});
+  EXPECT_EQ(world->failure()->text, "rank 5 left");
+  EXPECT_EQ(world->error_of(1)->text, "caught");
+
+  world->record_error(1, {.rank = 4, .repeats = true, .text = "rank 4: disk full"}, 5);
+  EXPECT_EQ(world->failure()->text, "rank 4: disk full");
+  EXPECT_EQ(world->failure()->rank, 0);
+  world->record_error(0, {.text = "no space"}, 4);
+  EXPECT_EQ(world->failure()->text, "rank 4: no space");
+
+  world->record_error(1, {.text = "later"}, 5);
+  EXPECT_EQ(world->error_of(1)->text, "rank 4: disk full") << "the first error counts";
+}
+
+TEST(World, FailureOfTheWorldExplainsNothing) {
+  const auto world = host::World::create(2);
+  world->fail({.kind = detail::Failure::Kind::left, .rank = 1, .text = "rank 1 left"});
+  world->record_error(1, {.kind = ErrorKind::communication, .text = "rank 1 left"}, 1);
+  EXPECT_EQ(world->failure()->kind, detail::Failure::Kind::left);
+  EXPECT_EQ(world->error_of(1)->kind, ErrorKind::communication);
+  EXPECT_FALSE(world->error_of(0));
 }
 
 }  // namespace

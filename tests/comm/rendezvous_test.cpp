@@ -99,18 +99,6 @@ TEST(Rendezvous, MissingRanksAreNamed) {
                              HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
 }
 
-/// The abstract address of the world that is being made, as anybody can see it.
-std::string visible_address() {
-  const std::string key = lockstep::detail::concat("@lockstep-", ::geteuid(), "-");
-  for (;;) {
-    std::ifstream in("/proc/net/unix");
-    for (std::string line; std::getline(in, line);) {
-      if (const auto at = line.find(key); at != std::string::npos) return line.substr(at + 1);
-    }
-    std::this_thread::yield();
-  }
-}
-
 /// An abstract address, and sockets that this process has there.
 class Address {
  public:
@@ -221,27 +209,17 @@ TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
 TEST(Rendezvous, AnotherUserIsNotLetIn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   std::string got = "an answer";
+  const auto address = Address::of(own_job("stranger"));
   const auto stranger = [&] {
-    const std::string name = visible_address();
     // Of this thread alone, which glibc's wrapper would not do.
     constexpr long nobody = 65534;
     ASSERT_EQ(::syscall(SYS_setresuid, nobody, nobody, nobody), 0);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
-    const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
-    const auto length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
-    // Rank 0 may have bound its address and not listen to it yet.
-    while (::connect(fd, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(length)) !=
-           0) {
-      ASSERT_EQ(errno, ECONNREFUSED);
-      std::this_thread::yield();
-    }
+    const auto connection = address.connected();
+    const int fd = connection.get();
     const host::Hello hello{.magic = host::Hello::expected_magic, .rank = 1, .size = 2};
     ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
     char byte = 0;
     if (::recv(fd, &byte, 1, 0) <= 0) got = "nothing";
-    ::close(fd);
   };
   std::promise<void> went;
   const auto texts = what_calls_threw({[] { host::rendezvous(own_job("stranger"), 0, 2, 20s); },

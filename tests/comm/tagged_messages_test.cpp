@@ -153,11 +153,11 @@ class WaitsForAny : public ::testing::Test {
 TEST_F(WaitsForAny, AreNoDeadlockWhileOneRankComputes) {
   const auto any = wait(0, Collective::recv, any_source);
   const auto other = wait(1, Collective::recv, 0);
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
-  EXPECT_FALSE(host::find_deadlock(arena_, 1));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1));
   const auto last = wait(2, Collective::recv, 1);
-  EXPECT_TRUE(host::find_deadlock(arena_, 0));
-  EXPECT_TRUE(host::find_deadlock(arena_, 2));
+  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 2));
 }
 
 TEST_F(WaitsForAny, EndByAMessageThatIsNotTaken) {
@@ -165,10 +165,11 @@ TEST_F(WaitsForAny, EndByAMessageThatIsNotTaken) {
   const auto other = wait(1, Collective::send, 0);
   const auto last = wait(2, Collective::recv, 1);
   block_.mailbox(1, 0).sends_begun.store(1);
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
-  EXPECT_FALSE(host::find_deadlock(arena_, 2));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 2));
   block_.mailbox(1, 0).taken.store(1);
-  EXPECT_FALSE(host::find_deadlock(arena_, 1)) << "rank 0 has taken the message of rank 1";
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1))
+      << "rank 0 has taken the message of rank 1";
 }
 
 TEST_F(WaitsForAny, AreADeadlockIfASendFindsNoReceive) {
@@ -176,9 +177,9 @@ TEST_F(WaitsForAny, AreADeadlockIfASendFindsNoReceive) {
   const auto other = wait(1, Collective::send, 2);
   const auto last = wait(2, Collective::recv, 0);
   block_.mailbox(1, 2).sends_begun.store(1);
-  EXPECT_TRUE(host::find_deadlock(arena_, 0));
+  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
   block_.mailbox(1, 2).open_recvs.store(1);
-  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
 }
 
 }  // namespace

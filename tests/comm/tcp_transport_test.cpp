@@ -1,10 +1,16 @@
 #include "comm/tcp/tcp_transport.h"
 
 #include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <list>
@@ -175,6 +181,28 @@ TEST_F(TcpTransportTest, AFullSocketTakesALongMessageLater) {
   EXPECT_EQ(sends_, 3);
   EXPECT_TRUE(got == content);
   EXPECT_EQ(std::memcmp(behind.data(), "behind it", behind.size()), 0);
+}
+
+/// From now on, epoll_pwait2() fails in this thread, as on Linux before 5.11.
+void forbid_epoll_pwait2() {
+  std::array<sock_filter, 4> filter{
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_pwait2, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{.len = filter.size(), .filter = filter.data()};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST_F(TcpTransportTest, ASleepLastsOnAnOldKernelToo) {
+  std::jthread([this] {
+    forbid_epoll_pwait2();
+    const auto begin = std::chrono::steady_clock::now();
+    transport_.sleep(50ms);
+    transport_.sleep(100us);
+    EXPECT_GT(std::chrono::steady_clock::now() - begin, 50ms);
+  });
 }
 
 TEST_F(TcpTransportTest, AnEndInAMessageIsAnErrorThatNamesTheRank) {

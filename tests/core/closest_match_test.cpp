@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-const std::vector<std::string> commands{"run", "mpirun", "bench", "plan", "doctor", "report"};
+const std::vector<std::string> commands{"run", "two-hosts", "bench", "plan", "doctor", "report"};
 const std::vector<std::string> options{"-n", "--epochs", "--batch-size", "--lr", "--log-dir"};
 
 TEST(ClosestMatch, IsTheWordThatWasMeant) {
@@ -16,7 +16,7 @@ TEST(ClosestMatch, IsTheWordThatWasMeant) {
   EXPECT_EQ(closest_match("runn", commands), "run");
   EXPECT_EQ(closest_match("docter", commands), "doctor");
   EXPECT_EQ(closest_match("PLAN", commands), "plan");
-  EXPECT_EQ(closest_match("mpi-run", commands), "mpirun");
+  EXPECT_EQ(closest_match("two_hosts", commands), "two-hosts");
   EXPECT_EQ(closest_match("--epohcs", options), "--epochs");
   EXPECT_EQ(closest_match("--epoch", options), "--epochs");
   EXPECT_EQ(closest_match("-epochs", options), "--epochs");

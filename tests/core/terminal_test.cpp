@@ -6,27 +6,14 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <optional>
 #include <string>
+
+#include "tests/variable.h"
 
 namespace lockstep::detail {
 namespace {
 
-/// An environment variable with another value, or unset, while this lives.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = ::getenv(name)) before_ = before;
-    value != nullptr ? ::setenv(name, value, 1) : ::unsetenv(name);
-  }
-  ~Variable() { before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
+using testing::Variable;
 
 struct Ends {
   int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);

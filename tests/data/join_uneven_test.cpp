@@ -14,6 +14,7 @@
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
+#include "tests/groups.h"
 #include "tests/ranks.h"
 
 namespace lockstep {
@@ -21,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::run_ranks;
+using testing::run_groups;
 
 std::vector<int> batches(int rank, int count) {
   std::vector<int> all(static_cast<std::size_t>(count));
@@ -54,14 +55,11 @@ void end_with_the_first(const Group& group) {
 }
 
 TEST_P(JoinUneven, EndsWithTheFirstRankThatRunsOut) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    end_with_the_first(Group(std::move(communicator)));
-  });
+  run_groups(GetParam(), [](const Group& group) { end_with_the_first(group); });
 }
 
 TEST_P(JoinUneven, ARankWithoutBatchesLetsNobodyBegin) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     const auto loader = batches(0, group.rank() == group.size() - 1 ? 0 : 3);
     for ([[maybe_unused]] const int& batch : join_uneven(loader, group)) ADD_FAILURE();
     group.barrier().wait();
@@ -70,8 +68,7 @@ TEST_P(JoinUneven, ARankWithoutBatchesLetsNobodyBegin) {
 
 TEST_P(JoinUneven, UntilLastGoesOnWithoutTheRanksThatRanOut) {
   const int ranks = GetParam();
-  run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(ranks, [&](const Group& group) {
     int most = 0;
     for (int rank = 0; rank < ranks; ++rank) most = std::max(most, batches_of(rank, ranks));
     const int own = batches_of(group.rank(), ranks);
@@ -91,8 +88,7 @@ TEST_P(JoinUneven, UntilLastGoesOnWithoutTheRanksThatRanOut) {
 }
 
 TEST_P(JoinUneven, UntilLastOfNothingIsNothing) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     const std::vector<int> nothing;
     for ([[maybe_unused]] const auto& batch : join_uneven(nothing, group, until_last))
       ADD_FAILURE();
@@ -103,8 +99,7 @@ TEST_P(JoinUneven, UntilLastOfNothingIsNothing) {
 TEST_P(JoinUneven, ARankThatThrowsFailsTheOthersWithItsOwnError) {
   const int ranks = GetParam();
   try {
-    run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
+    run_groups(ranks, [&](const Group& group) {
       const auto loader = batches(group.rank(), 5);
       int turn = 0;
       try {
@@ -126,8 +121,7 @@ TEST_P(JoinUneven, ARankThatThrowsFailsTheOthersWithItsOwnError) {
 }
 
 TEST_P(JoinUneven, LeavingTogetherLeavesTheGroupUsable) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     const auto loader = batches(group.rank(), 5);
     for (const int& batch : join_uneven(loader, group)) {
       if (batch % 100 == 1) break;
@@ -159,8 +153,7 @@ class SizedNumbers
 
 TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
   for (const std::size_t workers : {0, 2}) {
-    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
+    run_groups(2, [&](const Group& group) {
       const std::size_t size = group.rank() == 0 ? 7 : 19;
       auto loader = torch::data::make_data_loader(
           SizedNumbers(size), DistributedSampler(size, ShardSpec{}, {.shuffle = false}),
@@ -177,15 +170,6 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
       }
     });
   }
-}
-
-const testing::ProcessBody unequal("join_uneven", [](std::shared_ptr<Communicator> communicator) {
-  end_with_the_first(Group(std::move(communicator)));
-  if (::testing::Test::HasFailure()) throw std::runtime_error("wrong batches");
-});
-
-TEST(InStepOfProcesses, EndsWithTheFirstRankThatRunsOut) {
-  testing::expect_processes(3, "join_uneven");
 }
 
 const testing::ProcessBody throwing("in_step_throws",

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/error.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -54,8 +54,7 @@ TEST(PartitionContiguous, RefusesARankOutsideTheGroup) {
 }
 
 TEST(PartitionDataset, GivesEachRankItsRun) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(3, [](const Group& group) {
     auto part = partition_dataset(Numbers(11), group);
     ASSERT_EQ(part.size(), 3u);
     const auto first = static_cast<std::size_t>(3 * group.rank());
@@ -66,8 +65,8 @@ TEST(PartitionDataset, GivesEachRankItsRun) {
 }
 
 TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
-  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
-    auto part = partition_dataset(Numbers(20), Group(std::move(communicator)));
+  testing::run_groups(1, [](const Group& group) {
+    auto part = partition_dataset(Numbers(20), group);
     DistributedSampler sampler(part.size().value(), ShardSpec{}, {.seed = 4});
     auto loader = torch::data::make_data_loader(part, sampler, 6);
     std::vector<std::size_t> drawn;
@@ -77,22 +76,17 @@ TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
 }
 
 TEST(PartitionDataset, HasNothingBeyondItsEnd) {
-  testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    auto part = partition_dataset(Numbers(5), Group(std::move(communicator)));
+  testing::run_groups(2, [](const Group& group) {
+    auto part = partition_dataset(Numbers(5), group);
     const std::vector<std::size_t> beyond{2};
-    try {
-      part.get_batch(beyond);
-      ADD_FAILURE();
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("got index 2, expected one below 2"));
-    }
+    EXPECT_THAT(testing::refusal([&] { part.get_batch(beyond); }),
+                HasSubstr("got index 2, expected one below 2"));
   });
 }
 
 TEST(PartitionDataset, NeedsASize) {
-  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
-    EXPECT_THROW(partition_dataset(Numbers(std::nullopt), Group(std::move(communicator))),
-                 InvalidArgument);
+  testing::run_groups(1, [](const Group& group) {
+    EXPECT_THROW(partition_dataset(Numbers(std::nullopt), group), InvalidArgument);
   });
 }
 

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/system/denormals_guard.h"
 #include "lockstep/datasets.h"
 #include "lockstep/denormals.h"
@@ -21,7 +20,7 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 
 namespace lockstep {
 namespace {
@@ -220,8 +219,7 @@ TEST_P(Prefetch, AnErrorOfTheWholeBatchNamesTheBatch) {
 }
 
 TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
-  testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(3, [&](const Group& group) {
     const auto size = static_cast<std::size_t>(12 + 4 * group.rank());
     DistributedSampler sampler = sampler_of(size);
     PrefetchLoader loader(OwnIndices(size), sampler, {.batch_size = 4, .workers = GetParam()});
@@ -278,6 +276,24 @@ TEST(PrefetchDepth, SoManyBatchesAreReadAheadAndNoMore) {
     EXPECT_EQ(ahead->batches, expected);
   }
   EXPECT_EQ(taken, 100u);
+}
+
+TEST(PrefetchOptions, ASamplerOfMoreSamplesThanTheDatasetHasIsRefused) {
+  const auto load = [](const auto& sampler) {
+    try {
+      PrefetchLoader loader(OwnIndices(10), sampler, {.batch_size = 4});
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(load(sampler_of(10)), "");
+  EXPECT_EQ(load(sampler_of(3)), "") << "a part of the dataset";
+  const std::string refusal =
+      "PrefetchLoader: got a sampler of 11 samples, expected at most 10, the dataset's size: "
+      "construct the sampler with size().value() of the dataset";
+  EXPECT_EQ(load(sampler_of(11)), refusal);
+  EXPECT_EQ(load(EvaluationSampler(11, ShardSpec{})), refusal);
 }
 
 TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {

@@ -10,6 +10,7 @@
 #include "lockstep/error.h"
 #include "lockstep/partition.h"
 #include "lockstep/samplers.h"
+#include "tests/groups.h"
 #include "tests/ranks.h"
 
 namespace lockstep {
@@ -17,7 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::run_ranks;
+using testing::run_groups;
 using Batch = torch::data::Example<>;
 using Batches = std::vector<Batch>;
 
@@ -53,24 +54,21 @@ void expect_own_rows(const Group& group) {
 }
 
 TEST_P(Scatter, GivesEachRankItsRows) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     expect_own_rows(group);
     expect_own_rows(group);
   });
 }
 
 TEST_P(Scatter, OfNothingIsNothing) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     Batches nothing;
     for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&nothing, group)) ADD_FAILURE();
   });
 }
 
 TEST_P(Scatter, KeepsEarlierBatchesAsTheyWere) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     Batches source{{torch::full({8, 1}, 1.0), torch::ones({8})},
                    {torch::full({8, 1}, 2.0), torch::ones({8})}};
     Batches kept;
@@ -83,8 +81,7 @@ TEST_P(Scatter, KeepsEarlierBatchesAsTheyWere) {
 
 template <class Thrown>
 void expect_failure(int ranks, const Batches& source, const std::string& said) {
-  run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(ranks, [&](const Group& group) {
     Batches own = source;
     int turns = 0;
     try {
@@ -124,8 +121,7 @@ class Broken : public torch::data::datasets::BatchDataset<Broken, Batch> {
 };
 
 TEST_P(Scatter, ALoadersErrorIsSaidOnEveryRank) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     auto loader = torch::data::make_data_loader(
         Broken(), DistributedSampler(8, ShardSpec{}, {.shuffle = false}), 2);
     int turns = 0;
@@ -144,8 +140,7 @@ TEST_P(Scatter, ALoadersErrorIsSaidOnEveryRank) {
 }
 
 TEST_P(Scatter, Rank0NeedsALoader) {
-  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  run_groups(GetParam(), [](const Group& group) {
     Batches* const none = nullptr;
     EXPECT_THROW(
         {

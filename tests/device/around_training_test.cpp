@@ -11,7 +11,6 @@
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/early_stopping.h"
 #include "lockstep/efficiency.h"
 #include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
@@ -23,6 +22,7 @@
 #include "lockstep/uneven_inputs.h"
 #include "tests/device/on_devices.h"
 #include "tests/device/training.h"
+#include "tests/parallel/refusal.h"
 
 // What programs use around the wrappers, with a device group.
 
@@ -108,16 +108,6 @@ TEST_P(AroundTrainingOnDevices, ATallyWaitsForTheDeviceWhenItIsRead) {
     const auto score = tally.score(group);
     EXPECT_EQ(score.samples, 2000 * group.size());
     EXPECT_NEAR(score.loss, 0.1, 1e-7);
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, EarlyStoppingTakesRank0sValue) {
-  run([&](const Group& group) {
-    EarlyStopping stopping({.patience = 2});
-    EXPECT_FALSE(stopping.update(1.0 + group.rank(), group));
-    EXPECT_EQ(stopping.best(), 1.0);
-    EXPECT_FALSE(stopping.update(2.0 - group.rank(), group));
-    EXPECT_TRUE(stopping.update(2.0 - group.rank(), group));
   });
 }
 
@@ -233,31 +223,6 @@ TEST_P(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
   });
 }
 
-TEST_P(AroundTrainingOnDevices, AnErrorOfOneRankIsEveryRanksError) {
-  run([&](const Group& group) {
-    const auto read = [&] {
-      if (group.rank() == 1) throw DataError("cannot read it");
-    };
-    EXPECT_THROW(all_or_none(group, read), DataError);
-    // The group stays usable.
-    auto values = at::ones({4}, group.device());
-    group.all_reduce(values).wait();
-    EXPECT_EQ(values[0].item<float>(), static_cast<float>(group.size()));
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, RanksTakeTurns) {
-  if (processes() > 0) GTEST_SKIP() << "one vector for all ranks";
-  std::vector<int> turns;
-  run([&](const Group& group) {
-    if (group.rank() == 0) turns.clear();
-    group.barrier().wait();
-    group.in_turn([&] { turns.push_back(group.rank()); });
-    EXPECT_EQ(turns.size(), static_cast<std::size_t>(group.size()));
-  });
-  for (std::size_t i = 0; i < turns.size(); ++i) EXPECT_EQ(turns[i], static_cast<int>(i));
-}
-
 TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
   run([&](const Group& group) {
     Net net;
@@ -298,90 +263,6 @@ TEST_P(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
       EXPECT_THAT(error.what(), HasSubstr("parameter last.bias"));
       EXPECT_EQ(error.rank(), 1);
     }
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, WeightsAreNumbersOfSamples) {
-  compare([](const Group& group) {
-    auto net = std::make_shared<Net>();
-    net->to(group.device());
-    torch::optim::SGD sgd(net->parameters(), 0.1);
-    DistributedDataParallel ddp(net, group);
-    for (int step = 0; step < 3; ++step) {
-      sgd.zero_grad();
-      const std::int64_t samples = group.rank() == step ? 6 : 2;
-      ddp.weight(static_cast<double>(samples));
-      const auto input = images(group.rank(), step).narrow(0, 0, samples).to(group.device());
-      const auto target = targets(group.rank(), step).narrow(0, 0, samples).to(group.device());
-      at::cross_entropy_loss(ddp(input), target).backward();
-      sgd.step();
-    }
-    return values(*net);
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, GradientsAccumulateUnderNoSync) {
-  compare([](const Group& group) {
-    Net net;
-    net.to(group.device());
-    torch::optim::SGD sgd(net.parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, net, group);
-    for (int step = 0; step < 3; ++step) {
-      {
-        const auto local = optimizer.no_sync();
-        loss_of(net, group, 2 * step).backward();
-      }
-      // The last backward exchanges the sum. In step 1 it is also local: step() averages then.
-      if (step == 1) {
-        const auto local = optimizer.no_sync();
-        loss_of(net, group, 2 * step + 1).backward();
-      } else {
-        loss_of(net, group, 2 * step + 1).backward();
-      }
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    return values(net);
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, AGradientThatTheProgramSetsIsAveraged) {
-  compare([](const Group& group) {
-    Net net;
-    net.to(group.device());
-    torch::optim::SGD sgd(net.parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, net, group);
-    for (int step = 0; step < 3; ++step) {
-      if (group.rank() == 0) {
-        for (auto& parameter : net.parameters()) {
-          parameter.mutable_grad() = at::full_like(parameter, 0.25);
-        }
-      } else {
-        const auto local = optimizer.no_sync();
-        loss_of(net, group, step).backward();
-      }
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    return values(net);
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, ParametersMayBeUnusedOnSomeRanks) {
-  compare([](const Group& group) {
-    Net net;
-    net.to(group.device());
-    torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    DistributedOptimizer optimizer(sgd, net, group, DataParallelOptions{.verify_every = 1});
-    const auto unused = net.named_parameters()["unused"];
-    for (int step = 0; step < 3; ++step) {
-      auto loss = loss_of(net, group, step);
-      if (group.rank() == step) loss = loss + unused.square().sum();
-      optimizer.backward_and_update(loss);
-    }
-    // A rank without a loss.
-    optimizer.backward_and_update(group.rank() == 0 ? at::Tensor() : loss_of(net, group, 3));
-    return values(net);
   });
 }
 
@@ -447,13 +328,11 @@ TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
     Net net;
     net.to(group.device());
     FusedSgd sgd(net.parameters(), torch::optim::SGDOptions(0.1));
-    try {
-      const DistributedOptimizer optimizer(sgd, net, group,
-                                           DataParallelOptions{.share_memory = true});
-      ADD_FAILURE() << "no error";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("share_memory: got a group of "));
-    }
+    EXPECT_THAT(refusal([&] {
+                  const DistributedOptimizer optimizer(sgd, net, group,
+                                                       DataParallelOptions{.share_memory = true});
+                }),
+                HasSubstr("share_memory: got a group of "));
     // The group stays usable.
     group.barrier().wait();
   });

@@ -12,6 +12,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/parallel/refusal.h"
 #include "tests/ranks.h"
 
 // Failures of device groups: every rank raises the first cause, and none hangs.
@@ -28,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 /// The error of each rank, in a world in which fn fails on some.
 std::vector<std::string> errors_of(int n, DeviceBackend backend,
                                    const std::function<void(Group)>& fn,
-                                   std::chrono::milliseconds timeout = 20s) {
+                                   std::chrono::milliseconds timeout = 60s) {
   std::vector<std::string> errors(static_cast<std::size_t>(n));
   std::mutex mutex;
   try {
@@ -54,9 +55,8 @@ at::Tensor ones_on(const Group& group, std::int64_t count) {
   return at::ones({count}, at::TensorOptions().device(group.device()));
 }
 
-/// GPUs take longer to start: the driver and NCCL take seconds.
-constexpr auto start_of_gpus = 30s;
-auto limit(std::chrono::seconds seconds) { return on_gpus() ? seconds + start_of_gpus : seconds; }
+/// Far below the timeout of ranks. GPUs take longer to start: the driver and NCCL take seconds.
+auto soon() { return on_gpus() ? 50s : 30s; }
 
 class Failures : public ::testing::TestWithParam<DeviceBackend> {
  protected:
@@ -81,7 +81,7 @@ TEST_P(Failures, OperationsThatDiffer) {
   EXPECT_THAT(errors,
               Each(AllOf(HasSubstr("differs between ranks: rank 1 got all_reduce sum float32 [8]"),
                          HasSubstr("expected all_reduce sum float32 [4] as on rank 0"))));
-  EXPECT_LT(Clock::now() - begin, limit(3s));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 TEST_P(Failures, ARankThatThrows) {
@@ -94,7 +94,7 @@ TEST_P(Failures, ARankThatThrows) {
     group.barrier().wait();
   });
   EXPECT_THAT(errors, Each(HasSubstr("the disk is full")));
-  EXPECT_LT(Clock::now() - begin, limit(3s));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 TEST_P(Failures, ARankThatDoesNotCome) {
@@ -113,7 +113,7 @@ TEST_P(Failures, ARankThatDoesNotCome) {
       timeout);
   const auto seconds = detail::concat(static_cast<double>(timeout.count()) / 1000);
   EXPECT_THAT(errors, Each(HasSubstr("all_reduce #1 waited " + seconds + " s for rank 1")));
-  EXPECT_LT(Clock::now() - begin, limit(4s));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 TEST_P(Failures, ARankThatLeaves) {
@@ -137,7 +137,7 @@ TEST_P(Failures, AGroupThatOneRankLeavesEarlier) {
     }
     if (group.rank() == 0) group.host().barrier().wait();
   });
-  EXPECT_LT(Clock::now() - begin, limit(6s));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 TEST_P(Failures, DuringTraining) {
@@ -154,7 +154,7 @@ TEST_P(Failures, DuringTraining) {
     group.barrier().wait();
   });
   EXPECT_THAT(errors, Each(HasSubstr("no more memory")));
-  EXPECT_LT(Clock::now() - begin, limit(3s));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Failures,
@@ -177,7 +177,7 @@ TEST_F(NcclFailures, AsynchronousErrors) {
     });
     nccl_double_fail(0, 0);
     EXPECT_THAT(errors, Each(HasSubstr("asynchronous error: NCCL: ")));
-    EXPECT_LT(Clock::now() - begin, limit(3s));
+    EXPECT_LT(Clock::now() - begin, soon());
     take_reports();
   }
 }
@@ -198,12 +198,9 @@ TEST(SharedDevices, ByThreadsAreRefused) {
   for (const auto backend : {DeviceBackend::nccl, DeviceBackend::staged}) {
     spawn(2,
           [&](const Group& world) {
-            try {
-              (void)device_group(world, device_of(0), {.backend = backend});
-              ADD_FAILURE() << "accepted";
-            } catch (const InvalidArgument& error) {
-              EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 1 are threads that share device 0"));
-            }
+            EXPECT_THAT(
+                refusal([&] { (void)device_group(world, device_of(0), {.backend = backend}); }),
+                HasSubstr("ranks 0 and 1 are threads that share device 0"));
             world.barrier().wait();
           },
           {.device = at::kCPU});

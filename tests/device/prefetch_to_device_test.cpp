@@ -1,18 +1,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "tests/device/on_devices.h"
@@ -26,23 +23,13 @@ const at::Device device = device_of(on_gpus() ? 0 : 1);
 constexpr std::size_t size = 41;
 
 /// Sample i is [i, i, …]; its target is i. Each copy of the dataset returns the same memory again.
-class DeviceRows : public torch::data::datasets::BatchDataset<DeviceRows, torch::data::Example<>> {
- public:
-  explicit DeviceRows(std::vector<std::size_t> broken = {}) : broken_(std::move(broken)) {}
+struct DeviceRows : torch::data::datasets::BatchDataset<DeviceRows, torch::data::Example<>> {
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
-    for (const auto index : indices) {
-      if (std::ranges::find(broken_, index) != broken_.end()) {
-        throw std::out_of_range("cannot read it");
-      }
-    }
     const std::vector<std::int64_t> rows(indices.begin(), indices.end());
     const auto target = at::tensor(rows, at::kLong);
     return {target.to(at::kFloat).unsqueeze(1).expand({-1, 300}), target};
   }
   std::optional<std::size_t> size() const override { return prefetch_to_device::size; }
-
- private:
-  std::vector<std::size_t> broken_;
 };
 
 DistributedSampler sampler() { return {size, ShardSpec{}, {.seed = 3}}; }
@@ -139,47 +126,6 @@ TEST_P(PrefetchToDevice, TheIteratingThreadDoesNotWaitForTheDevice) {
   EXPECT_EQ(count, 41);
   EXPECT_EQ(used.host_synchronisations, 0U);
   EXPECT_EQ(used.copies, 22U);
-}
-
-TEST_P(PrefetchToDevice, TheSamplersStateIsThatOfTheProgram) {
-  DistributedSampler counting = sampler();
-  struct Shared {
-    DistributedSampler* of;
-    using BatchRequestType = std::vector<std::size_t>;
-    void reset() { of->reset(); }
-    std::optional<std::vector<std::size_t>> next(std::size_t count) { return of->next(count); }
-    void used(std::size_t samples) { of->used(samples); }
-  };
-  PrefetchLoader loader(DeviceRows(), Shared{&counting}, options());
-  int batches = 0;
-  for ([[maybe_unused]] auto& batch : loader) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the next batch is copied
-    if (++batches == 3) break;
-  }
-  DistributedSampler resumed = sampler();
-  resumed.load_state(counting.state());
-  resumed.reset();
-  DistributedSampler expected = sampler();
-  expected.reset();
-  for (int i = 0; i < 3; ++i) expected.next(4);
-  EXPECT_EQ(resumed.next(4), expected.next(4));
-}
-
-TEST_P(PrefetchToDevice, AnErrorIsRaisedInItsTurn) {
-  DistributedSampler order = sampler();
-  order.reset();
-  order.next(8);
-  PrefetchLoader loader(DeviceRows({order.next(4)->at(1)}), sampler(), options());
-  int batches = 0;
-  const auto read_all = [&] {
-    for (auto& batch : loader) {
-      batches += batch.data.defined() ? 1 : 0;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  };
-  EXPECT_THROW(read_all(), DataError);
-  EXPECT_EQ(batches, 2);
-  EXPECT_THROW(read_all(), DataError) << "each pass reads the sample";
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, PrefetchToDevice,

@@ -182,20 +182,6 @@ TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
   });
 }
 
-TEST_P(SavedOnDevices, ADamagedFileChangesNothing) {
-  const auto folder = folder_of_ranks();
-  run([&](const Group& group) {
-    TrainingRun first(group, "adam");
-    first.train(0, 1);
-    TrainingRun other(group, "sgd");
-    other.checkpoint().save(folder / "other", {}, group);
-    const auto before = first.state();
-    EXPECT_THROW(first.checkpoint().load(folder / "other", group), CheckpointError);
-    expect_equal(first.state(), before, 0);
-    first.train(1, 2);
-  });
-}
-
 TEST_P(SavedOnDevices, AnAverageIsAppliedAndTakenBack) {
   run([&](const Group& group) {
     TrainingRun on_cpu(group.host(), "sgd", "fp32");

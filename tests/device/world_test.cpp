@@ -11,6 +11,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/device/on_devices.h"
+#include "tests/variable.h"
 
 // How a world gets its devices: options, environment, and worlds that cannot have them.
 
@@ -19,18 +20,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// Sets an environment variable until the end of the scope.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Variable() { ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
 
 /// The error of a world of n thread ranks; empty if there is none.
 std::string refusal(int n, const InitOptions& options = {}) {

@@ -517,33 +517,6 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
   }
 }
 
-TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedOptimizer) {
-  for (const int n : {1, 2, 3}) {
-    on_ranks(n, [](const Group& world) {
-      const auto norms = world.split(0);
-      std::vector<std::shared_ptr<BlockNet>> nets;
-      for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
-        nets.push_back(
-            std::make_shared<BlockNet>(mode, sync_batch_norms(2, norms), generator_of_rank(world)));
-        torch::optim::SGD sgd(lockstep::parameters(*nets.back()),
-                              torch::optim::SGDOptions(0.1).momentum(0.9));
-        DistributedOptimizer optimizer(sgd, *nets.back(), world);
-        for (int step = 0; step < 3; ++step) {
-          optimizer.backward_and_update(
-              nets.back()->forward(part_of_rank(world, step)).square().sum());
-        }
-      }
-      for (const auto& net : nets) {
-        for (const auto& entry : nets[0]->named_parameters()) {
-          EXPECT_TRUE(at::equal(net->named_parameters()[entry.key()], entry.value()))
-              << entry.key();
-        }
-        expect_same_buffers(*net, *nets[0]);
-      }
-    });
-  }
-}
-
 /// Counts the collectives of the group.
 std::uint64_t collectives_of(const Group& group) {
   std::uint64_t count = 0;

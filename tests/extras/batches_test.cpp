@@ -12,7 +12,7 @@
 #include "lockstep/error.h"
 #include "lockstep/partition.h"
 #include "lockstep/uneven_inputs.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 
 namespace lockstep {
 namespace {
@@ -66,8 +66,7 @@ TEST_P(Batches, AreThoseOfTheLoaderInEveryPass) {
 }
 
 TEST_P(Batches, MayBeCountedByJoinUneven) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(3, [](const Group& group) {
     const int own = 2 * (2 - group.rank());  // 4, 2 and 0
     auto all = batches<Numbers>(Counter(own), {.workers = GetParam()});
     for (int pass = 0; pass < 2; ++pass) {

@@ -75,18 +75,6 @@ TEST_F(Cifar10Files, JoinsTheBatchesThatAreThere) {
       Cifar10(folder.path(), Cifar10::Split::test).targets().equal(torch::tensor({7}, at::kLong)));
 }
 
-TEST_F(Cifar10Files, FeedsADataLoader) {
-  write("data_batch_1.bin", records({0, 1, 2, 3, 4}));
-  Cifar10 data(folder.path());
-  auto loader = torch::data::make_data_loader(
-      data, DistributedSampler(5, ShardSpec{.rank = 0, .ranks = 2}, {.shuffle = false}), 2);
-  std::vector<std::int64_t> targets;
-  for (auto& batch : *loader)
-    for (int i = 0; i < batch.target.size(0); ++i)
-      targets.push_back(batch.target[i].item<std::int64_t>());
-  EXPECT_EQ(targets, (std::vector<std::int64_t>{0, 2, 4}));
-}
-
 TEST_F(Cifar10Files, AGapIsAnError) {
   write("data_batch_1.bin", records({1}));
   write("data_batch_3.bin", records({1}));

@@ -12,8 +12,8 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
+#include "tests/groups.h"
 #include "tests/parallel/refusal.h"
-#include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 
@@ -105,8 +105,7 @@ TEST(EarlyStopping, RefusesWrongOptions) {
 TEST(EarlyStopping, RanksStopTogetherByRankZerosValue) {
   for (const int ranks : {1, 2, 3}) {
     std::vector<int> stops(static_cast<std::size_t>(ranks));
-    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
+    testing::run_groups(ranks, [&](const Group& group) {
       EarlyStopping stopping({.patience = 2});
       const std::vector<double> losses{4, 3, 3.5, 3.25, 1};
       int step = 0;
@@ -121,15 +120,6 @@ TEST(EarlyStopping, RanksStopTogetherByRankZerosValue) {
     });
     EXPECT_EQ(stops, std::vector<int>(static_cast<std::size_t>(ranks), 4)) << ranks;
   }
-}
-
-TEST(EarlyStopping, RanksStopTogetherAtNaN) {
-  testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
-    EarlyStopping stopping;
-    EXPECT_TRUE(stopping.update(group.rank() == 0 ? a_nan : 1, group));
-    EXPECT_TRUE(stopping.not_finite());
-  });
 }
 
 TEST(EarlyStopping, AResumedRunKeepsItsPatience) {
@@ -158,17 +148,6 @@ TEST(EarlyStopping, AResumedRunKeepsItsPatience) {
     checkpoint_of(patient).load(folder / "c");
     EXPECT_FALSE(patient.stopped());
   }
-}
-
-TEST(EarlyStopping, AResumedRunStaysStoppedByNaN) {
-  EarlyStopping stopped;
-  stopped.update(1);
-  stopped.update(a_nan);
-  EarlyStopping resumed({.patience = 100});
-  resumed.load_state(stopped.state());
-  EXPECT_TRUE(resumed.stopped());
-  EXPECT_TRUE(resumed.not_finite());
-  EXPECT_EQ(resumed.best(), 1);
 }
 
 TEST(EarlyStopping, RefusesOtherStates) {

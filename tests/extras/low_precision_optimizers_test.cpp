@@ -15,6 +15,7 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/optimizer_fields.h"
+#include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing::low_precision {
@@ -262,12 +263,7 @@ TEST(LowPrecision, RefusesTheStateOfAnotherMode) {
 
 TEST(LowPrecision, RefusesParametersThatItCannotUpdate) {
   const auto expect_error = [](const auto& fn, const std::string& text) {
-    try {
-      fn();
-      ADD_FAILURE() << text;
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr(text));
-    }
+    EXPECT_THAT(refusal([&] { fn(); }), HasSubstr(text));
   };
   const auto one = [](const at::Tensor& parameter) { return std::vector<at::Tensor>{parameter}; };
   const auto half = at::ones({3}, at::kHalf).set_requires_grad(true);

@@ -58,29 +58,6 @@ TEST(MovingAverage, FollowsItsFormula) {
               near_to({8, 6, 9, 5}));
 }
 
-TEST(MovingAverage, EqualsPyTorchsFormulaOnANetwork) {
-  testing::Training training;
-  MovingAverage average(*training.model, {.decay = 0.9});
-  std::vector<at::Tensor> expected;
-  for (int step = 0; step < 5; ++step) {
-    training.step(step);
-    average.update();
-    const auto now = training.values();
-    const std::size_t parameters = training.model->parameters().size();
-    for (std::size_t i = 0; i < now.size(); ++i) {
-      if (step == 0)
-        expected.push_back(now[i]);
-      else
-        expected[i] = i < parameters ? expected[i].lerp(now[i], 0.1) : now[i];
-    }
-  }
-  EXPECT_EQ(average.updates(), 5);
-  const auto values = values_of(average, *training.model);
-  ASSERT_EQ(values.size(), expected.size());
-  for (std::size_t i = 0; i < values.size(); ++i)
-    EXPECT_TRUE(values[i].allclose(expected[i], 1e-6, 1e-7)) << i;
-}
-
 TEST(MovingAverage, BuffersAreTheModelsOrAveraged) {
   for (const bool averages_buffers : {false, true}) {
     testing::Net model;
@@ -118,28 +95,6 @@ TEST(MovingAverage, ApplyKeepsTheTrainedParametersAndTheirMemory) {
   expect_same(training.values(), trained);
   for (std::size_t i = 0; i < memory.size(); ++i)
     EXPECT_EQ(training.model->parameters()[i].const_data_ptr(), memory[i]) << i;
-}
-
-TEST(MovingAverage, ATrainingThatEvaluatesHasTheBitsOfOneThatDoesNot) {
-  const auto trained = [](bool evaluates) {
-    torch::manual_seed(3);
-    testing::Training training(testing::kinds[2]);
-    MovingAverage average(*training.model, {.decay = 0.9});
-    for (int step = 0; step < 4; ++step) {
-      training.step(step);
-      average.update();
-      if (!evaluates) continue;
-      const torch::NoGradGuard no_grad;
-      const auto averaged = average.apply();
-      training.model->eval();
-      training.model->forward(torch::ones({2, 4}));
-      training.model->train();
-    }
-    auto values = training.values();
-    for (const auto& value : values_of(average, *training.model)) values.push_back(value);
-    return values;
-  };
-  expect_same(trained(true), trained(false));
 }
 
 TEST(MovingAverage, BeforeTheFirstUpdateTheParametersStay) {

@@ -68,10 +68,10 @@ std::string compressed(const std::string& bytes) {
 
 void control_frames(const Corpus& corpus) {
   using namespace control;
-  Hello hello{.token = {}, .rank = 1, .size = 2};
+  Hello hello{.rank = 1, .size = 2};
   set_text(hello.version, "0.1.0");
   set_text(hello.host, "b");
-  Greeting greeting{.token = {}, .heartbeat = 2000};
+  Greeting greeting{.heartbeat = 2000};
   set_text(greeting.host, "a");
   const std::string start =
       encode({.kind = Kind::hello, .payload = control::bytes_of(hello)}) +
@@ -81,7 +81,8 @@ void control_frames(const Corpus& corpus) {
                          encode({.kind = Kind::left}));
   corpus.add("failure", '\0' + encode(failure_frame({.text = "rank 1 on host b has ended"})));
   corpus.add("timeout",
-             '\xff' + heartbeat + encode(failure_frame({.timeout = true, .text = "waited"})));
+             '\xff' + heartbeat +
+                 encode(failure_frame({.kind = Failure::Kind::timeout, .text = "waited"})));
   corpus.add("refused", '\x03' + encode({.kind = Kind::refused, .payload = "another world"}));
   corpus.add("long", '\x80' + encode({.kind = Kind::failed, .payload = std::string(4096, 'x')}));
   std::string longer = encode({.kind = Kind::failed, .payload = std::string(4096, 'x')}) + 'x';

@@ -5,10 +5,9 @@
 #include <type_traits>
 #include <typeinfo>
 
-#include "comm/communicator.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 
 namespace lockstep {
 namespace {
@@ -29,8 +28,7 @@ std::string raised(const Group& group, bool& same_type) {
 
 template <class Thrown>
 void expect_from_last_rank(int ranks) {
-  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(ranks, [&](const Group& group) {
     const int last = ranks - 1;
     const bool own = group.rank() == last;
     bool same_type = false;
@@ -51,8 +49,7 @@ TEST(AllOrNone, AnErrorOfOneRankReachesAll) {
 }
 
 TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(3, [](const Group& group) {
     try {
       all_or_none(group, [&] {
         if (group.rank() > 0) throw DataError("of rank " + std::to_string(group.rank()));
@@ -67,8 +64,7 @@ TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
 }
 
 TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  testing::run_groups(3, [](const Group& world) {
     const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
     try {
       all_or_none(world, [&] {
@@ -90,9 +86,9 @@ TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
 }
 
 TEST(AllOrNone, WithoutAnErrorItOnlyRuns) {
-  testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+  testing::run_groups(2, [](const Group& group) {
     int runs = 0;
-    all_or_none(Group(std::move(communicator)), [&] { ++runs; });
+    all_or_none(group, [&] { ++runs; });
     EXPECT_EQ(runs, 1);
   });
 }

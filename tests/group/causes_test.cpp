@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mpi/mpi.h"
@@ -73,16 +74,26 @@ TEST(Causes, AnErrorThatAllRanksRepeatIsThatOfTheRankThatMetIt) {
 }
 
 TEST(Causes, AGradientThatIsNotFiniteIsTheFaultOfTheRankThatHasIt) {
-  for (const std::string strategy :
-       {"fp32", "topk:0.5", "threshold:0.5", "int8", "power_sgd:rank=1"}) {
-    for (const char* behaviour : {"nan", "nan-printed"}) {
-      const auto ended = run_lockstep({"-n", "2", init_program, behaviour, strategy},
-                                      {{"LOCKSTEP_TIMEOUT", "60"}});
-      EXPECT_EQ(ended.code, 1);
-      EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
-                                   HasSubstr("on rank 1 has NaN or Inf")));
-    }
+  const std::pair<const char*, const char*> cases[] = {
+      {"nan", "fp32"}, {"nan", "topk:0.5"},         {"nan", "threshold:0.5"},
+      {"nan", "int8"}, {"nan", "power_sgd:rank=1"}, {"nan-printed", "fp32"}};
+  for (const auto& [behaviour, strategy] : cases) {
+    const auto ended =
+        run_lockstep({"-n", "2", init_program, behaviour, strategy}, {{"LOCKSTEP_TIMEOUT", "60"}});
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
+                                 HasSubstr("on rank 1 has NaN or Inf")));
   }
+}
+
+TEST(Causes, AnErrorOfARankThatCannotJoinIsTheReason) {
+  const auto ended = run_lockstep(
+      {"-n", "2", "sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || export LOCKSTEP_BACKEND=mpi; exec \"$0\"",
+       init_program},
+      {{"LOCKSTEP_TIMEOUT", "60"}});
+  EXPECT_THAT(ended.out,
+              HasSubstr("init (host) rank 0 of 2: rank 1: init: started by lockstep run, "
+                        "which does not start MPI processes"));
 }
 
 TEST(Causes, ErrorsOfAllRanksAreReasonsOfTheirOwn) {
@@ -99,22 +110,6 @@ void expect_ranks_end_with(Launched& launcher, int ranks) {
   launcher.await_output("pid ", ranks);
   ::kill(launcher.pid(), SIGKILL);
   EXPECT_TRUE(await_all_ended(20s));
-}
-
-TEST(LauncherThatIsKilled, EndsTheOnlyRankOfMpirun) {
-  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  auto words = under_mpirun(1);
-  words.emplace_back("for-ever");
-  Launched launcher(words);
-  expect_ranks_end_with(launcher, 1);
-}
-
-TEST(LauncherThatIsKilled, EndsTheRanksOfMpirun) {
-  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  auto words = under_mpirun(2);
-  words.emplace_back("for-ever");
-  Launched launcher(words);
-  expect_ranks_end_with(launcher, 2);
 }
 
 TEST(LauncherThatIsKilled, EndsTheRanksOfTorchrun) {

@@ -102,6 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DenormalsOfRanks, ::testing::Values(1, 2, 3));
 
 /// The output of ranks that are started one by one. The last one keeps denormals.
 std::vector<std::string> mixed_by_hand(int n) {
+  const auto port = free_port();
   std::vector<std::unique_ptr<Launched>> ranks;
   for (int rank = 0; rank < n; ++rank) {
     ranks.push_back(std::make_unique<Launched>(
@@ -109,7 +110,7 @@ std::vector<std::string> mixed_by_hand(int n) {
         Variables{{"RANK", std::to_string(rank)},
                   {"WORLD_SIZE", std::to_string(n)},
                   {"MASTER_ADDR", "127.0.0.1"},
-                  {"MASTER_PORT", std::to_string(1024 + ::getpid() % 60'000)},
+                  {"MASTER_PORT", port},
                   {"LOCKSTEP_TIMEOUT", "30"},
                   {"LOCKSTEP_FLUSH_DENORMALS", rank == n - 1 ? "0" : "1"}}));
   }

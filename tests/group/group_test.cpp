@@ -88,17 +88,6 @@ TEST_P(Groups, CollectivesOnTensors) {
   });
 }
 
-TEST_P(Groups, EveryDtype) {
-  spawn(GetParam(), [](const Group& world) {
-    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
-                             at::kByte, at::kInt, at::kLong}) {
-      auto tensor = torch::full({5}, world.rank() + 1, dtype);
-      world.all_reduce(tensor).wait();
-      expect_equal(tensor, torch::full({5}, world.size() * (world.size() + 1) / 2, dtype));
-    }
-  });
-}
-
 TEST_P(Groups, ReducesToRoot) {
   spawn(GetParam(), [](const Group& world) {
     const int size = world.size();

@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"NoCommand", {}, {"run", "bench", "doctor"}},
         Refused{"UnknownCommand",
                 {"walk"},
-                {"lockstep: unknown command 'walk', expected one of: run, mpirun, bench, plan"}},
+                {"lockstep: unknown command 'walk', expected one of: run, bench, plan"}},
         Refused{"MisspeltCommand",
                 {"rnu", "-n", "2", "true"},
                 {"lockstep: unknown command 'rnu', did you mean run?\n"}},

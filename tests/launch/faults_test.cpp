@@ -63,24 +63,22 @@ TEST_P(Faults, OfTheFirstOfThreeRanks) { expect_named(3, 0); }
 
 INSTANTIATE_TEST_SUITE_P(
     Run, Faults,
-    ::testing::Values(Fault{"leave", 1,
-                            "left early with exit code 0 while others waited for it; a condition "
-                            "that ends a loop must be "},
-                      Fault{"leave-before-init", 1, "left early with exit code 0, without calling"},
-                      Fault{"exit-3", 3, "ended with exit code 3"},
-                      Fault{"throw", 128 + SIGABRT, "was ended by SIGABRT"},
-                      Fault{"segfault", 128 + SIGSEGV, "was ended by SIGSEGV"},
-                      Fault{"kill-9", 128 + SIGKILL, "was ended by SIGKILL"},
-                      Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
-                      Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
-                      Fault{"last-with-own-error", 1, "ended with exit code 1"},
-                      Fault{"last-with-printed-error", 1, "ended with exit code 1"},
-                      Fault{"raised-error", 1, "ended with exit code 1"},
-                      Fault{"last-after-another-caught-an-error", 1, "ended with exit code 1"},
-                      Fault{"never-ends-with-own-error", 1,
-                            "raised an error and had not ended yet"},
-                      Fault{"last-with-stderr", 1, "ended with exit code 1"},
-                      Fault{"never-init", 1, "never called lockstep::init()", {"--timeout", "1"}}),
+    ::testing::Values(
+        Fault{"leave", 1, "left early with exit code 0 while others waited for it (host "},
+        Fault{"leave-before-init", 1, "left early with exit code 0, without calling"},
+        Fault{"exit-3", 3, "ended with exit code 3"},
+        Fault{"throw", 128 + SIGABRT, "was ended by SIGABRT"},
+        Fault{"segfault", 128 + SIGSEGV, "was ended by SIGSEGV"},
+        Fault{"kill-9", 128 + SIGKILL, "was ended by SIGKILL"},
+        Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
+        Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
+        Fault{"last-with-own-error", 1, "ended with exit code 1"},
+        Fault{"last-with-printed-error", 1, "ended with exit code 1"},
+        Fault{"raised-error", 1, "ended with exit code 1"},
+        Fault{"last-after-another-caught-an-error", 1, "ended with exit code 1"},
+        Fault{"never-ends-with-own-error", 1, "raised an error and had not ended yet"},
+        Fault{"last-with-stderr", 1, "ended with exit code 1"},
+        Fault{"never-init", 1, "never called lockstep::init()", {"--timeout", "1"}}),
     [](const ::testing::TestParamInfo<Fault>& test) {
       std::string name = test.param.behaviour;
       std::erase(name, '-');

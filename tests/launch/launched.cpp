@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <stdexcept>
 #include <utility>
 
@@ -47,14 +48,19 @@ std::vector<std::string> environment_with(const Launched::Variables& variables) 
 }  // namespace
 
 std::string free_port() {
-  const int made = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(made, reinterpret_cast<sockaddr*>(&address), length), 0);
-  getsockname(made, reinterpret_cast<sockaddr*>(&address), &length);
-  close(made);
-  return std::to_string(ntohs(address.sin_port));
+  // Below the ports that the system gives to outgoing connections (32768 on by default): another
+  // test's connection cannot take the port before rank 0 listens on it.
+  std::random_device random;
+  std::uniform_int_distribution<std::uint16_t> ports(10'000, 32'000);
+  for (;;) {
+    const int probe = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(ports(random));
+    const bool bound = bind(probe, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(probe);
+    if (bound) return std::to_string(ntohs(address.sin_port));
+  }
 }
 
 std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }

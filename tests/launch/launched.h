@@ -18,7 +18,7 @@ std::string rank_program();
 /// For the shell, whatever folder it is in.
 inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
-/// A TCP port that no socket of this host has at the moment.
+/// A TCP port that no socket of this host has, and that no outgoing connection gets.
 std::string free_port();
 
 /// The exit of a started program.

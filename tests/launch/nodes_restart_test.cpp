@@ -104,7 +104,7 @@ class NodesOnHosts : public Nodes {
 };
 
 TEST_F(NodesOnHosts, EndWhenALinkIsCut) {
-  variables_["LOCKSTEP_HEARTBEAT"] = "1";
+  variables_["LOCKSTEP_HEARTBEAT"] = "3";
   start_hosts(sleep_on);
   for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
   hosts_.cut(1);
@@ -116,7 +116,7 @@ TEST_F(NodesOnHosts, EndWhenALinkIsCut) {
     EXPECT_THAT(
         one.err,
         HasSubstr(concat("node ", lost, " of 3 failed first: no heartbeat from its ",
-                         "launcher for 1 s (LOCKSTEP_HEARTBEAT) (host ", hosts_.name(lost), ")")));
+                         "launcher for 3 s (LOCKSTEP_HEARTBEAT) (host ", hosts_.name(lost), ")")));
   }
 }
 

@@ -87,6 +87,20 @@ TEST(Output, OfAFastWriterIsComplete) {
   EXPECT_TRUE(ended.out == expected) << ended.out.size() << " bytes";
 }
 
+TEST(Output, OfRankZeroKeepsItsLinesBesideOthers) {
+  const auto ended = run_lockstep(
+      {"-n", "2", "sh", "-c",
+       "[ $LOCKSTEP_RANK = 0 ] && exec seq 100000 400000; for i in $(seq 2000); do echo x; done"});
+  std::istringstream lines(ended.out);
+  int next = 100'000;
+  for (std::string line; std::getline(lines, line);) {
+    if (line == "[1] x") continue;
+    ASSERT_EQ(line, std::to_string(next));
+    ++next;
+  }
+  EXPECT_EQ(next, 400'001);
+}
+
 TEST(Output, GoesToLogFilesToo) {
   const TemporaryFolder folder;
   const auto logs = folder / "new" / "logs";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -13,13 +14,14 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/launch/simulated_hosts.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
+using launch::first_of;
 using launch::parse_hosts;
 using lockstep::detail::concat;
 using ::testing::AllOf;
@@ -30,7 +32,8 @@ TEST(Hosts, AreReadFromAListOrAFile) {
   const auto own = lockstep::detail::host_name();
   for (const auto& text :
        {concat(own, ":2,b:3"), concat("# hosts\n", own, " slots=2\n\nb:3 # last\n"),
-        std::string("localhost:2,b slots=3"), std::string("127.0.0.1:2\nb:3")}) {
+        std::string("localhost:2,b slots=3"), std::string("127.0.0.1:2\nb:3"),
+        std::string("localhost slots=2 # was 4, slow\n# broken: c:2,d:4\nb:3")}) {
     const auto hosts = parse_hosts(text, "--hosts");
     ASSERT_EQ(hosts.size(), 2U) << text;
     EXPECT_EQ(hosts[0].ranks, 2);
@@ -48,59 +51,73 @@ TEST(Hosts, AreRefusedWithTheEntry) {
       EXPECT_THAT(error.what(), HasSubstr(concat("--hosts: got '", entry, "'")));
     }
   }
-  EXPECT_THROW(parse_hosts("", "--hosts"), InvalidArgument);
-  EXPECT_THROW(parse_hosts("elsewhere.invalid:1,localhost:1", "--hosts"), InvalidArgument);
+  EXPECT_THROW(first_of({}, "--hosts"), InvalidArgument);
+  EXPECT_THROW(first_of({{"elsewhere.invalid", 1}, {"localhost", 1}}, "--hosts"), InvalidArgument);
 }
-
-/// `lockstep run --hosts` on the first of three simulated hosts, with a command in place of ssh.
-class HostsBySsh : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
-    std::ofstream(ssh()) << "#!/bin/sh\nhost=$1; shift; cd /; echo $host $$ >>" << ssh()
-                         << ".started\n"
-                         << "exec ip netns exec $host unshare --uts sh -c \"hostname $host; $*\"\n";
-    std::filesystem::permissions(ssh(), std::filesystem::perms::owner_all);
-  }
-  std::string ssh() const { return (folder_ / "ssh").string(); }
-  std::string list() const {
-    return concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":2,", hosts_.name(2), ":1");
-  }
-  Arguments command(const Arguments& words) const {
-    auto all = hosts_.enter(0);
-    all.insert(all.end(), {lockstep_program(), "run", "--ssh", ssh()});
-    all.insert(all.end(), words.begin(), words.end());
-    return all;
-  }
-
-  TemporaryFolder folder_;
-  SimulatedHosts hosts_{3};
-};
 
 TEST_F(HostsBySsh, StartOneWorld) {
   const auto script =
       "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE $FOO $BAR "
       "$LOCKSTEP_NODE_TOKEN.; cat";
-  const auto ended =
-      Launched(command({"--hosts", list(), "-x", "FOO", "--export=BAR=a b", "sh", "-c", script}),
-               {{"OMP_MINE", "sent"}, {"FOO", "named"}, {"OTHER", "not sent"}})
-          .wait();
+  const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-x", "FOO",
+                                              "--export=BAR=a b", "sh", "-c", script}),
+                              {{"OMP_MINE", "sent"}, {"FOO", "named"}, {"OTHER", "not sent"}})
+                         .wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   const auto folder = std::filesystem::current_path().string();
   for (const auto& [rank, host] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 2)}) {
-    EXPECT_THAT(ended.out, HasSubstr(concat('[', rank, "] ", rank, "/4 ", hosts_.name(host), ' ',
-                                            folder, " sent named a b .\n")));
+    EXPECT_THAT(ended.out,
+                HasSubstr(concat('[', rank, ' ', hosts_.name(host), "] ", rank, "/4 ",
+                                 hosts_.name(host), ' ', folder, " sent named a b .\n")));
   }
-  EXPECT_THAT(ended.out, HasSubstr(concat("0/4 ", hosts_.name(0))));
+  EXPECT_THAT(ended.out,
+              HasSubstr(concat("0/4 ", hosts_.name(0), ' ', folder, " sent named a b .\n")));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
+}
+
+TEST_F(HostsBySsh, AreUsedWhateverTheEnvironmentSays) {
+  const auto words = hosts_.command({"--standalone", "--hosts", hosts_.list(), "true"});
+  const auto ended = Launched(words, {{"PET_NNODES", "2"}}).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+}
+
+TEST_F(HostsBySsh, NeedNoStdin) {
+  Arguments words{"/bin/sh", "-c", "exec \"$0\" \"$@\" <&-"};
+  for (const auto& word : hosts_.command({"--hosts", hosts_.list(), "true"})) words.push_back(word);
+  const auto ended = Launched(words).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+}
+
+TEST_F(HostsBySsh, LoseNoOutputToASlowReader) {
+  Arguments words{"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"};
+  const auto script = "[ $LOCKSTEP_RANK = 0 ] || head -c 900000 /dev/zero | tr '\\0' x";
+  for (const auto& word :
+       hosts_.command({"--hosts", concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1"),
+                       "sh", "-c", script})) {
+    words.push_back(word);
+  }
+  const auto ended = Launched(words).wait();
+  EXPECT_GE(std::stol(ended.out), 900'000) << ended.err;
+}
+
+TEST_F(HostsBySsh, FailTheJobIfTheirLauncherFails) {
+  const auto failing = (folder_ / "failing").string();
+  std::ofstream(failing) << "#!/bin/sh\n" << hosts_.ssh() << " \"$@\"; exit 7\n";
+  std::filesystem::permissions(failing, std::filesystem::perms::owner_all);
+  auto words = hosts_.command({"--hosts", hosts_.list(), "true"});
+  std::ranges::replace(words, hosts_.ssh(), failing);
+  const auto ended = Launched(words).wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr(concat("the output of host ", hosts_.name(1))));
+  EXPECT_THAT(ended.err, HasSubstr("ssh or the launcher there ended with exit code 7"));
 }
 
 TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << SimulatedHosts::address(0) << " slots=1\n"
                       << hosts_.name(1) << " slots=1\n";
-  const auto ended = Launched(command({"--hostfile", path, "--grace", "1", "sh", "-c",
-                                       "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"}))
+  const auto ended = Launched(hosts_.command({"--hostfile", path, "--grace", "1", "sh", "-c",
+                                              "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"}))
                          .wait();
   EXPECT_EQ(ended.code, 3);
   const auto cause =
@@ -110,21 +127,64 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
   EXPECT_EQ(ended.err.find(cause, at + 1), std::string::npos) << ended.err;
 }
 
+TEST_F(HostsBySsh, GiveRank0StdinIfAsked) {
+  const auto words = [&](const std::string& option) {
+    const Arguments shell{"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""};
+    auto all = hosts_.command({"--hosts", hosts_.list(), option, "cat"});
+    all.insert(all.begin(), shell.begin(), shell.end());
+    return all;
+  };
+  EXPECT_EQ(Launched(words("--stdin")).wait().out, "typed\n");
+  EXPECT_EQ(Launched(words("--quiet")).wait().out, "");
+}
+
+TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
+  const auto logs = (folder_ / "logs").string();
+  Launched launcher(
+      hosts_.command({"--hosts", hosts_.list(), "--log-dir", logs, lockstep_program(), "bench",
+                      "all_reduce", "--repeats", "1000000", "--max", "1KiB"}));
+  launcher.await_output("(B)");  // all have joined
+  const auto started = hosts_.started();
+  auto pids = std::vector{launcher.pid()};
+  for (const int host : {1, 2}) pids.push_back(numbers_after(started, hosts_.name(host)).at(0));
+  for (const auto pid : pids) {
+    const auto status =
+        Launched({"/bin/sh", "-c",
+                  "exec nsenter --target \"$1\" --mount --net --uts \"$0\" status $1",
+                  lockstep_program(), std::to_string(pid)})
+            .wait();
+    EXPECT_EQ(status.code, 0) << status.err;
+    for (const int host : {0, 1, 2}) EXPECT_THAT(status.out, HasSubstr(hosts_.name(host)));
+    EXPECT_THAT(status.out, AllOf(HasSubstr("4 ranks"), Not(HasSubstr("no record")),
+                                  Not(HasSubstr("on other hosts"))));
+  }
+  kill(pids[2], SIGKILL);
+  EXPECT_EQ(launcher.wait().code, 1);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+  const auto explain = Launched({lockstep_program(), "explain", logs}).wait();
+  EXPECT_EQ(explain.code, 0) << explain.err;
+  EXPECT_THAT(explain.out, HasSubstr("4 ranks, backend hierarchical, "));
+  EXPECT_THAT(explain.out, ::testing::ContainsRegex("[34] records"));
+}
+
 TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
-  const auto ended =
-      Launched(command({"--hosts", concat(SimulatedHosts::address(0), ":1,nowhere:1"), "true"}))
-          .wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err,
-              HasSubstr("run: host nowhere: ssh or the launcher there ended with exit code"));
+  const std::string large(60'000, 'x');  // three are more than a pipe holds
+  for (const auto& argument : {std::string(), large}) {
+    const auto list = concat(SimulatedHosts::address(0), ":1,nowhere:1");
+    const auto ended =
+        Launched(hosts_.command({"--hosts", list, "true", argument, argument, argument})).wait();
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_THAT(ended.err,
+                HasSubstr("run: host nowhere: ssh or the launcher there ended with exit code"));
+  }
 }
 
 TEST_F(HostsBySsh, EndWithTheFirstLauncherAndWithSsh) {
   for (const bool first : {true, false}) {
-    std::filesystem::remove(ssh() + ".started");
-    Launched launcher(command({"--hosts", list(), "sh", "-c", "echo pid $$; exec sleep 100"}));
+    Launched launcher(
+        hosts_.command({"--hosts", hosts_.list(), "sh", "-c", "echo pid $$; exec sleep 100"}));
     launcher.await_output("pid ", 4);
-    const auto started = contents(ssh() + ".started");
+    const auto started = hosts_.started();
     // The command in place of ssh has become the launcher of its host.
     kill(first ? launcher.pid() : numbers_after(started, hosts_.name(1)).at(0), SIGKILL);
     const auto ended = launcher.wait();
@@ -154,9 +214,15 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
 }
 
 TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
-  const auto ended = Launched(command({"--hosts", list(), "-n", "2", "true"})).wait();
+  const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-n", "2", "true"})).wait();
   EXPECT_EQ(ended.code, 2);
   EXPECT_THAT(ended.err, HasSubstr("got --hosts or --hostfile with -n"));
+  const auto path = (folder_ / "hosts").string();
+  std::ofstream(path) << "# a:2\n";
+  EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,
+              HasSubstr("--hostfile: got no host, expected this host"));
+  EXPECT_THAT(run_lockstep({"-n", "1", "-x", "LOCKSTEP_NOT_SET", "true"}).err,
+              HasSubstr("--export: got 'LOCKSTEP_NOT_SET', expected NAME=VALUE"));
 }
 
 }  // namespace

@@ -44,6 +44,8 @@ class SimulatedHosts {
   }
   /// Cuts the host's link without a message to either side.
   void cut(int host) const { ip("-n " + hub_ + " link set " + port_of(host) + " down"); }
+  /// Ends a cut.
+  void join(int host) const { ip("-n " + hub_ + " link set " + port_of(host) + " up"); }
 
  private:
   static bool ip(const std::string& words) {

@@ -3,17 +3,14 @@
 #include <torch/torch.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/nn/whole_batch.h"
-#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -171,36 +168,6 @@ TEST(SyncTraining, TakesEveryStrategy) {
       EXPECT_LE((got - exact).norm().item<double>(), nearer * way);
     });
   }
-}
-
-void train_replicas(const Group& world) {
-  auto model = std::make_shared<NormNet>(at::kFloat);
-  convert_sync_batchnorm(*model, world);
-  auto options = one_each;
-  options.buffer_policy = BufferPolicy::none;
-  DistributedDataParallel ddp(model, world, options);
-  torch::optim::Adam adam(model->parameters(), torch::optim::AdamOptions(0.01));
-  for (int step = 0; step < 30; ++step) {
-    const auto seed = static_cast<std::uint64_t>(1000 * step + world.rank());
-    adam.zero_grad();
-    ddp(random({2 + world.rank(), 2, 4, 4}, seed)).pow(2).mean().backward();
-    adam.step();
-  }
-  for (const auto& tensor : model->parameters()) expect_same_bits(tensor, world);
-  for (const auto& tensor : model->buffers()) expect_same_bits(tensor, world);
-}
-
-TEST(SyncReplicas, AreTheSameBits) { on_ranks(3, train_replicas); }
-
-const ProcessBody sync_replicas("sync replicas", [](std::shared_ptr<Communicator> communicator) {
-  at::set_num_threads(1);
-  train_replicas(Group(std::move(communicator)));
-  if (::testing::Test::HasFailure()) throw std::runtime_error("replicas differ");
-});
-
-TEST(SyncReplicas, AreTheSameBitsInProcesses) {
-  expect_processes(2, "sync replicas");
-  expect_processes(3, "sync replicas");
 }
 
 }  // namespace

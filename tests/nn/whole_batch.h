@@ -9,6 +9,7 @@
 
 #include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
+#include "tests/sync/replicas.h"
 
 namespace lockstep::testing {
 
@@ -96,10 +97,7 @@ inline double deviation(const at::Tensor& got, const at::Tensor& expected) {
 
 inline void expect_same_bits(const at::Tensor& mine, const Group& world) {
   if (!mine.defined()) return;
-  const auto flat = mine.detach().contiguous().flatten();
-  const auto all = at::empty({world.size() * flat.numel()}, flat.options());
-  world.all_gather(all, flat).wait();
-  for (const auto& theirs : all.chunk(world.size())) EXPECT_TRUE(at::equal(theirs, flat));
+  EXPECT_TRUE(same_on_all_ranks(mine, world));
 }
 
 /// Parameters that are not those of a new layer.

@@ -61,16 +61,6 @@ TEST(BucketPlan, SendsTheFirstBucketOnceItHasEnough) {
   EXPECT_EQ(bucket_plan(larger_than_any, {}).size(), 2U);
 }
 
-TEST(BucketPlan, GivesALargeParameterItsOwnBucket) {
-  const std::vector<ParameterSpec> parameters{
-      {.numel = 4}, {.numel = 1000}, {.numel = 4}, {.numel = 4}};
-  const auto plan = bucket_plan(parameters, {.first = 256, .rest = 256});
-  ASSERT_EQ(plan.size(), 3U);
-  EXPECT_EQ(plan[0].slices, (Slices{{3, 0}, {2, 16}}));
-  EXPECT_EQ(plan[1].slices, (Slices{{1, 0}}));
-  EXPECT_EQ(plan[2].slices, (Slices{{0, 0}}));
-}
-
 // A layer's bias is ready when its weight is: it would hold up the large weight before it.
 TEST(BucketPlan, LeavesSmallParametersBehindALargeOneToTheNextBucket) {
   const std::vector<ParameterSpec> layers{
@@ -89,25 +79,19 @@ TEST(BucketPlan, LeavesSmallParametersBehindALargeOneToTheNextBucket) {
   EXPECT_EQ(apart[2].slices, (Slices{{0, 0}}));
 }
 
-TEST(BucketPlan, CapOfZeroIsABucketAParameter) {
-  const std::vector<ParameterSpec> parameters(3, {.numel = 2});
-  EXPECT_EQ(bucket_plan(parameters, {.first = 0, .rest = 0}).size(), 3U);
-}
-
-TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
-  const std::vector<ParameterSpec> parameters{
-      {.numel = 1, .dtype = at::kFloat},
-      {.numel = 2, .dtype = at::kDouble},
-      {.numel = 3, .dtype = at::kFloat},
-      {.numel = 4, .dtype = at::kFloat, .device = at::kMeta},
-      {.numel = 5, .dtype = at::kHalf}};
+TEST(BucketPlan, KeepsDtypesAndStrategiesApart) {
+  const std::vector<ParameterSpec> parameters{{.numel = 1, .dtype = at::kFloat},
+                                              {.numel = 2, .dtype = at::kDouble},
+                                              {.numel = 3, .dtype = at::kFloat},
+                                              {.numel = 4, .dtype = at::kFloat, .strategy = 1},
+                                              {.numel = 5, .dtype = at::kHalf}};
   const auto plan = bucket_plan(parameters, {});
   ASSERT_EQ(plan.size(), 4U);
   // In the order in which the last gradient of each is expected.
   EXPECT_EQ(plan[0].slices, (Slices{{4, 0}}));
   EXPECT_EQ(plan[0].dtype, at::kHalf);
   EXPECT_EQ(plan[1].slices, (Slices{{3, 0}}));
-  EXPECT_EQ(plan[1].device, at::kMeta);
+  EXPECT_EQ(plan[1].strategy, 1U);
   EXPECT_EQ(plan[2].slices, (Slices{{1, 0}}));
   EXPECT_EQ(plan[2].dtype, at::kDouble);
   EXPECT_EQ(plan[3].slices, (Slices{{2, 0}, {0, 16}}));

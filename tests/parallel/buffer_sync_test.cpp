@@ -1,5 +1,7 @@
 // When the buffers that a rank has received are written.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <exception>
@@ -14,6 +16,7 @@
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 #include "tests/parallel/saved_buffers.h"
 
 namespace lockstep::testing::saved_tensors {
@@ -214,6 +217,132 @@ TEST(BufferSync, KeepsWhatTheProgramWritesMeanwhile) {
     kept.reset();
     EXPECT_TRUE(at::equal(model->norm->running_mean, at::full({4}, 7, at::kDouble)));
     EXPECT_TRUE(at::equal(model->norm->running_var, at::full({4}, 8, at::kDouble)));
+  });
+}
+
+TEST(BufferSync, OmitsRanksOfWeightZero) {
+  on_ranks(3, [](const Group& world) {
+    for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+      const DataParallelOptions options{.buffer_policy = policy};
+      const auto wrapped = std::make_shared<Normalised>();
+      DistributedDataParallel ddp(wrapped, world, options);
+      Normalised optimized;
+      torch::optim::SGD sgd(optimized.parameters(), rate);
+      DistributedOptimizer optimizer(sgd, optimized, world, options);
+      const auto x = batch(world.rank(), 0);
+      // Ranks 1 and 2 have 5 and 7 samples.
+      const double samples = world.rank() == 0 ? 0 : 2 * world.rank() + 3;
+      ddp.weight(samples);
+      loss_of(ddp(x)).backward();
+      optimizer.weight(samples);
+      optimizer.backward_and_update(world.rank() == 0 ? at::Tensor()
+                                                      : loss_of(optimized.forward(x)));
+      auto expected = running_mean_after(1, 0);
+      if (policy == BufferPolicy::average) expected = (expected + running_mean_after(2, 0)) / 2;
+      EXPECT_LT(distance(wrapped->norm->running_mean, expected), 1e-15);
+      EXPECT_LT(distance(optimized.norm->running_mean, expected), 1e-15);
+      EXPECT_EQ(optimized.norm->num_batches_tracked.item<int>(), 1);
+      // Without weights, all ranks count again.
+      wrapped->norm->running_mean.fill_(world.rank() + 1);
+      wrapped->out->weight.sum().backward();
+      const double all = policy == BufferPolicy::average ? 2 : 1;
+      EXPECT_TRUE(at::equal(wrapped->norm->running_mean, at::full_like(expected, all)));
+    }
+  });
+}
+
+/// A script whose forward puts a new tensor in the place of its buffer.
+torch::jit::Module assigning_script() {
+  torch::jit::Module model("assigning");
+  model.register_parameter("p",
+                           at::linspace(1, 2, 4, at::kDouble).to(own_device()).requires_grad_(),
+                           /*is_buffer=*/false);
+  model.register_buffer("mean", at::zeros({4}, at::kDouble).to(own_device()));
+  model.define(R"(
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return (x - self.mean) * self.p
+  )");
+  return model;
+}
+
+/// Its buffer after synchronised forwards.
+at::Tensor assigned_mean(BufferPolicy policy, int ranks, int steps) {
+  auto mean = at::zeros({4}, at::kDouble).to(own_device());
+  for (int step = 0; step < steps; ++step) {
+    auto next = at::zeros_like(mean);
+    const int counted = policy == BufferPolicy::average ? ranks : 1;
+    for (int rank = 0; rank < counted; ++rank)
+      next += (0.9 * mean + 0.1 * batch(rank, step).mean(0)) / counted;
+    mean = next;
+  }
+  return mean;
+}
+
+TEST(BufferSync, FollowsTheTensorsThatAForwardAssigns) {
+  on_ranks(3, [](const Group& world) {
+    for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+      const DataParallelOptions options{.buffer_policy = policy};
+      auto wrapped = assigning_script();
+      DistributedDataParallel ddp(wrapped, world, options);
+      auto optimized = assigning_script();
+      torch::optim::SGD sgd(lockstep::parameters(optimized), rate);
+      DistributedOptimizer optimizer(sgd, optimized, world, options);
+      for (int step = 0; step < 3; ++step) {
+        const auto x = batch(world.rank(), step);
+        loss_of(ddp(x).toTensor()).backward();
+        optimizer.backward_and_update(loss_of(optimized.forward({x}).toTensor()));
+        const auto expected = assigned_mean(policy, world.size(), step + 1);
+        EXPECT_LT(distance(wrapped.attr("mean").toTensor(), expected), 1e-14) << step;
+        EXPECT_LT(distance(optimized.attr("mean").toTensor(), expected), 1e-14) << step;
+      }
+    }
+  });
+}
+
+TEST(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber) {
+  using ::testing::HasSubstr;
+  on_ranks(2, [](const Group& world) {
+    const auto error_after = [&](const auto& change) {
+      auto model = assigning_script();
+      DistributedDataParallel ddp(model, world);
+      change(model);
+      return refusal([&] { ddp(batch(world.rank(), 0)); });
+    };
+    const auto assigns = [](const at::Tensor& mean) {
+      return [mean](torch::jit::Module& model) { model.setattr("mean", mean.to(own_device())); };
+    };
+    EXPECT_EQ(error_after(assigns(at::ones({4}, at::kDouble))), "");
+    EXPECT_THAT(error_after(assigns(at::zeros({5}, at::kDouble))),
+                HasSubstr("DistributedDataParallel: buffer mean is now Double [5], expected the "
+                          "dtype and the sizes as when the model was wrapped: wrap it again"));
+    EXPECT_THAT(error_after(assigns(at::zeros({4}))), HasSubstr("buffer mean is now Float [4]"));
+    EXPECT_THAT(
+        error_after([](torch::jit::Module& model) { model.register_buffer("b", at::zeros({3})); }),
+        HasSubstr("got 2 buffers, expected 1"));
+    expect_usable(world);
+  });
+}
+
+TEST(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes) {
+  on_ranks(2, [](const Group& world) {
+    torch::jit::Module model("storing");
+    model.register_parameter("p", at::ones({4}, at::kDouble).to(own_device()).requires_grad_(),
+                             /*is_buffer=*/false);
+    model.register_buffer("last", at::zeros({2, 4}, at::kDouble).to(own_device()));
+    model.define(R"(
+    def forward(self, x):
+        self.last = x
+        return x * self.p
+  )");
+    DistributedDataParallel ddp(model, world);
+    const auto x = [&](int rows) { return at::ones({rows, 4}, at::kDouble).to(own_device()); };
+    loss_of(ddp(x(2 + world.rank())).toTensor()).backward();
+    const auto error = refusal([&] { ddp(x(2)); });
+    EXPECT_EQ(error.find("buffer last is now Double [3, 4]") != std::string::npos,
+              world.rank() == 1)
+        << error;
+    expect_usable(world);
   });
 }
 

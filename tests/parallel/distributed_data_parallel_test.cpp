@@ -306,20 +306,6 @@ TEST(Model, MayBeOnTheStackOrInAUniquePtr) {
   });
 }
 
-TEST(Model, SeveralOnOneRank) {
-  on_ranks(3, [](const Group& world) {
-    auto a = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
-    auto b = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{5}});
-    DistributedDataParallel first(a, world);
-    DistributedDataParallel second(b, world);
-    for (int step = 1; step <= 2; ++step) {
-      (first(coefficients(world.rank(), *a)) + second(coefficients(world.rank(), *b))).backward();
-      EXPECT_TRUE(near(a->p[1].grad(), step * mean_coefficient(3, 1, a->p[1])));
-      EXPECT_TRUE(near(b->p[0].grad(), step * mean_coefficient(3, 0, b->p[0])));
-    }
-  });
-}
-
 TEST(Buffers, AreRankZerosAfterEachBackward) {
   struct Normalised : torch::nn::Module {
     at::Tensor forward(const at::Tensor& x) { return norm->forward(x); }

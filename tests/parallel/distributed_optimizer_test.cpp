@@ -12,6 +12,8 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
+#include "tests/sync/replicas.h"
 
 namespace lockstep::testing {
 namespace {
@@ -34,83 +36,103 @@ struct InTurn {
   }
 };
 
+struct Linears : torch::nn::Module {
+  Linears() {
+    register_module("first", first);
+    register_module("second", second);
+    to(own_device());
+    set_values(*this, 7);
+  }
+  at::Tensor loss(int rank) {
+    const auto x = torch::full({1, 2}, 1.0 + rank).to(own_device());
+    return second->forward(first->forward(x)).sum();
+  }
+  torch::nn::Linear first{2, 3}, second{3, 3};
+};
+
 DataParallelOptions one_each_by(Strategy strategy) {
   return {.buckets = {.first = 0, .rest = 0}, .strategy = std::move(strategy)};
 }
 
-bool equal_on_all_ranks(const at::Tensor& tensor, const Group& world) {
-  const auto mine = tensor.detach().contiguous();
-  auto all = at::empty({world.size() * mine.numel()}, mine.options());
-  world.all_gather(all, mine).wait();
-  for (const auto& theirs : all.chunk(world.size())) {
-    if (!torch::equal(theirs, mine.flatten())) return false;
-  }
-  return true;
+TEST(OptimizerOfAHolder, AveragesTheGradientsOfItsModule) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear model(2, 1);
+    model->to(own_device());
+    set_values(*model, 7);
+    SGD sgd(parameters(model), SGDOptions(1));
+    DistributedOptimizer optimizer(sgd, model, world);
+    const auto before = model->weight.detach().clone();
+    optimizer.backward_and_update(
+        model(torch::full({1, 2}, 1.0 + world.rank()).to(own_device())).sum());
+    EXPECT_TRUE(torch::equal(model->weight, before - 1.5));
+  });
+}
+
+TEST(OptimizerOfParameters, RefusesOneThatIsAddedAndNotWrapped) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool optimized_only : {false, true}) {
+      const auto model = std::make_shared<Linears>();
+      SGD sgd(model->first->parameters(), SGDOptions(0.1));
+      DistributedOptimizer optimizer(sgd, *model, world, {.optimized_only = optimized_only});
+      const auto loss = [&] { return model->loss(world.rank()); };
+      optimizer.backward_and_update(loss());
+      sgd.add_param_group(torch::optim::OptimizerParamGroup(model->second->parameters()));
+      if (!optimized_only) {
+        optimizer.backward_and_update(loss());  // the wrapper averages their gradients
+        sgd.add_param_group(torch::optim::OptimizerParamGroup(
+            {torch::ones({3}).to(own_device()).requires_grad_()}));
+      }
+      EXPECT_THAT(refusal([&] { optimizer.backward_and_update(loss()); }),
+                  HasSubstr("was added after the construction, and the model that was wrapped "
+                            "lacks it"));
+      expect_usable(world);
+    }
+  });
+}
+
+TEST(OptimizerOfParameters, CopiesAndComparesAlsoTheOthers) {
+  on_ranks(3, [](const Group& world) {
+    Linears model;
+    for (auto& parameter : model.second->parameters()) {
+      parameter.requires_grad_(false);
+      parameter.fill_(world.rank() + 1);
+    }
+    SGD sgd(model.first->parameters(), SGDOptions(0.1));
+    const DataParallelOptions options{.optimized_only = true};
+    {
+      const DistributedOptimizer optimizer(sgd, model, world, options);
+      EXPECT_EQ(model.second->weight.sum().item<double>(), model.second->weight.numel());
+    }
+    if (world.rank() == 1) model.second->weight.set_data(torch::ones({9}).to(own_device()));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, options); }),
+                HasSubstr("second.weight"));
+    expect_usable(world);
+  });
+}
+
+// Autograd gives a parameter without dimensions a gradient that is a negated view.
+TEST(OptimizerOfParameters, TakesANegatedViewAsAGradient) {
+  on_ranks(2, [](const Group& world) {
+    for (DataParallelOptions options : {DataParallelOptions{},
+                                        {.shard = Shard::optimizer},
+                                        {.shard = Shard::gradients},
+                                        {.share_memory = true}}) {
+      options.buckets = {.first = 0, .rest = 0};
+      torch::nn::Module model;
+      const auto a = model.register_parameter("a", torch::zeros({}).to(own_device()));
+      const auto b = model.register_parameter("b", torch::zeros({}).to(own_device()));
+      SGD sgd(model.parameters(), SGDOptions(1));
+      DistributedOptimizer optimizer(sgd, model, world, options);
+      const auto z = torch::complex(torch::tensor(2.0F), torch::tensor(3.0F)).to(own_device());
+      optimizer.backward_and_update(torch::real(z * torch::complex(a, b).conj()));
+      EXPECT_EQ(a.item<float>(), -2);  // the real part of (2 + 3i)·(a − bi) is 2a + 3b
+      EXPECT_EQ(b.item<float>(), -3);
+      world.barrier().wait();
+    }
+  });
 }
 
 class Optimizer : public ::testing::TestWithParam<int> {};
-
-TEST_P(Optimizer, TakesTheSameStepsAsDistributedDataParallel) {
-  on_ranks(GetParam(), [](const Group& world) {
-    auto a = std::make_shared<Mlp>();
-    auto b = std::make_shared<Mlp>();
-    for (const auto& each : {a, b}) set_values(*each, static_cast<std::uint64_t>(world.rank()));
-    SGD sgd_a(a->parameters(), SGDOptions(0.1).momentum(0.9));
-    SGD sgd_b(b->parameters(), SGDOptions(0.1).momentum(0.9));
-    DistributedDataParallel ddp(a, world);
-    DistributedOptimizer optimizer(sgd_b, *b, world);
-    for (int step = 0; step < 5; ++step) {
-      const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
-      sgd_a.zero_grad();
-      ddp(x).pow(2).mean().backward();
-      torch::nn::utils::clip_grad_norm_(a->parameters(), 0.2);
-      sgd_a.step();
-      if (step % 2 == 0) {
-        b->forward(x).pow(2).mean().backward();
-        torch::nn::utils::clip_grad_norm_(b->parameters(), 0.2);
-        optimizer.step();
-        optimizer.zero_grad();
-      } else {
-        // A backward under no_sync adds to what backward_and_update exchanges.
-        const auto loss = [&] { return b->forward(x).pow(2).mean(); };
-        {
-          const auto local = optimizer.no_sync();
-          (loss() * 0.25).backward();
-        }
-        (loss() * 0.75).backward();
-        torch::nn::utils::clip_grad_norm_(b->parameters(), 0.2);
-        optimizer.backward_and_update({});
-      }
-    }
-    for (std::size_t i = 0; i < a->parameters().size(); ++i) {
-      EXPECT_LT(distance(b->parameters()[i], a->parameters()[i]), 1e-6);
-      EXPECT_TRUE(equal_on_all_ranks(b->parameters()[i], world));
-    }
-  });
-}
-
-TEST_P(Optimizer, IncludesARankWhoseLossReachesNoParameter) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const int ranks = world.size();
-    Terms model(three_shapes);
-    SGD sgd(model.parameters(), SGDOptions(1));
-    DistributedOptimizer optimizer(sgd, model, world);
-    const auto uses = [ranks](int rank) { return ranks == 1 || rank != ranks - 1; };
-    for (int step = 1; step <= 3; ++step) {
-      if (uses(world.rank())) {
-        optimizer.backward_and_update(model.forward(coefficients(world.rank(), model)));
-      } else if (step == 1) {
-        optimizer.backward_and_update(at::ones({}));
-      } else if (step == 2) {
-        optimizer.backward_and_update(at::Tensor());
-      } else {
-        optimizer.step();
-      }
-      const auto expected = 1 - step * mean_coefficient(ranks, 2, model.p[2], uses);
-      EXPECT_TRUE(near(model.p[2].detach(), expected));
-    }
-  });
-}
 
 TEST_P(Optimizer, AveragesParametersInTurn) {
   on_ranks(GetParam(), [](const Group& world) {
@@ -127,7 +149,7 @@ TEST_P(Optimizer, AveragesParametersInTurn) {
         if (2 - step == i) {
           const auto passed = static_cast<int>(step) + 1;
           expected[i] = 1 - passed * mean_coefficient(ranks, i, model.p[i]);
-          EXPECT_TRUE(equal_on_all_ranks(model.p[i], world));
+          EXPECT_TRUE(same_on_all_ranks(model.p[i], world));
         } else {
           expected[i] = expected[i] - coefficient(world.rank(), i, model.p[i]);
         }
@@ -135,7 +157,7 @@ TEST_P(Optimizer, AveragesParametersInTurn) {
       }
     }
     optimizer.synchronize();
-    for (const auto& parameter : model.p) EXPECT_TRUE(equal_on_all_ranks(parameter, world));
+    for (const auto& parameter : model.p) EXPECT_TRUE(same_on_all_ranks(parameter, world));
     EXPECT_TRUE(near(model.p[2].detach(), 1 - 3 * mean_coefficient(ranks, 2, model.p[2])));
   });
 }
@@ -187,13 +209,13 @@ TEST_P(Optimizer, TakesTheStepsOfLbfgsAsOneProcessDoes) {
         return result;
       });
       EXPECT_NEAR(loss.item<double>(), whole_loss.item<double>(), 1e-9);
-      EXPECT_TRUE(equal_on_all_ranks(loss.reshape({1}).to(own_device()), world));
+      EXPECT_TRUE(same_on_all_ranks(loss.reshape({1}).to(own_device()), world));
     }
     EXPECT_GT(evaluations, 6);
     for (std::size_t i = 0; i < whole->parameters().size(); ++i) {
       EXPECT_LT(distance(model->parameters()[i], whole->parameters()[i]), 1e-8);
       EXPECT_GT(distance(make()->parameters()[i], whole->parameters()[i]), 1e-2);
-      EXPECT_TRUE(equal_on_all_ranks(model->parameters()[i], world));
+      EXPECT_TRUE(same_on_all_ranks(model->parameters()[i], world));
     }
     // Another optimizer, and an ordinary step after it.
     SGD sgd(whole->parameters(), SGDOptions(0.1));
@@ -206,7 +228,7 @@ TEST_P(Optimizer, TakesTheStepsOfLbfgsAsOneProcessDoes) {
               (world.size() - 1) / 2.0);
     once.zero_grad();
     once.backward_and_update(whole->forward(x).sum());
-    EXPECT_TRUE(equal_on_all_ranks(whole->parameters()[0], world));
+    EXPECT_TRUE(same_on_all_ranks(whole->parameters()[0], world));
   });
 }
 
@@ -282,12 +304,8 @@ TEST(OptimizerStart, RefusesParametersOfAnotherModelOnEveryRank) {
     auto parameters = model.parameters();
     if (world.rank() == 1) parameters.push_back(other.p[1]);
     SGD sgd(parameters, SGDOptions(1));
-    try {
-      DistributedOptimizer optimizer(sgd, model, world);
-      ADD_FAILURE() << "took a parameter of another model";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("parameter #3 of the optimizer, of sizes [2, 5]"));
-    }
+    EXPECT_THAT(refusal([&] { DistributedOptimizer optimizer(sgd, model, world); }),
+                HasSubstr("parameter #3 of the optimizer, of sizes [2, 5]"));
     world.barrier().wait();
   });
 }
@@ -295,12 +313,8 @@ TEST(OptimizerStart, RefusesParametersOfAnotherModelOnEveryRank) {
 TEST(OptimizerStart, TakesStrategiesThatTheWrapperRefuses) {
   on_ranks(2, [](const Group& world) {
     auto model = std::make_shared<Terms>(three_shapes);
-    try {
-      DistributedDataParallel ddp(model, world, one_each_by(InTurn{}));
-      ADD_FAILURE() << "took a strategy that exchanges parameters";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("use DistributedOptimizer"));
-    }
+    EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, one_each_by(InTurn{})); }),
+                HasSubstr("use DistributedOptimizer"));
     SGD sgd(model->parameters(), SGDOptions(1));
     DistributedOptimizer optimizer(sgd, *model, world, InTurn{});
     EXPECT_THROW((DistributedDataParallel(model, world)), InvalidArgument);

@@ -183,64 +183,6 @@ TEST_P(KeptGradients, ThatTheBucketWouldTakeStayThisRanksOwn) {
   }
 }
 
-TEST_P(KeptGradients, AreNotScaledByTheWeightOfASharedUpdate) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Terms model(shapes);
-    torch::optim::SGD sgd(model.parameters(), 1);
-    DistributedOptimizer optimizer(sgd, model, world, {.share_memory = true});
-    loss_of(model, world, 1).backward();
-    const auto kept = model.p[1].grad();
-    optimizer.weight(1 + world.rank());
-    optimizer.backward_and_update(loss_of(model, world, 2));  // accumulates
-    const auto mean = mean_coefficient(world.size(), 1, model.p[1]);
-    EXPECT_TRUE(near(kept, mean + 2 * coefficient(world.rank(), 1, model.p[1])));
-  });
-}
-
-TEST_P(KeptGradients, ChangeByAccumulationAndZeroingInPlaceAsInOneProcess) {
-  on_ranks(GetParam(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
-    DistributedDataParallel ddp(model, world);
-    const auto backward = [&] { ddp(coefficients(world.rank(), *model)).backward(); };
-    backward();
-    std::vector<at::Tensor> kept;
-    for (const auto& parameter : model->p) kept.push_back(parameter.grad());
-    const auto expect_same = [&](double times) {
-      expect_means(*model, world, times);
-      for (std::size_t i = 0; i < kept.size(); ++i)
-        EXPECT_TRUE(torch::equal(kept[i], model->p[i].grad())) << i;
-    };
-    backward();
-    expect_same(2);
-    torch::optim::SGD(model->p, 0.1).zero_grad(false);
-    backward();
-    expect_same(1);
-    model->zero_grad(false);
-    backward();
-    expect_same(1);
-  });
-}
-
-TEST_P(KeptGradients, OutliveTheWrapper) {
-  on_ranks(GetParam(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
-    Kept kept;
-    for (int wrapper = 0; wrapper < 3; ++wrapper) {
-      DistributedDataParallel ddp(model, world);
-      ddp(coefficients(world.rank(), *model)).backward();
-      expect_means(*model, world, 1);
-      kept.keep_all(*model);
-      if (wrapper < 2) model->zero_grad();
-    }
-    kept.expect_unchanged("after the wrapper");
-    // A handle of .grad() and .grad() are still one tensor.
-    const auto same = model->p[0].grad();
-    const auto before = same.clone();
-    for (auto& parameter : model->p) parameter.mutable_grad().mul_(2);
-    EXPECT_TRUE(torch::equal(same, 2 * before));
-  });
-}
-
 TEST_P(KeptGradients, AreRightInAGraphThatSavedThem) {
   on_ranks(GetParam(), [](const Group& world) {
     auto model = std::make_shared<Terms>(shapes);
@@ -254,49 +196,6 @@ TEST_P(KeptGradients, AreRightInAGraphThatSavedThem) {
     y.backward();
     EXPECT_TRUE(near(x.grad(), mean));
     expect_means(*model, world, 3);
-  });
-}
-
-// PCGrad: each task's gradient loses its part against the other's. One process with the mean
-// losses is the oracle.
-TEST_P(KeptGradients, OfTwoTasksAreProjectedAsInOneProcess) {
-  const auto project = [](const at::Tensor& a, const at::Tensor& b) {
-    const auto product = (a * b).sum();
-    return at::where(product < 0, a - product / (b * b).sum() * b, a);
-  };
-  on_ranks(GetParam(), [&](const Group& world) {
-    const auto task = [](int which, int rank, const at::Tensor& like) {
-      const auto values = coefficient(rank, 1, like);
-      return which == 0 ? values : (values - 14) * -1.5;
-    };
-    const auto start = at::ones({6, 5}, at::kDouble);
-    auto own = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{}, at::kDouble);
-    auto whole = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{}, at::kDouble);
-    own->add(start.clone());
-    whole->add(start.clone());
-    torch::optim::SGD of_own(own->p, 0.1);
-    torch::optim::SGD of_whole(whole->p, 0.1);
-    DistributedOptimizer optimizer(of_own, *own, world);
-    const auto train = [&](Terms& model, auto& steps, int first, int count) {
-      for (int step = 0; step < 3; ++step) {
-        std::vector<at::Tensor> gradients;
-        for (const int which : {0, 1}) {
-          auto loss = at::zeros({}, at::kDouble);
-          for (int rank = first; rank < first + count; ++rank)
-            loss = loss + (model.p[0].pow(2) * task(which, rank, model.p[0])).sum() / count;
-          loss.backward();
-          gradients.push_back(model.p[0].grad());
-          steps.zero_grad();
-        }
-        model.p[0].mutable_grad() =
-            project(gradients[0], gradients[1]) + project(gradients[1], gradients[0]);
-        steps.step();
-        steps.zero_grad();
-      }
-    };
-    train(*own, optimizer, world.rank(), 1);
-    train(*whole, of_whole, 0, world.size());
-    EXPECT_LT(distance(own->p[0], whole->p[0]), 1e-12);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "parallel/reducer/gradient.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
 
@@ -118,39 +119,6 @@ TEST_P(LocalGradients, OfSomeReplacedParametersAreAveraged) {
   });
 }
 
-TEST_P(LocalGradients, AccumulatedAfterZeroGradAreAveraged) {
-  for (const bool set_to_none : {true, false}) {
-    on_ranks(GetParam(), [&](const Group& world) {
-      OneModel one(world);
-      for (int step = 0; step < 2; ++step) {
-        one.loss().backward();
-        one.optimizer.zero_grad(set_to_none);
-        {
-          const auto local = one.optimizer.no_sync();
-          one.loss().backward();
-        }
-        one.expect_step_of(1);
-        one.optimizer.zero_grad(set_to_none);
-      }
-    });
-  }
-}
-
-TEST_P(LocalGradients, AccumulatedOnAMeanAreAveraged) {
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel one(world);
-    for (int step = 0; step < 2; ++step) {
-      one.loss().backward();
-      {
-        const auto local = one.optimizer.no_sync();
-        one.loss(2).backward();
-      }
-      one.expect_step_of(3);
-      one.optimizer.zero_grad();
-    }
-  });
-}
-
 TEST_P(LocalGradients, AccumulatedByOneRankOnlyAreAveraged) {
   on_ranks(GetParam(), [](const Group& world) {
     OneModel one(world);
@@ -185,79 +153,8 @@ TEST_P(LocalGradients, AreNotAveragedTwice) {
   });
 }
 
-TEST_P(LocalGradients, OfTwoOptimizersThatShareABackwardAreAveraged) {
-  // As a GAN: the generator's loss reaches the discriminator, whose gradients are then dropped.
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel generator(world);
-    OneModel discriminator(world);
-    for (int step = 0; step < 3; ++step) {
-      (generator.loss() + discriminator.loss(5)).backward();
-      generator.expect_step_of(1);
-      generator.optimizer.zero_grad();
-
-      discriminator.optimizer.zero_grad();
-      {
-        const auto local = discriminator.optimizer.no_sync();
-        discriminator.loss().backward();
-        discriminator.loss().backward();
-      }
-      discriminator.expect_step_of(2);
-      discriminator.optimizer.zero_grad();
-    }
-  });
-}
-
-TEST_P(LocalGradients, OfARankThatFollowsASkippedStepAreAveraged) {
-  for (const bool zero_grad : {true, false}) {
-    on_ranks(GetParam(), [&](const Group& world) {
-      OneModel one(world);
-      const int ranks = world.size();
-      const auto has_loss = [ranks](int rank) { return ranks == 1 || rank != ranks - 1; };
-      one.loss().backward();  // and its step is skipped
-      if (zero_grad) one.optimizer.zero_grad();
-      if (has_loss(world.rank())) one.loss().backward();
-      std::vector<at::Tensor> expected;
-      for (std::size_t i = 0; i < one.model.p.size(); ++i) {
-        const auto& parameter = one.model.p[i];
-        expected.push_back(parameter.detach() - mean_coefficient(ranks, i, parameter, has_loss));
-        if (!zero_grad) expected.back() -= mean_coefficient(ranks, i, parameter);
-      }
-      one.optimizer.step();
-      for (std::size_t i = 0; i < one.model.p.size(); ++i) {
-        EXPECT_TRUE(near(one.model.p[i].detach(), expected[i])) << i;
-      }
-      one.optimizer.zero_grad();
-      one.loss().backward();
-      one.expect_step_of(1);
-    });
-  }
-}
-
 /// Whether a rank has a loss, where the last of several has none.
 bool has_loss(int rank, int ranks) { return ranks == 1 || rank != ranks - 1; }
-
-TEST_P(LocalGradients, OfARankWithoutALossFollowZeroGrad) {
-  // That rank joins the others' backward when it comes to its step, after its zero_grad().
-  for (const bool set_to_none : {true, false}) {
-    on_ranks(GetParam(), [&](const Group& world) {
-      OneModel one(world, {.verify_every = 0});
-      for (int step = 0; step < 2; ++step) {
-        if (has_loss(world.rank(), world.size())) one.loss().backward();
-        one.optimizer.zero_grad(set_to_none);
-        one.expect_step_of(0);
-        for (const auto& parameter : one.model.p) {
-          const auto& gradient = parameter.grad();
-          EXPECT_EQ(gradient.defined(), !set_to_none);
-          EXPECT_TRUE(!gradient.defined() || at::equal(gradient, at::zeros_like(gradient)));
-        }
-        one.optimizer.zero_grad();
-        one.loss().backward();
-        one.expect_step_of(1);
-        one.optimizer.zero_grad();
-      }
-    });
-  }
-}
 
 TEST_P(LocalGradients, OfARankWithoutALossFollowClipping) {
   on_ranks(GetParam(), [](const Group& world) {
@@ -275,20 +172,6 @@ TEST_P(LocalGradients, OfARankWithoutALossFollowClipping) {
       one.expect_step_of(0.25, took_part);
       one.optimizer.zero_grad();
     }
-  });
-}
-
-TEST_P(LocalGradients, SetByHandByARankWithoutALossAreAveraged) {
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel one(world, {.verify_every = 0});
-    auto terms = coefficients(world.rank(), one.model);
-    for (std::size_t i = 0; i < one.model.p.size(); ++i) {
-      one.model.p[i].mutable_grad() = terms[i].clone();
-    }
-    // The others' backward reaches one of the parameters only, and adds nothing to it.
-    terms[1] = at::Tensor();
-    if (has_loss(world.rank(), world.size())) (0 * one.model.forward(terms)).backward();
-    one.expect_step_of(1);
   });
 }
 
@@ -354,44 +237,6 @@ TEST(LocalGradient, OfABackwardAfterADroppedMeanIsRefusedWhileARankIsInStep) {
   }
 }
 
-TEST_P(LocalGradients, SetByHandAreAveraged) {
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel one(world);
-    const auto gradients = [&] {
-      return torch::autograd::grad({one.loss()}, {one.model.p[0], one.model.p[1]});
-    };
-    // In place of no gradient, of a mean that was zeroed, and of a mean.
-    for (int step = 0; step < 4; ++step) {
-      const auto own = gradients();
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        auto& gradient = one.model.p[i].mutable_grad();
-        if (step < 2) {
-          gradient = own[i];
-        } else {
-          gradient.copy_(own[i]);
-        }
-      }
-      one.expect_step_of(1);
-      if (step == 1) one.optimizer.zero_grad(/*set_to_none=*/false);
-      if (step == 0) one.optimizer.zero_grad();
-    }
-  });
-}
-
-TEST_P(LocalGradients, SetByHandForOneParameterLeaveTheOthersAlone) {
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel one(world);
-    auto terms = coefficients(world.rank(), one.model);
-    const auto by_hand = terms[0];
-    terms[0] = at::Tensor();
-    one.model.forward(terms).backward();
-    const auto mean = one.model.p[1].grad().clone();
-    one.model.p[0].mutable_grad() = by_hand;
-    one.expect_step_of(1);
-    EXPECT_TRUE(torch::equal(one.model.p[1].grad(), mean));
-  });
-}
-
 TEST(LocalGradient, ChangedInPlaceIsRefusedUnderErrorFeedback) {
   on_ranks(2, [](const Group& world) {
     OneModel one(world, {.strategy = parse_strategy("topk:0.5")});
@@ -416,6 +261,20 @@ TEST(LocalGradient, OfAParameterOutsideTheOptimizerMayAccumulate) {
       EXPECT_TRUE(torch::equal(model.p[1].detach(), at::ones({2, 5}))) << strategy;
     });
   }
+}
+
+TEST(GradientRecord, KeepsAMeanThatOneChangeIsAPartOf) {
+  using detail::GradientState;
+  const auto values = at::ones({2});
+  detail::GradientRecord record;
+  record.set_averaged(values);
+  values.mul_(2);
+  EXPECT_EQ(record.state(values, values), GradientState::edited);
+  record.keep_average(values, values);
+  EXPECT_EQ(record.state(values, values), GradientState::averaged);
+  values.mul_(2).mul_(2);
+  record.keep_average(values, values);
+  EXPECT_EQ(record.state(values, values), GradientState::edited);
 }
 
 }  // namespace

@@ -189,4 +189,15 @@ inline bool near(const at::Tensor& got, const at::Tensor& expected) {
          at::allclose(got, expected, 1e-6, 1e-6);
 }
 
+/// The same bits and strides of all parameters.
+inline void expect_equal_models(const torch::nn::Module& got, const torch::nn::Module& expected) {
+  const auto ours = got.parameters();
+  const auto theirs = expected.parameters();
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
+    EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
+  }
+}
+
 }  // namespace lockstep::testing

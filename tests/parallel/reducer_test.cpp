@@ -24,33 +24,6 @@ class Reduction : public ::testing::TestWithParam<std::tuple<int, bool>> {
   static bool any(int) { return true; }
 };
 
-TEST_P(Reduction, IsTheMean) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    for (int step = 0; step < 3; ++step) {
-      model->zero_grad();
-      ddp(coefficients(world.rank(), *model)).backward();
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(ranks(), i, model->p[i])));
-      }
-    }
-  });
-}
-
-TEST_P(Reduction, AccumulatesMeansWithoutZeroGrad) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    for (int step = 1; step <= 4; ++step) {
-      ddp(coefficients(world.rank(), *model)).backward();
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
-      }
-    }
-  });
-}
-
 TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
   on_ranks(ranks(), [](const Group& world) {
     auto model = std::make_shared<Terms>(some_shapes);
@@ -119,73 +92,6 @@ TEST_P(Reduction, KeepsTheBitsOfAGradientThatNoRankChanges) {
   });
 }
 
-TEST_P(Reduction, IncludesARankWhoseBackwardReachesNoParameter) {
-  on_ranks(ranks(), [](const Group& world) {
-    for (const bool changed_in_place : {false, true}) {
-      auto model = std::make_shared<Terms>(some_shapes);
-      DistributedDataParallel ddp(model, world, options());
-      const auto used = [](int rank) { return rank != 0; };
-      const auto terms = used(world.rank()) ? coefficients(world.rank(), *model)
-                                            : std::vector<at::Tensor>(some_shapes.size());
-      const auto input = at::ones({2}).set_requires_grad(true);
-      for (int step = 0; step < 2; ++step) {
-        auto output = ddp(terms, input);
-        if (changed_in_place) output.relu_();
-        output.backward();
-      }
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        if (ranks() == 1) {
-          EXPECT_FALSE(model->p[i].grad().defined());
-        } else {
-          EXPECT_TRUE(
-              near(model->p[i].grad(), 2 * mean_coefficient(ranks(), i, model->p[i], used)));
-        }
-      }
-      EXPECT_EQ(input.grad().sum().item<float>(), 4);
-    }
-  });
-}
-
-TEST_P(Reduction, OfTwoForwardsIsOfTheirSum) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    const auto terms = coefficients(world.rank(), *model);
-    (ddp(terms) + 2 * ddp(terms)).backward();
-    for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-      EXPECT_TRUE(near(model->p[i].grad(), 3 * mean_coefficient(ranks(), i, model->p[i])));
-    }
-  });
-}
-
-TEST_P(Reduction, TakesARetainedGraphTwice) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    const auto loss = ddp(coefficients(world.rank(), *model));
-    loss.backward({}, /*retain_graph=*/true);
-    loss.backward();
-    for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-      EXPECT_TRUE(near(model->p[i].grad(), 2 * mean_coefficient(ranks(), i, model->p[i])));
-    }
-  });
-}
-
-TEST_P(Reduction, TakesCreateGraph) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    for (int step = 1; step <= 2; ++step) {
-      const auto loss = ddp(coefficients(world.rank(), *model));
-      loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        EXPECT_FALSE(model->p[i].grad().requires_grad());
-        EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
-      }
-    }
-  });
-}
-
 TEST_P(Reduction, IsNoneOfAutogradGradAndOfChosenInputsOnly) {
   on_ranks(ranks(), [](const Group& world) {
     auto model = std::make_shared<Terms>(some_shapes);
@@ -229,44 +135,6 @@ TEST_P(Reduction, HeldBackAveragesTheSumLater) {
         const int times = touch_all || i == 2 ? 3 : 2;
         EXPECT_TRUE(near(model->p[i].grad(), times * mean_coefficient(ranks(), i, model->p[i])));
       }
-    }
-  });
-}
-
-TEST_P(Reduction, LeavesOutFrozenParameters) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    model->p[1].set_requires_grad(false);
-    DistributedDataParallel ddp(model, world, options());
-    const auto terms = coefficients(world.rank(), *model);
-    ddp(terms).backward();
-    EXPECT_FALSE(model->p[1].grad().defined());
-    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
-    // Frozen later, then thawed.
-    model->zero_grad();
-    model->p[2].set_requires_grad(false);
-    ddp(terms).backward();
-    EXPECT_FALSE(model->p[2].grad().defined());
-    EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(ranks(), 0, model->p[0])));
-    model->p[2].set_requires_grad(true);
-    model->zero_grad();
-    ddp(terms).backward();
-    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
-    model->p[1].set_requires_grad(true);
-    EXPECT_THROW(ddp(terms), InvalidArgument);
-  });
-}
-
-TEST_P(Reduction, TakesTiedParametersOnce) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    model->p.push_back(model->register_parameter("tied", model->p[0]));
-    DistributedDataParallel ddp(model, world, options());
-    for (int step = 1; step <= 2; ++step) {
-      ddp(coefficients(world.rank(), *model)).backward();
-      const auto expected = mean_coefficient(ranks(), 0, model->p[0]) +
-                            mean_coefficient(ranks(), some_shapes.size(), model->p[0]);
-      EXPECT_TRUE(near(model->p[0].grad(), step * expected));
     }
   });
 }

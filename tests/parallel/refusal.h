@@ -23,7 +23,7 @@ std::string refusal(const Fn& fn) {
 
 /// A refusal leaves the group as it was.
 inline void expect_usable(const Group& world) {
-  const auto one = at::ones({1});
+  const auto one = at::ones({1}, at::TensorOptions().device(world.device()));
   world.all_reduce(one).wait();
   EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
 }

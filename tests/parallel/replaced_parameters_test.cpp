@@ -188,5 +188,26 @@ TEST(UnusedParameters, WithAccumulatorsThatHaveNoHookYetAreAllowed) {
   });
 }
 
+/// No step of the other optimizer has hooked them.
+TEST(UnusedParameters, BesideNewAccumulatorsOfAnotherWrapperAreAllowed) {
+  on_ranks(2, [](const Group& world) {
+    Experts model;
+    torch::nn::Linear other(4, 4);
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    torch::optim::SGD sgd_of_other(other->parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, model, world);
+    const DistributedOptimizer wrapped(sgd_of_other, *other, world);
+    for (int step = 0; step < 4; ++step) {
+      auto y = model.forward(0, random({3, 4}, static_cast<std::uint64_t>(step)));
+      if (step == 0) y = model.forward(1, y);
+      other->forward(y).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      if (step == 0) other->weight.set_data(other->weight.detach().to(at::kDouble));
+      if (step == 0) other->weight.set_data(other->weight.detach().to(at::kFloat));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::testing

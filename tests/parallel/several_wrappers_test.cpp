@@ -41,24 +41,6 @@ void expect_mean(const Group& world, const Terms& model, double times = 1) {
 class SeveralWrappers : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SeveralWrappers, ::testing::Values(1, 2, 3, 4));
 
-TEST_P(SeveralWrappers, RunInAnyOrderThatAllRanksShare) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Twins twins(world, world, one_each);
-    for (int step = 0; step < 4; ++step) {
-      twins.first->zero_grad();
-      twins.second->zero_grad();
-      const auto terms = coefficients(world.rank(), *twins.first);
-      const auto first = [&] { twins.first_ddp(terms).backward(); };
-      const auto second = [&] { (2 * twins.second_ddp(terms)).backward(); };
-      if (step % 2 == 0) first();
-      second();
-      if (step % 2 == 1) first();
-      expect_mean(world, *twins.first);
-      expect_mean(world, *twins.second, 2);
-    }
-  });
-}
-
 /// The last rank has one wrapper fewer. Ranks compare a wrapper's number with every operation.
 TEST_P(SeveralWrappers, HaveTheSameNumbersOnRanksThatHaveFewer) {
   on_ranks(GetParam(), [](const Group& world) {
@@ -73,36 +55,6 @@ TEST_P(SeveralWrappers, HaveTheSameNumbersOnRanksThatHaveFewer) {
     DistributedDataParallel<Terms> of_all(model, world);
     of_all(coefficients(world.rank(), *model)).backward();
     expect_mean(world, *model);
-  });
-}
-
-TEST_P(SeveralWrappers, ShareABackwardThatReachesOnlySomeOfTheirParameters) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Twins twins(world, world, one_each);
-    for (int step = 0; step < 4; ++step) {
-      twins.first->zero_grad();
-      twins.second->zero_grad();
-      // Another parameter is left out on each rank, so that buckets become ready in other orders.
-      const auto used = [step](std::size_t model, std::size_t i) {
-        return [=](int rank) { return (static_cast<std::size_t>(rank + step) + model) % 3 != i; };
-      };
-      const auto terms_of = [&](std::size_t model) {
-        auto terms = coefficients(world.rank(), *twins.first);
-        for (std::size_t i = 0; i < terms.size(); ++i) {
-          if (!used(model, i)(world.rank())) terms[i] = at::Tensor();
-        }
-        return terms;
-      };
-      (twins.first_ddp(terms_of(0)) + twins.second_ddp(terms_of(1))).backward();
-      for (std::size_t model = 0; model < 2; ++model) {
-        const auto& parameters = model == 0 ? twins.first->p : twins.second->p;
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-          if (!parameters[i].grad().defined()) continue;  // in a world that is too small
-          EXPECT_TRUE(near(parameters[i].grad(),
-                           mean_coefficient(world.size(), i, parameters[i], used(model, i))));
-        }
-      }
-    }
   });
 }
 

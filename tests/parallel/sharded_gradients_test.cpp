@@ -6,46 +6,23 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
 #include "parallel/update/sharded_parameters.h"
-#include "tests/parallel/mixed_training.h"
+#include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
+#include "tests/parallel/two_trainings.h"
 #include "tests/sync/on_hosts.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using torch::optim::AdamOptions;
-using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions in_shards{.shard = Shard::gradients};
-
-template <class Optimizer, class Options>
-Make with(const Options& options) {
-  return [options](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Optimizer>(parameters, options);
-  };
-}
-
-const std::vector<Make> elementwise_optimizers{
-    with<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)),
-    with<torch::optim::Adam>(AdamOptions(0.01).amsgrad(true)),
-    with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)),
-    with<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01)),
-    with<FusedAdamW>(AdamWOptions(0.01))};
-
-void expect_same_parameters(const torch::nn::Module& got, const torch::nn::Module& expected) {
-  const auto ours = got.parameters();
-  const auto theirs = expected.parameters();
-  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
-}
 
 void expect_near_parameters(const torch::nn::Module& got, const torch::nn::Module& expected,
                             double most) {
@@ -58,67 +35,22 @@ void expect_near_parameters(const torch::nn::Module& got, const torch::nn::Modul
   }
 }
 
-/// Two models with the same values, of which the first is sharded.
-struct TwoTrainings {
-  explicit TwoTrainings(const Group& world, const DataParallelOptions& how = in_shards,
-                        at::ScalarType dtype = at::kFloat,
-                        std::vector<std::int64_t> widths = {7, 61, 33, 3})
-      : parts(widths), whole(widths) {
-    for (auto* model : {&parts, &whole}) {
-      model->to(dtype);
-      set_values(*model, 1);
-    }
-    adam = std::make_unique<torch::optim::Adam>(parts.parameters(), AdamOptions(0.01));
-    adam_of_whole = std::make_unique<torch::optim::Adam>(whole.parameters(), AdamOptions(0.01));
-    in_parts = std::make_unique<DistributedOptimizer>(*adam, parts, world, how);
-    auto unsharded = how;
-    unsharded.shard = Shard::none;
-    in_whole = std::make_unique<DistributedOptimizer>(*adam_of_whole, whole, world, unsharded);
-  }
-
-  static at::Tensor loss(Mlp& model, const Group& world, int step) {
-    const auto dtype = model.parameters()[0].scalar_type();
-    const auto seed = static_cast<std::uint64_t>(100 * step + world.rank());
-    return model.forward(random({4, 7}, seed, dtype)).square().mean();
-  }
-  void backward(const Group& world, int step) {
-    loss(parts, world, step).backward();
-    loss(whole, world, step).backward();
-  }
-  void update(const Group& world, int step) {
-    in_parts->backward_and_update(loss(parts, world, step));
-    in_whole->backward_and_update(loss(whole, world, step));
-  }
-  void finish() {
-    for (auto* optimizer : {in_parts.get(), in_whole.get()}) {
-      optimizer->step();
-      optimizer->zero_grad();
-    }
-  }
-
-  Mlp parts;
-  Mlp whole;
-  std::unique_ptr<torch::optim::Adam> adam;
-  std::unique_ptr<torch::optim::Adam> adam_of_whole;
-  std::unique_ptr<DistributedOptimizer> in_parts;
-  std::unique_ptr<DistributedOptimizer> in_whole;
-};
-
 class ShardedGradients : public ::testing::TestWithParam<int> {};
 
 TEST_P(ShardedGradients, TakeTheStepsOfWholeOnes) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (std::size_t i = 0; i < elementwise_optimizers.size(); ++i) {
-      SCOPED_TRACE(i);
+    for (std::size_t i = 0; i < every_optimizer.size(); ++i) {
+      const auto& [name, make] = every_optimizer[i];
+      SCOPED_TRACE(name);
       // A bucket for each parameter, so that buckets use their memory in turn.
       auto how = i % 2 == 0 ? one_each : DataParallelOptions{};
-      Trained whole(world, elementwise_optimizers[i], how);
+      Trained whole(world, make, how);
       how.shard = Shard::gradients;
-      Trained in_parts(world, elementwise_optimizers[i], how);
+      Trained in_parts(world, make, how);
       for (const int step : {0, 2, 4, 6, 7, 9, 11, 13, 14}) {
         in_parts.step(world, step);
         whole.step(world, step);
-        expect_same_parameters(in_parts.model, whole.model);
+        expect_equal_models(in_parts.model, whole.model);
       }
     }
   });
@@ -212,7 +144,7 @@ TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
         pair.adam->zero_grad();
         pair.adam_of_whole->zero_grad();
         EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
-        expect_same_parameters(pair.parts, pair.whole);
+        expect_equal_models(pair.parts, pair.whole);
       }
     }
   });
@@ -220,12 +152,8 @@ TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
 
 TEST_P(ShardedGradients, AreSentInReducedPrecision) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"}) {
-      SCOPED_TRACE(text);
-      TwoTrainings pair(world, {.strategy = parse_strategy(text), .shard = Shard::gradients});
-      for (int step = 0; step < 5; ++step) pair.update(world, step);
-      expect_same_parameters(pair.parts, pair.whole);
-    }
+    for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"})
+      expect_equal_trainings(world, text, Shard::gradients);
   });
 }
 
@@ -265,7 +193,7 @@ TEST(ShardedGradientsStep, UsesAGradientThatTheProgramSets) {
     for (auto* model : {&pair.parts, &pair.whole})
       model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
     pair.finish();
-    expect_same_parameters(pair.parts, pair.whole);
+    expect_equal_models(pair.parts, pair.whole);
   });
 }
 

@@ -1,7 +1,5 @@
 // Optimizer state that is divided among the ranks: the same numbers, bit for bit, as when every
 // rank has all of it.
-#include "parallel/update/sharded_update.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,27 +17,18 @@
 #include "lockstep/model_files.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
+#include "tests/parallel/two_trainings.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions state_in_parts{.shard = Shard::optimizer};
-
-void expect_equal_models(const Mixed& got, const Mixed& expected) {
-  const auto ours = got.parameters();
-  const auto theirs = expected.parameters();
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
-    EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
-  }
-}
 
 class ShardedOptimizer : public ::testing::TestWithParam<int> {};
 
@@ -89,55 +78,6 @@ TEST_P(ShardedOptimizer, KeepsStateOfItsPartsOnly) {
   });
 }
 
-TEST_P(ShardedOptimizer, GoesOnFromACheckpointBitForBit) {
-  const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    for (const auto& [name, make] : every_optimizer) {
-      SCOPED_TRACE(name);
-      Trained undisturbed(world, make, state_in_parts);
-      for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
-      const auto file = folder / name;
-      Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
-      Trained resumed(world, make, state_in_parts);
-      resumed.step(world, 7);  // it remembers something else
-      Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
-      Trained whole(world, make, {});
-      Checkpoint{.model = whole.model, .optimizer = *whole.base}.load(file, world);
-      for (int step = 3; step < 6; ++step) {
-        undisturbed.step(world, step);
-        resumed.step(world, step);
-        whole.step(world, step);
-      }
-      expect_equal_models(resumed.model, undisturbed.model);
-      const auto saved = file_of(resumed, world, folder / "resumed");
-      EXPECT_TRUE(saved == file_of(undisturbed, world, folder / "undisturbed"));
-      // A loaded state is contiguous, which the fused kernels do not accept for every parameter.
-      if (std::string(name).starts_with("Fused")) continue;
-      expect_equal_models(whole.model, undisturbed.model);
-      EXPECT_TRUE(saved == file_of(whole, world, folder / "whole"));
-    }
-  });
-}
-
-TEST_P(ShardedOptimizer, TakesTheStateThatTheOptimizerHas) {
-  const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    for (const auto& [name, make] : every_optimizer) {
-      SCOPED_TRACE(name);
-      Trained saved(world, make, state_in_parts);
-      saved.step(world, 0);
-      Checkpoint{.model = saved.model, .optimizer = *saved.base}.save(folder / name, {}, world);
-      Mixed model;
-      const auto base = make(Trained::with_values(model, world));
-      Checkpoint{.model = model, .optimizer = *base}.load(folder / name, world);
-      DistributedOptimizer optimizer(*base, model, world, state_in_parts);
-      optimizer.backward_and_update(model.loss(world, 7));
-      saved.optimizer.backward_and_update(saved.model.loss(world, 7));
-      expect_equal_models(model, saved.model);
-    }
-  });
-}
-
 /// The steps of two models from the same values, one with state in parts, must be equal.
 void expect_steps_as_whole(const Group& world,
                            const std::function<void(Mixed&, DistributedOptimizer&, int)>& step) {
@@ -147,19 +87,6 @@ void expect_steps_as_whole(const Group& world,
     for (auto* trained : {&in_parts, &whole}) step(trained->model, trained->optimizer, i);
     expect_equal_models(in_parts.model, whole.model);
   }
-}
-
-TEST_P(ShardedOptimizer, IsJoinedByARankThatOnlyCallsStep) {
-  on_ranks(GetParam(), [](const Group& world) {
-    expect_steps_as_whole(world, [&](Mixed& model, DistributedOptimizer& optimizer, int step) {
-      if (world.size() > 1 && world.rank() == step % world.size()) {
-        optimizer.step();
-        optimizer.zero_grad();
-      } else {
-        optimizer.backward_and_update(model.loss(world, step));
-      }
-    });
-  });
 }
 
 // The gradient by hand is found in step(), after the parts of the others have been averaged.
@@ -326,8 +253,7 @@ TEST(ShardedOptimizerStep, DropsItsPartsAfterAnError) {
       model.zero_grad();
       optimizer.backward_and_update(loss());
     }
-    for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
-      EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
+    expect_equal_models(models[0], models[1]);
   });
 }
 
@@ -342,6 +268,51 @@ TEST(ShardedOptimizerStep, NoticesANewParameterGroup) {
                 }),
                 HasSubstr("parameter group 1 has changed"));
     expect_usable(world);
+  });
+}
+
+// Each rank updated its part with its own options, and replicas stayed equal.
+TEST(ShardedOptimizerStep, RefusesOptionsThatDifferBetweenRanks) {
+  std::vector<DataParallelOptions> all(3);
+  all[0].shard = Shard::optimizer;
+  all[1].shard = Shard::gradients;
+  all[2].share_memory = true;
+  on_ranks(3, [&](const Group& world) {
+    for (const auto& how : all) {
+      Mlp model;
+      set_values(model, 1);
+      torch::optim::AdamW adam({OptimizerParamGroup({model.layers[0]->weight}),
+                                OptimizerParamGroup({model.layers[0]->bias})},
+                               AdamWOptions(0.25));
+      DataParallelOptions options = how;
+      options.optimized_only = true;
+      DistributedOptimizer optimizer(adam, model, world, options);
+      const auto backward_and_update = [&] {
+        optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
+      };
+      const auto in_separate_calls = [&] {
+        optimizer.zero_grad();
+        model.forward(at::ones({1, 7})).sum().backward();
+        optimizer.step();
+      };
+      backward_and_update();
+      auto& second = static_cast<AdamWOptions&>(adam.param_groups()[1].options());
+      if (world.rank() == 1) second.lr(0.5);
+      const auto before = model.layers[0]->bias.detach().clone();
+      for (const auto& error : {refusal(backward_and_update), refusal(in_separate_calls)}) {
+        EXPECT_THAT(error, HasSubstr("lr 0.25 of parameter group 1 on ranks 0, 2; lr 0.5 of "
+                                     "parameter group 1 on rank 1, expected the same options"));
+      }
+      EXPECT_TRUE(torch::equal(model.layers[0]->bias, before));
+      expect_usable(world);
+      // Options that all ranks change alike, also after the backward.
+      model.forward(at::ones({1, 7})).sum().backward();
+      second.lr(0.125);
+      second.betas({0.5, 0.75});
+      optimizer.step();
+      if (world.rank() == 2) second.betas({0.5, 0.875});
+      EXPECT_THAT(refusal(backward_and_update), HasSubstr("betas 0.875 of parameter group 1 on "));
+    }
   });
 }
 
@@ -365,11 +336,10 @@ TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
       bias.set_data(at::full_like(bias, 7));
     }
     step();
-    for (std::size_t i = 0; i < model.parameters().size(); ++i)
-      EXPECT_TRUE(torch::equal(model.parameters()[i], other.parameters()[i])) << i;
+    expect_equal_models(model, other);
     optimizer.reset();
+    expect_equal_models(model, other);
     for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-      EXPECT_TRUE(torch::equal(model.parameters()[i], other.parameters()[i])) << i;
       EXPECT_TRUE(sgd.param_groups()[0].params()[i].is_same(model.parameters()[i])) << i;
     }
     // What remains are parts: no checkpoint has them, and another wrapper goes on with them.
@@ -382,31 +352,14 @@ TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
     }
     optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
     step();
-    for (std::size_t i = 0; i < model.parameters().size(); ++i)
-      EXPECT_TRUE(torch::equal(model.parameters()[i], other.parameters()[i])) << i;
+    expect_equal_models(model, other);
   });
 }
 
 TEST(ShardedOptimizerStep, WorksUnderStrategiesThatAverageEveryGradient) {
   on_ranks(4, [](const Group& world) {
-    for (const char* text : {"fp16", "bf16", "topk:0.3", "int8", "power_sgd:rank=1"}) {
-      SCOPED_TRACE(text);
-      Mlp model;
-      Mlp other;
-      for (auto* mlp : {&model, &other}) set_values(*mlp, 1);
-      torch::optim::Adam adam(model.parameters(), AdamOptions(0.01));
-      torch::optim::Adam of_other(other.parameters(), AdamOptions(0.01));
-      const DataParallelOptions how{.strategy = parse_strategy(text), .shard = Shard::optimizer};
-      DistributedOptimizer optimizer(adam, model, world, how);
-      DistributedOptimizer whole(of_other, other, world, parse_strategy(text));
-      for (int step = 0; step < 5; ++step) {
-        const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
-        optimizer.backward_and_update(model.forward(x).square().mean());
-        whole.backward_and_update(other.forward(x).square().mean());
-      }
-      for (std::size_t i = 0; i < model.parameters().size(); ++i)
-        EXPECT_TRUE(torch::equal(model.parameters()[i], other.parameters()[i])) << i;
-    }
+    for (const char* text : {"fp16", "bf16", "topk:0.3", "int8", "power_sgd:rank=1"})
+      expect_equal_trainings(world, text, Shard::optimizer);
   });
 }
 
@@ -437,8 +390,7 @@ TEST(ShardedOptimizerStep, UpdatesSparseAndDenseParameters) {
             models[i].last->forward(models[i].table->forward(words)).square().sum());
       }
     }
-    for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
-      EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
+    expect_equal_models(models[0], models[1]);
   });
 }
 

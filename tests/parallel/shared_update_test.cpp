@@ -1,7 +1,5 @@
 // One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
 // bit, as when every rank updates its own.
-#include "parallel/update/shared_update.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -173,31 +171,16 @@ TEST_P(SharedUpdate, WorksWithAGradScalerAndClipsByTheNorm) {
   });
 }
 
-TEST_P(SharedUpdate, TakesAParameterThatIsAddedLater) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Mlp models[2];
-    std::vector<std::unique_ptr<torch::optim::SGD>> sgd;
-    std::vector<std::unique_ptr<DistributedOptimizer>> optimizers;
-    for (auto& model : models) {
-      set_values(model, 1);
-      sgd.push_back(std::make_unique<torch::optim::SGD>(
-          std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1).momentum(0.9)));
-      optimizers.push_back(std::make_unique<DistributedOptimizer>(
-          *sgd.back(), model, world, optimizers.empty() ? shared : DataParallelOptions{}));
-    }
-    for (int step = 0; step < 4; ++step) {
-      const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
-      for (std::size_t i = 0; i < 2; ++i) {
-        if (step == 2) {
-          sgd[i]->add_param_group(torch::optim::OptimizerParamGroup({models[i].layers[0]->bias}));
-        }
-        optimizers[i]->backward_and_update(models[i].forward(x).square().mean());
-        models[i].zero_grad();
-      }
-      world.barrier().wait();
-      for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
-        EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
-      world.barrier().wait();
+TEST(SharedUpdateStart, NeedsAnOptimizerOfAllParameters) {
+  on_ranks(2, [](const Group& world) {
+    Mlp model;
+    torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
+    for (auto how : {shared, DataParallelOptions{.shard = Shard::gradients}}) {
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
+                  HasSubstr(": parameter layer0.bias is not in the optimizer, expected all"));
+      how.optimized_only = true;
+      DistributedOptimizer optimizer(sgd, model, world, how);
+      optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
     }
   });
 }
@@ -261,50 +244,6 @@ TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
     }
     world.barrier().wait();
     EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
-  });
-}
-
-TEST_P(SharedUpdate, GoesOnFromACheckpointBitForBit) {
-  const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    for (const auto& [name, make] : every_optimizer) {
-      SCOPED_TRACE(name);
-      Trained undisturbed(world, make, shared);
-      for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
-      const auto file = folder / name;
-      Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
-      Trained resumed(world, make, shared);
-      resumed.step(world, 7);  // it remembers something else
-      Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
-      for (int step = 3; step < 6; ++step) {
-        undisturbed.step(world, step);
-        resumed.step(world, step);
-      }
-      expect_equal(resumed, undisturbed);
-      world.barrier().wait();
-    }
-  });
-}
-
-TEST_P(SharedUpdate, LeavesTheWholeStateToTheOptimizer) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& [name, make] : every_optimizer) {
-      SCOPED_TRACE(name);
-      Mixed models[2];
-      std::unique_ptr<torch::optim::Optimizer> bases[2];
-      for (std::size_t i = 0; i < 2; ++i) {
-        bases[i] = make(Trained::with_values(models[i], world));
-        for (int wrapper = 0; wrapper < 2; ++wrapper) {
-          DistributedOptimizer optimizer(*bases[i], models[i], world,
-                                         i == 0 ? shared : DataParallelOptions{});
-          optimizer.backward_and_update(models[i].loss(world, wrapper));
-        }
-        models[i].loss(world, 5).backward();
-        bases[i]->step();  // each rank by itself
-      }
-      for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
-        EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
-    }
   });
 }
 

@@ -15,6 +15,7 @@
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
 #include "tests/sync/on_hosts.h"
+#include "tests/sync/replicas.h"
 
 namespace lockstep::testing {
 namespace {
@@ -61,16 +62,6 @@ at::Tensor dense(const at::Tensor& gradient) {
   return gradient.layout() == at::kSparse ? gradient.to_dense() : gradient;
 }
 
-bool equal_on_all_ranks(const at::Tensor& tensor, const Group& world) {
-  const auto mine = tensor.detach().contiguous();
-  auto all = at::empty({world.size() * mine.numel()}, mine.options());
-  world.all_gather(all, mine).wait();
-  for (const auto& theirs : all.chunk(world.size())) {
-    if (!torch::equal(theirs, mine.flatten())) return false;
-  }
-  return true;
-}
-
 void expect_dense_means(const Group& world) {
   auto model = std::make_shared<Words>(true);
   DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
@@ -94,8 +85,8 @@ void expect_dense_means(const Group& world) {
       if (std::string(name) == "out.weight") continue;
       EXPECT_TRUE(gradient.is_sparse() && gradient.is_coalesced());
       EXPECT_LE(gradient._nnz(), vocabulary);
-      EXPECT_TRUE(equal_on_all_ranks(gradient._indices(), world));
-      EXPECT_TRUE(equal_on_all_ranks(gradient._values(), world));
+      EXPECT_TRUE(same_on_all_ranks(gradient._indices(), world));
+      EXPECT_TRUE(same_on_all_ranks(gradient._values(), world));
     }
   }
 }
@@ -122,7 +113,7 @@ void expect_as_dense(int ranks, const std::function<void(Words&, const Group&)>&
     for (std::size_t i = 0; i < dense.parameters().size(); ++i) {
       EXPECT_LT(distance(sparse.parameters()[i], dense.parameters()[i]), 1e-12) << i;
       EXPECT_GT(distance(before.parameters()[i], dense.parameters()[i]), 1e-6) << i;
-      EXPECT_TRUE(equal_on_all_ranks(sparse.parameters()[i], world)) << i;
+      EXPECT_TRUE(same_on_all_ranks(sparse.parameters()[i], world)) << i;
     }
   });
 }
@@ -259,7 +250,7 @@ TEST(SparseStrategies, AverageSparseGradientsExactly) {
         EXPECT_LT(distance(model.words->weight, whole.words->weight), 1e-6) << strategy;
       }
       optimizer.synchronize();
-      EXPECT_TRUE(equal_on_all_ranks(model.out->weight, world)) << strategy;
+      EXPECT_TRUE(same_on_all_ranks(model.out->weight, world)) << strategy;
     });
   }
 }
@@ -337,7 +328,7 @@ TEST(SparseRefusal, OfGradientsSetByHandIsOnEveryRank) {
                       HasSubstr("got a dense gradient on rank 1, expected sparse")));
     optimizer.zero_grad();
     optimizer.backward_and_update(model.forward(tokens_of(world.rank(), 1)));
-    EXPECT_TRUE(equal_on_all_ranks(model.words->weight, world));
+    EXPECT_TRUE(same_on_all_ranks(model.words->weight, world));
   });
 }
 

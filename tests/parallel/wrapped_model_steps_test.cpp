@@ -79,8 +79,7 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
           alone.zero_grad();
         }
         world.barrier().wait();
-        for (std::size_t i = 0; i < plain->parameters().size(); ++i)
-          EXPECT_TRUE(torch::equal(wrapped->parameters()[i], plain->parameters()[i])) << i;
+        expect_equal_models(*wrapped, *plain);
         EXPECT_TRUE(torch::equal(wrapped->norm->mean, plain->norm->mean));
         world.barrier().wait();
       }
@@ -94,45 +93,14 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
   });
 }
 
-// The backward of rank 1 and higher reaches the output of the forward, and no parameter.
-TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& how : wrapper_options) {
-      const auto net = std::make_shared<Net>();
-      const auto other = std::make_shared<Net>();
-      torch::optim::SGD sgd(net->parameters(), SGDOptions(0.1));
-      torch::optim::SGD of_other(other->parameters(), SGDOptions(0.1));
-      DistributedDataParallel ddp(net, world, how);
-      DistributedOptimizer optimizer(sgd, ddp);
-      DistributedOptimizer alone(of_other, *other, world, how);
-      for (int step = 0; step < 3; ++step) {
-        const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
-        const int layers = world.rank() == 0 ? 2 : 0;
-        ddp(x.clone().requires_grad_(), layers).sum().backward();
-        for (const auto& parameter : net->parameters()) {
-          const bool is_whole = how.shard == Shard::none || how.share_memory;
-          EXPECT_TRUE(parameter.grad().defined() || !is_whole);
-        }
-        optimizer.step();
-        optimizer.zero_grad();
-        alone.backward_and_update(layers > 0 ? other->forward(x, layers).sum() : at::Tensor());
-      }
-      world.barrier().wait();
-      for (std::size_t i = 0; i < net->parameters().size(); ++i)
-        EXPECT_TRUE(torch::equal(net->parameters()[i], other->parameters()[i])) << i;
-      world.barrier().wait();
-    }
-  });
-}
-
 TEST(WrappedModel, NeedsADistributedOptimizerForOptionsThatDivideTheUpdate) {
   on_ranks(2, [](const Group& world) {
     for (const auto& how : wrapper_options) {
-      if (how.shard == Shard::none && !how.share_memory) continue;
+      if (how.shard == Shard::none && how.share_memory != true) continue;
       const auto model = std::make_shared<Net>();
       DistributedDataParallel ddp(model, world, how);
       const auto x = at::ones({1, 7});
-      const auto* const option = how.share_memory ? "share_memory" : "shard";
+      const auto* const option = how.share_memory == true ? "share_memory" : "shard";
       const auto what = std::string(option) + ": got no DistributedOptimizer, expected one";
       EXPECT_THAT(refusal([&] { (void)ddp(x, 2); }), HasSubstr(what));
       EXPECT_THAT(refusal([&] { model->forward(x, 2).sum().backward(); }), HasSubstr(what));
@@ -176,8 +144,7 @@ TEST_P(WrappedModelSteps, LeaveTheGradientsOfOtherOptimizers) {
         head.zero_grad();
         whole.backward_and_update(other->forward(x, 2).sum());
       }
-      for (std::size_t i = 0; i < net->parameters().size(); ++i)
-        EXPECT_TRUE(torch::equal(net->parameters()[i], other->parameters()[i])) << i;
+      expect_equal_models(*net, *other);
     }
   });
 }

@@ -81,7 +81,7 @@ TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
   // As above, but each bucket takes 0.3 s in backward: the first from 2 s on, the second from 3 s.
   // The all_gather of the parameters then takes 0.6 s.
   Setting setting{.model = two_layers(),
-                  .keeping = {.shard = plan::Shard::optimizer, .nodes = 2},
+                  .keeping = {.shard = Shard::optimizer, .nodes = 2},
                   .costs = only_network(0.6 / 1'200'000),
                   .compute = 3};
   const auto sharded = plan::forecast(setting, plan::parse_strategy("fp32"));

@@ -10,7 +10,6 @@ namespace lockstep::testing {
 namespace {
 
 using plan::Keeping;
-using plan::Shard;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 

@@ -65,11 +65,11 @@ TEST(Statistics, LeaveOutWhatWasRefused) {
   });
 }
 
-/// An operation that was under way at these times, in milliseconds from some moment on.
+/// An operation that was under way at these times, in milliseconds from one moment on.
 class Past : public detail::Request {
  public:
   Past(int begun, int complete) {
-    const auto start = std::chrono::steady_clock::now() - std::chrono::hours(1);
+    static const auto start = std::chrono::steady_clock::now() - std::chrono::hours(1);
     interval_ = {.begun = start + std::chrono::milliseconds(begun),
                  .complete = start + std::chrono::milliseconds(complete)};
   }

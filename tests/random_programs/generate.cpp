@@ -59,6 +59,7 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
   unit.own_group = random.chance(8);
   if (front_end == FrontEnd::optimizer && random.chance(10)) {
     unit.shared = true;
+    unit.all_parameters = true;  // as the wrapper demands
   } else if (alone && front_end == FrontEnd::optimizer && random.chance(30)) {
     unit.synchronisation = random_schedule(random);
   } else if (alone && random.chance(15)) {

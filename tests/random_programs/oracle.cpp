@@ -56,6 +56,7 @@ class Oracle {
     int steps = 0;  ///< exchanges, of which regular strategies have one a step
     std::optional<Checkpoint> checkpoint = {};
     std::vector<Received> received = {};  ///< of each rank
+    std::vector<double> weights = {};     ///< of the last exchange in a backward
   };
 
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
@@ -107,17 +108,23 @@ class Oracle {
     average(values, {});
   }
 
-  void synchronise_buffers(int index) {
+  /// weights: as average_gradient(). A rank of weight 0 does not count.
+  void synchronise_buffers(int index, const std::vector<double>& weights = {}) {
     const auto policy = unit(index).buffers;
     if (policy == Buffers::absent || policy == Buffers::own) return;
     std::vector<at::Tensor> buffers;
     for (auto& rank : ranks_) buffers.push_back((*rank)[index].model->buffer());
     std::vector<at::Tensor> values;
     for (const auto& buffer : buffers) values.push_back(buffer.clone());
+    auto counts = weights.empty() ? rules_.unit(index).weights : weights;
+    counts.resize(values.size(), 1);
+    for (auto& count : counts) count = count > 0 ? 1 : 0;
     if (policy == Buffers::average) {
-      average(values, {});
+      average(values, counts);
     } else {
-      for (auto& value : values) value.copy_(values[0]);
+      const auto root = std::ranges::find(counts, 1) - counts.begin();
+      const auto of_root = values[static_cast<std::size_t>(root)].clone();
+      for (auto& value : values) value.copy_(of_root);
     }
     auto& received = state(index).received;
     received.clear();
@@ -191,7 +198,11 @@ class Oracle {
   void exchange(int index, const std::vector<double>& weights) {
     const auto gradients = gradients_of_step(index);
     for (const auto number : gradients) average_gradient(index, number, weights);
-    if (!gradients.empty()) synchronise_buffers(index);
+    if (gradients.empty()) return;
+    auto& last = state(index).weights;
+    last = weights.empty() ? rules_.unit(index).weights : weights;
+    last.resize(ranks_.size(), 1);
+    synchronise_buffers(index, last);
   }
 
   /// All ranks take rank 0's parameters and buffers.
@@ -266,7 +277,8 @@ class Oracle {
       const auto& now = rules_.unit(index);
       const bool first = kind(index) != Kind::fp32 && !now.exchanged;
       if ((now.changed || now.behind != 0 || first) && any) {
-        synchronise_buffers(index);
+        // A rank that is only behind takes part in the exchange of the backward.
+        synchronise_buffers(index, weights.empty() ? state(index).weights : weights);
       }
     }
     for (auto& rank : ranks_) (*rank)[index].optimizer->step();

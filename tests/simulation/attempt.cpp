@@ -14,10 +14,6 @@ Attempt::Attempt(SimulatedKernel& kernel, const Scenario& scenario, bool with_fa
       job_(kernel, scenario.eager_bytes),
       outcomes_(static_cast<std::size_t>(scenario.ranks)),
       begin_(kernel.scheduler().now()) {
-  if (scenario.known_port) {
-    std::ranges::generate(meeting_.token,
-                          [&] { return static_cast<char>(kernel.random().bits()); });
-  }
   for (int rank = 0; rank < scenario.ranks; ++rank) {
     job_.add(kernel.start(scenario.hosts[static_cast<std::size_t>(rank)], [this, rank] {
       run_rank(scenario_, rank, with_fault_, meeting_, outcomes_[static_cast<std::size_t>(rank)],

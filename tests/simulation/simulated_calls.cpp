@@ -381,14 +381,13 @@ void __wrap_freeifaddrs(ifaddrs* first) {
   delete reinterpret_cast<Interfaces*>(first);
 }
 
-ssize_t __real_getrandom(void*, size_t, unsigned);
-ssize_t __wrap_getrandom(void* data, size_t bytes, unsigned flags) {
+void __real_randombytes_buf(void*, size_t);
+void __wrap_randombytes_buf(void* data, size_t bytes) {
   auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_getrandom(data, bytes, flags);
+  if (kernel == nullptr) return __real_randombytes_buf(data, bytes);
   auto* const begin = static_cast<unsigned char*>(data);
   std::generate_n(begin, bytes,
                   [&] { return static_cast<unsigned char>(kernel->random().bits()); });
-  return static_cast<ssize_t>(bytes);
 }
 
 }  // extern "C"

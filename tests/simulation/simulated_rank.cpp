@@ -222,6 +222,7 @@ class RankProgram {
         .cores = 1,
         .algorithm = scenario_.algorithm,
         .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
+        .transport = TransportKind::tcp,
         .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
         .heartbeat = scenario_.heartbeat,
         .records = false};

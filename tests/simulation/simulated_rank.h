@@ -30,7 +30,7 @@ struct SimulatedMeeting {
   std::optional<control::Offer> offer = {};  ///< of rank 0, without a known port
 };
 
-/// Rank 0's port, if all ranks are told it.
+/// Rank 0's port, if all ranks know it.
 inline constexpr std::uint16_t known_port = 19999;
 
 /// The program of one rank: joins the world by mpi::create() or tcp::create(), runs the scenario's

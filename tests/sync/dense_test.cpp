@@ -140,58 +140,6 @@ TEST(Int8, GivesTheSameBitsWhetherOrNotRanksShareMemory) {
   }
 }
 
-TEST(Int8, ComesToTheMeanInTheLongRun) {
-  constexpr int steps = 200;
-  constexpr std::size_t n = 600;
-  spawn(3, [](const Group& group) {
-    Bucket bucket(0, n, at::kFloat, {}, group);
-    const auto exchange = Int8{}.exchange(bucket);
-    std::vector<double> mean(n);
-    for (int rank = 0; rank < 3; ++rank) {
-      const auto values = gradient<float>(Kind::normal, n, rank, 0);
-      for (std::size_t i = 0; i < n; ++i) mean[i] += values[i] / 3.0;
-    }
-    auto sum = at::zeros({n}, at::kFloat);
-    for (int step = 0; step < steps; ++step) {
-      std::ranges::copy(gradient<float>(Kind::normal, n, group.rank(), 0),
-                        lockstep::detail::elements<float>(bucket.values()).begin());
-      advance(*exchange, step, bucket, group);
-      sum += bucket.values();
-    }
-    sum /= steps;
-    // The remaining error is that of the second rounding, which has no feedback. It is at most half
-    // a code of the largest magnitude, 3.
-    EXPECT_FALSE(first_wrong<float>(lockstep::detail::elements<float>(sum), mean,
-                                    std::vector<double>(mean.size(), 0.02)));
-  });
-}
-
-TEST(Int8, ANumberThatIsNotFiniteIsNamedOnEveryRank) {
-  spawn(3, [](const Group& shared) {
-    const Group apart(std::make_shared<Apart>(shared.communicator()));
-    for (const auto& group : {shared, apart}) {
-      Bucket bucket(0, 2000, at::kFloat,
-                    {{.name = "first", .parameter = at::zeros({1500}), .offset = 0},
-                     {.name = "second", .parameter = at::zeros({500}), .offset = 1500}},
-                    group);
-      const auto exchange = Int8{}.exchange(bucket);
-      bucket.values().fill_(1);
-      if (group.rank() == 2) bucket.values()[1600].fill_(std::numeric_limits<float>::infinity());
-      try {
-        advance(*exchange, 0, bucket, group);
-        ADD_FAILURE() << "went on";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(),
-                    ::testing::HasSubstr("parameter second on rank 2 has NaN or Inf"));
-      }
-      EXPECT_TRUE(exchange->state().at("second.residual").isfinite().all().item<bool>());
-      bucket.values().fill_(1);
-      advance(*exchange, 1, bucket, group);
-      EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
-    }
-  });
-}
-
 /// Adasum of ranks [first, first + count), as the definition says it.
 template <class T>
 std::vector<double> adasum(const Vectors<T>& changes, std::size_t first, std::size_t count) {
@@ -325,34 +273,6 @@ TEST(Adasum, CountsEqualChangesOnceHoweverSmall) {
     bucket.values().fill_(1e-9);
     advance(*exchange, 0, bucket, group);
     EXPECT_TRUE(bucket.values().allclose(at::full({3}, 1e-9, at::kDouble), 1e-12, 0));
-  });
-}
-
-TEST(Adasum, JoinsEachParameterForItself) {
-  spawn(2, [](const Group& group) {
-    const auto start = at::full({3}, 10.0);
-    Bucket bucket(0, 32, at::kDouble,
-                  {{.name = "same", .parameter = start.to(at::kDouble), .offset = 0},
-                   {.name = "apart", .parameter = start.to(at::kDouble), .offset = 16}},
-                  group);
-    const auto exchange = Adasum{}.exchange(bucket);
-    const auto& slices = bucket.slices();
-    // Equal changes count once, orthogonal ones add up.
-    slices[0].values.fill_(12);
-    slices[1].values.fill_(10);
-    slices[1].values[group.rank()] = 11;
-    advance(*exchange, 0, bucket, group);
-    EXPECT_TRUE(slices[0].values.allclose(at::full({3}, 12.0, at::kDouble)));
-    EXPECT_TRUE(slices[1].values.allclose(at::tensor({11.0, 11.0, 10.0}, at::kDouble)));
-
-    // Changes are those of the step, whatever the program did to the parameters before it.
-    for (const auto& slice : slices) slice.parameter.fill_(20);
-    exchange->before_update(1, bucket);
-    slices[0].values.fill_(23);
-    slices[1].values.fill_(20);
-    advance(*exchange, 1, bucket, group);
-    EXPECT_TRUE(slices[0].values.allclose(at::full({3}, 23.0, at::kDouble)));
-    EXPECT_TRUE(slices[1].values.allclose(at::full({3}, 20.0, at::kDouble)));
   });
 }
 

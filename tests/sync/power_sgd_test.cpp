@@ -1,10 +1,6 @@
 #include <ATen/ops/linalg_qr.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <limits>
-
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/sync/reference.h"
 
@@ -103,54 +99,6 @@ TEST(PowerSgd, TakesZerosAndHugeNumbers) {
       advance(*exchange, step, bucket, group);
       EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << step;
     }
-  });
-}
-
-TEST(PowerSgd, ANumberThatIsNotFiniteIsNamedOnEveryRank) {
-  spawn(3, [](const Group& group) {
-    auto bucket = four_parameters(group, at::kFloat);
-    const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
-    for (const auto& [index, name] : {std::pair{210, "kernel"}, std::pair{500, "vector"}}) {
-      bucket.values().fill_(1);
-      if (group.rank() == 2) bucket.values()[index] = std::numeric_limits<float>::quiet_NaN();
-      try {
-        advance(*exchange, 0, bucket, group);
-        ADD_FAILURE() << "went on";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(),
-                    ::testing::HasSubstr(std::string("parameter ") + name + " on rank 2 has NaN"));
-      }
-      bucket.values().fill_(1);
-      advance(*exchange, 1, bucket, group);
-      EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
-    }
-  });
-}
-
-TEST(PowerSgd, ResumesBitForBit) {
-  spawn(2, [](const Group& group) {
-    auto bucket = four_parameters(group, at::kFloat);
-    auto other = four_parameters(group, at::kFloat);
-    const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
-    const auto fill = [&](Bucket& to, int step) {
-      for (const auto& slice : to.slices()) slice.values.copy_(slice_of(group.rank(), step, slice));
-    };
-    for (int step = 0; step < 2; ++step) {
-      fill(bucket, step);
-      advance(*exchange, step, bucket, group);
-    }
-    const auto resumed = PowerSgd{.rank = 2}.exchange(other);
-    auto state = exchange->state();
-    EXPECT_EQ(state.size(), 2U + 4U);  // factors of the matrices, residuals of all
-    resumed->load(state);
-    for (int step = 2; step < 4; ++step) {
-      fill(bucket, step);
-      fill(other, step);
-      advance(*exchange, step, bucket, group);
-      advance(*resumed, step, other, group);
-      EXPECT_TRUE(bucket.values().equal(other.values()));
-    }
-    EXPECT_THROW((PowerSgd{.rank = 3}.exchange(other)->load(state)), InvalidArgument);
   });
 }
 

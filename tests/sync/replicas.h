@@ -9,9 +9,10 @@ namespace lockstep::testing {
 
 /// Bit for bit. Ranks: all.
 inline bool same_on_all_ranks(const at::Tensor& values, const Group& group) {
-  const auto all = at::empty({group.size() * values.numel()}, values.options());
-  group.all_gather(all, values.contiguous()).wait();
-  const auto rows = all.view({group.size(), -1});
+  const auto own = values.detach().contiguous();
+  const auto all = at::empty({group.size() * own.numel()}, own.options());
+  group.all_gather(all, own).wait();
+  const auto rows = all.view({group.size(), own.numel()});
   return rows.eq(rows[0]).all().item<bool>();
 }
 

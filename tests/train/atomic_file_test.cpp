@@ -19,10 +19,9 @@
 #include <set>
 #include <string>
 
-#include "comm/communicator.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
@@ -132,10 +131,10 @@ TEST(AtomicFile, AFileThatCannotBeLockedIsNotLeftBehind) {
 TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   const TemporaryFolder folder;
   synced.clear();
-  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+  testing::run_groups(1, [&](const Group& group) {
     torch::nn::Linear model(1, 1);
     CheckpointFolder run(folder / "runs/first");
-    run.save({.model = *model}, {}, Group(std::move(communicator)));
+    run.save({.model = *model}, {}, group);
   });
   const auto path = std::filesystem::canonical(folder.path());
   for (const auto& each : {path, path / "runs", path / "runs/first"})

@@ -14,7 +14,7 @@
 #include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/average.h"
 #include "tests/train/checkpoint_failure.h"
@@ -64,25 +64,6 @@ TEST(MovingAverage, AResumedRunHasTheSameBits) {
   }
 }
 
-TEST(MovingAverage, AFileOfTheAverageIsAnOrdinaryModel) {
-  const TemporaryFolder folder;
-  testing::Training training;
-  MovingAverage average(*training.model, {.decay = 0.5});
-  for (int step = 0; step < 2; ++step) {
-    training.step(step);
-    average.update();
-  }
-  {
-    const auto averaged = average.apply();
-    Checkpoint{.model = *training.model}.save(folder / "average");
-  }
-  testing::Net read;
-  Checkpoint{.model = read}.load(folder / "average");
-  const auto expected = values_of(average, *training.model);
-  for (std::size_t i = 0; i < read.parameters().size(); ++i)
-    EXPECT_TRUE(read.parameters()[i].equal(expected[i]));
-}
-
 TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
   const TemporaryFolder folder;
   Single model;
@@ -107,36 +88,13 @@ TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
   EXPECT_THAT(failure([&] { load("ema"); }), HasSubstr("extra 'ema': is in the program"));
 }
 
-/// An object whose state does not load.
-struct RefusingState {
-  State state() const { return {{"a", torch::ones({1})}}; }
-  void load_state(const State&) { throw InvalidArgument("it is refused"); }
-};
-
-TEST(CheckpointExtra, OneThatFailsLeavesTheOthersUnchanged) {
-  const TemporaryFolder folder;
-  Single model;
-  MovingAverage average(model, {.decay = 0.5});
-  RefusingState refusing;
-  const Checkpoint checkpoint{.model = model, .extra = {{"a", average}, {"b", refusing}}};
-  average.update();
-  checkpoint.save(folder / "c");
-  model.set(8);
-  average.update();
-  EXPECT_THAT(failure([&] { checkpoint.load(folder / "c"); }), HasSubstr("it is refused"));
-  EXPECT_EQ(average.updates(), 2);
-  EXPECT_EQ(values_of(average, model)[0][0].item<double>(), 4);
-  EXPECT_EQ(model.value[0].item<double>(), 8);
-}
-
 /// Trains on ranks and returns each rank's averaged and trained parameters. With a path, the run
 /// saves a checkpoint in the middle and continues from it.
 std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory,
                                                        const std::filesystem::path& path = {}) {
   std::vector<std::vector<at::Tensor>> result(static_cast<std::size_t>(ranks));
-  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+  testing::run_groups(ranks, [&](const Group& group) {
     at::set_num_threads(1);
-    const Group group(std::move(communicator));
     std::shared_ptr<testing::Net> model;
     group.in_turn([&] {
       torch::manual_seed(5);
@@ -184,21 +142,16 @@ class AverageOfRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(AverageOfRanks, IsTheSameOnEveryRankAndAfterResuming) {
   const TemporaryFolder folder;
-  const auto expected = averages_of_ranks(GetParam(), false);
-  for (const auto& values : expected) expect_same(values, expected[0]);
-  const auto resumed = averages_of_ranks(GetParam(), false, folder / "c");
-  for (const auto& values : resumed) expect_same(values, expected[0]);
-}
-
-TEST_P(AverageOfRanks, WorksWithSharedParameters) {
-  const TemporaryFolder folder;
-  const auto expected = averages_of_ranks(GetParam(), true);
-  for (const auto& values : expected) expect_same(values, expected[0]);
-  const auto resumed = averages_of_ranks(GetParam(), true, folder / "c");
-  for (const auto& values : resumed) expect_same(values, expected[0]);
-  const auto apart = averages_of_ranks(GetParam(), false);
-  for (std::size_t i = 0; i < apart[0].size(); ++i)
-    EXPECT_TRUE(apart[0][i].allclose(expected[0][i], 1e-4, 1e-5)) << i;
+  std::vector<at::Tensor> of_replicas;
+  for (const bool share_memory : {false, true}) {
+    const auto expected = averages_of_ranks(GetParam(), share_memory);
+    for (const auto& values : expected) expect_same(values, expected[0]);
+    const auto resumed = averages_of_ranks(GetParam(), share_memory, folder / "c");
+    for (const auto& values : resumed) expect_same(values, expected[0]);
+    if (!share_memory) of_replicas = expected[0];
+    for (std::size_t i = 0; i < of_replicas.size(); ++i)
+      EXPECT_TRUE(of_replicas[i].allclose(expected[0][i], 1e-4, 1e-5)) << i;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AverageOfRanks, ::testing::Values(1, 2, 3));

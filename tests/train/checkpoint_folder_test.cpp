@@ -11,10 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/system/process.h"
 #include "lockstep/checkpoint.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -27,12 +26,6 @@ using ::testing::ElementsAre;
 using testing::failure;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
-
-void over_group(int ranks, const std::function<void(const Group&)>& fn) {
-  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-    fn(Group(std::move(communicator)));
-  });
-}
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
@@ -63,7 +56,7 @@ struct Model {
 /// Saves the models 1, 2, … with these scores.
 void save_all(const std::filesystem::path& path, Keep keep,
               const std::vector<std::optional<double>>& scores) {
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     CheckpointFolder folder(path, keep);
     for (std::size_t i = 0; i < scores.size(); ++i)
       folder.save(Model(static_cast<double>(i + 1)).checkpoint(),
@@ -90,7 +83,7 @@ TEST(CheckpointFolder, NoScoreIsWorseThanOneThatIsNaN) {
 TEST(CheckpointFolder, ThatCannotBeListedIsAnErrorOnEveryRank) {
   const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
   EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     Model model;
     EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
   });
@@ -117,7 +110,7 @@ TEST(CheckpointFolder, LeavesOtherFilesAlone) {
 TEST(CheckpointFolder, TheNewestIsLoadedAndGoesOnCounting) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.25, 0.5});
-  over_group(3, [&](const Group& group) {
+  testing::run_groups(3, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run");
     const auto found = run.load_newest(model.checkpoint(), group);
@@ -134,7 +127,7 @@ TEST(CheckpointFolder, ADamagedNewestIsSkippedWithItsReason) {
   save_all(folder / "run", {.last = 3}, {0.1, 0.2, 0.3});
   flip_last_bit(folder / "run" / name_of(3));
   std::ofstream(folder / "run" / name_of(4)) << "short";
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run", {.last = 2});
     const auto found = run.load_newest(model.checkpoint(), group);
@@ -154,7 +147,7 @@ TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1});
   flip_last_bit(folder / "run" / name_of(1));
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run");
     EXPECT_THAT(failure([&] { run.load_newest(model.checkpoint(), group); }),
@@ -165,7 +158,7 @@ TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
 
 TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
   const TemporaryFolder folder;
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     Model model(7);
     CheckpointFolder run(folder / "none");
     EXPECT_FALSE(run.load_newest(model.checkpoint(), group));
@@ -178,7 +171,7 @@ TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
 TEST(CheckpointFolder, AnotherModelIsAnErrorAndNoDamage) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1, 0.2});
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     torch::nn::Linear other(3, 3);
     CheckpointFolder run(folder / "run");
     const Checkpoint checkpoint{.model = *other};
@@ -205,7 +198,7 @@ TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1, 0.2});
   std::optional<OtherJob> other(std::in_place, folder / "run", ".lockstep-checkpoints.lock");
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     const auto refused =
         AllOf(HasSubstr((folder / "run").string() + ": another job writes to this folder: "),
               HasSubstr("run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC"),
@@ -235,7 +228,7 @@ TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
 TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
   const TemporaryFolder folder;
   const auto lock = folder / "run" / ".lockstep-checkpoints.lock";
-  over_group(1, [&](const Group& group) {
+  testing::run_groups(1, [&](const Group& group) {
     Model model;
     {
       CheckpointFolder first(folder / "run");
@@ -252,7 +245,7 @@ TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
 TEST(CheckpointFolder, AFolderThatCannotBeMadeIsAnErrorOnAll) {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
-  over_group(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "file/run");
     EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }),

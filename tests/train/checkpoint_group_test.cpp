@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/checkpoint.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -24,33 +23,10 @@ using testing::Training;
 
 class OverAGroup : public ::testing::TestWithParam<int> {};
 
-TEST_P(OverAGroup, EveryRankLoadsWhatRank0Saved) {
-  const TemporaryFolder folder;
-  Training reference;
-  reference.step(0);
-  std::vector<std::unique_ptr<Training>> ranks;
-  for (int rank = 0; rank < GetParam(); ++rank) ranks.push_back(std::make_unique<Training>());
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
-    Training& own = *ranks[static_cast<std::size_t>(group.rank())];
-    // Only rank 0 holds what is to be saved.
-    const Training& saved = group.rank() == 0 ? reference : own;
-    save_checkpoint(folder / "c", *saved.model, *saved.optimizer, {.epoch = 2}, group);
-    const CheckpointMeta meta = load_checkpoint(folder / "c", *own.model, *own.optimizer, group);
-    EXPECT_EQ(meta.epoch, 2);
-  });
-  reference.step(1);
-  for (auto& own : ranks) {
-    own->step(1);
-    expect_same(own->values(), reference.values());
-  }
-}
-
 TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
   std::vector<std::unique_ptr<Training>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank) ranks.push_back(std::make_unique<Training>());
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Training& own = *ranks[static_cast<std::size_t>(group.rank())];
     const auto saving = failure(
         [&] { save_checkpoint("no/such/folder/c", *own.model, *own.optimizer, {}, group); });
@@ -75,8 +51,7 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
   std::vector<std::unique_ptr<Training>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank)
     ranks.push_back(std::make_unique<Training>(kinds[0], rank == odd ? 5 : 6));
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Training& own = *ranks[static_cast<std::size_t>(group.rank())];
     const auto before = own.values();
     const auto text =
@@ -92,9 +67,8 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
 
 TEST_P(OverAGroup, CheckingThePathLeavesNothingBehind) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    check_checkpoint_path(folder / "c", Group(std::move(communicator)));
-  });
+  testing::run_groups(GetParam(),
+                      [&](const Group& group) { check_checkpoint_path(folder / "c", group); });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

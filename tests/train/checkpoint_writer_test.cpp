@@ -10,10 +10,9 @@
 #include <string>
 
 #include "checkpoint/checkpoint_content.h"
-#include "comm/communicator.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -41,8 +40,7 @@ class Behind : public ::testing::TestWithParam<int> {};
 
 TEST_P(Behind, TheFileHoldsWhatWasWhenItWasSaved) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     for (int step = 0; step < 3; ++step) {
@@ -66,8 +64,7 @@ TEST_P(Behind, TheFileHoldsWhatWasWhenItWasSaved) {
 
 TEST_P(Behind, PreparingChangesNothingInTheFile) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     writer.prepare(rank.checkpoint());
@@ -86,8 +83,7 @@ TEST_P(Behind, PreparingChangesNothingInTheFile) {
 }
 
 TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     torch::nn::Linear other(2, 2);
     CheckpointWriter writer(group);
@@ -129,8 +125,7 @@ long new_pages() {
 
 TEST(PreparedMemory, ServesTheFirstSave) {
   const TemporaryFolder folder;
-  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(1, [&](const Group& group) {
     torch::nn::Linear model(2048, 2048);
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     const Checkpoint checkpoint{.model = *model, .optimizer = sgd};
@@ -148,8 +143,7 @@ TEST(PreparedMemory, ServesTheFirstSave) {
 
 TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     writer.save(rank.checkpoint(), folder / "none/c");
@@ -167,8 +161,7 @@ TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
 
 TEST_P(Behind, TheEndWaitsForTheFile) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter(group).save(rank.checkpoint(), folder / "c");
   });
@@ -177,8 +170,7 @@ TEST_P(Behind, TheEndWaitsForTheFile) {
 
 TEST_P(Behind, AFolderKeepsItsNumbersAndItsLast) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     for (int epoch = 1; epoch <= 4; ++epoch) {
@@ -202,8 +194,7 @@ TEST_P(Behind, AFolderKeepsItsNumbersAndItsLast) {
 
 TEST_P(Behind, AFolderThatIsGoneIsAnErrorOfTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
-  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     const auto refuse = [] { throw CheckpointError("run/c: cannot remove: no"); };

@@ -25,54 +25,24 @@ void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// A checkpoint's bytes, and where its values begin.
-struct File {
-  explicit File(const std::filesystem::path& path) : bytes(content(path)) {
-    std::uint64_t header = 0;
-    std::memcpy(&header, bytes.data(), 8);
-    values = 8 + header;
-  }
-  std::string with_flipped(std::size_t byte, int bit) const {
-    std::string changed = bytes;
-    changed[byte] = static_cast<char>(changed[byte] ^ (1 << bit));
-    return changed;
-  }
-  std::string bytes;
-  std::size_t values;
-};
-
 TEST(Digests, AFlippedBitAnywhereIsAnError) {
   const TemporaryFolder folder;
   const auto path = folder / "c";
   Training training;
   training.step(0);
   training.save(path);
-  const File file(path);
+  const auto bytes = content(path);
   const auto before = training.values();
-  for (std::size_t byte = 0; byte < file.bytes.size(); byte += byte < 64 ? 1 : 7) {
-    write_bytes(path, file.with_flipped(byte, static_cast<int>(byte % 8)));
+  for (std::size_t byte = 0; byte < bytes.size(); byte += byte < 64 ? 1 : 7) {
+    auto changed = bytes;
+    changed[byte] = static_cast<char>(changed[byte] ^ (1 << byte % 8));
+    write_bytes(path, changed);
     ASSERT_THAT(failure([&] { training.load(path); }), HasSubstr(path.string() + ": "))
-        << "byte " << byte << " of " << file.bytes.size();
+        << "byte " << byte << " of " << bytes.size();
   }
   testing::expect_same(training.values(), before);
-  write_bytes(path, file.bytes);
+  write_bytes(path, bytes);
   training.load(path);
-}
-
-TEST(Digests, DamagedValuesNameTheTensor) {
-  const TemporaryFolder folder;
-  const auto path = folder / "c";
-  safetensors::write(
-      path, {.tensors = {{"a", torch::zeros({3})}, {"b", torch::zeros({2})}}, .metadata = {}});
-  const File file(path);
-  for (const auto& [offset, name] : {std::pair(0, "a"), std::pair(11, "a"), std::pair(12, "b")}) {
-    write_bytes(path, file.with_flipped(file.values + static_cast<std::size_t>(offset), 3));
-    EXPECT_THAT(failure([&] { safetensors::read(path); }),
-                AllOf(HasSubstr(path.string()), HasSubstr(std::string("tensor '") + name + "'"),
-                      HasSubstr("values are damaged")));
-  }
-  write_bytes(path, file.with_flipped(file.values - 1, 0));
-  EXPECT_THAT(failure([&] { safetensors::read(path); }), HasSubstr("header: is damaged"));
 }
 
 TEST(Digests, AreKeptToThemselves) {

@@ -13,11 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/system/processor_load.h"
 #include "core/system/topology.h"
 #include "lockstep/error.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 
 namespace lockstep {
 namespace {
@@ -70,8 +69,7 @@ TEST(Efficiency, NeedsRounds) {
   const std::vector<double> one{1};
   EXPECT_THROW(efficiency_of({}, {}), InvalidArgument);
   EXPECT_THROW(efficiency_of(one, {}), InvalidArgument);
-  testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  testing::run_groups(2, [&](const Group& world) {
     const auto nothing = [] {};
     EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.rounds = 0}), InvalidArgument);
     EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.time = -1ms}), InvalidArgument);
@@ -81,8 +79,7 @@ TEST(Efficiency, NeedsRounds) {
 TEST(Efficiency, RankZeroStepsAloneAndAllRanksTogether) {
   constexpr int ranks = 3;
   std::atomic<int> alone_by_others{0};
-  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  testing::run_groups(ranks, [&](const Group& world) {
     int steps = 0;
     const auto found = measure_efficiency(
         world,
@@ -127,10 +124,9 @@ TEST(Efficiency, OtherLoadOfTheProcessorsIsNoticed) {
     others.push_back(pid);
   }
   Efficiency found;
-  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+  testing::run_groups(1, [&](const Group& group) {
     const auto step = [] { std::this_thread::sleep_for(5ms); };
-    found = measure_efficiency(Group(std::move(communicator)), step, step,
-                               {.rounds = 3, .time = 100ms});
+    found = measure_efficiency(group, step, step, {.rounds = 3, .time = 100ms});
   });
   for (const pid_t pid : others) {
     ::kill(pid, SIGKILL);

@@ -10,24 +10,18 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/strategy.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::grad_scaler {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-
-void on_ranks(int n, const std::function<void(Group)>& fn) {
-  testing::run_ranks(
-      n, [&](std::shared_ptr<Communicator> communicator) { fn(Group(std::move(communicator))); });
-}
 
 /// A parameter with a gradient that the test sets, and its optimizer.
 struct Parameter {
@@ -46,7 +40,7 @@ struct Parameter {
 };
 
 TEST(GradScaler, ScalesAndUnscales) {
-  on_ranks(1, [](const Group& group) {
+  testing::run_groups(1, [](const Group& group) {
     GradScaler scaler(group, {.init_scale = 8});
     EXPECT_EQ(scaler.scale(at::ones({})).item<float>(), 8);
     const auto of_half = scaler.scale(at::ones({}, at::kHalf));
@@ -64,7 +58,7 @@ TEST(GradScaler, ScalesAndUnscales) {
 }
 
 TEST(GradScaler, GrowsAndBacksOff) {
-  on_ranks(1, [](const Group& group) {
+  testing::run_groups(1, [](const Group& group) {
     GradScaler scaler(
         group, {.init_scale = 4, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 2});
     Parameter parameter;
@@ -89,7 +83,7 @@ TEST(GradScaler, GrowsAndBacksOff) {
 
 TEST(GradScaler, ARankWithAnInfiniteGradientSkipsTheStepOfAllRanks) {
   for (const int ranks : {2, 3}) {
-    on_ranks(ranks, [&](const Group& group) {
+    testing::run_groups(ranks, [&](const Group& group) {
       GradScaler scaler(group, {.init_scale = 2});
       Parameter parameter;
       Parameter other;
@@ -110,7 +104,7 @@ TEST(GradScaler, ARankWithAnInfiniteGradientSkipsTheStepOfAllRanks) {
 
 TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
   for (const char* strategy : {"fp32", "fp16", "bf16", "local_sgd:period=2"}) {
-    on_ranks(3, [&](const Group& group) {
+    testing::run_groups(3, [&](const Group& group) {
       torch::nn::Linear model(3, 2);
       {
         const torch::NoGradGuard no_grad;
@@ -143,7 +137,7 @@ TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
 }
 
 TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {
-  on_ranks(2, [](const Group& group) {
+  testing::run_groups(2, [](const Group& group) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       Parameter parameter(dtype);
       DistributedOptimizer optimizer(parameter.sgd, ModelView({{"p", parameter.values_}}), group);
@@ -161,7 +155,7 @@ TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {
 }
 
 TEST(GradScaler, APowerOfTwoChangesNoBit) {
-  on_ranks(2, [](const Group& group) {
+  testing::run_groups(2, [](const Group& group) {
     const auto train = [&](bool enabled) {
       auto model = torch::nn::Linear(3, 2);
       {
@@ -186,7 +180,7 @@ TEST(GradScaler, APowerOfTwoChangesNoBit) {
 
 TEST(GradScaler, ItsStateIsPartOfACheckpoint) {
   const testing::TemporaryFolder folder;
-  on_ranks(2, [&](const Group& group) {
+  testing::run_groups(2, [&](const Group& group) {
     torch::nn::Linear model(2, 2);
     GradScaler scaler(group, {.init_scale = 4, .growth_interval = 3});
     Parameter parameter;
@@ -211,7 +205,7 @@ TEST(GradScaler, ItsStateIsPartOfACheckpoint) {
 }
 
 TEST(GradScaler, RefusesCallsInAnotherOrder) {
-  on_ranks(1, [](const Group& group) {
+  testing::run_groups(1, [](const Group& group) {
     GradScaler scaler(group);
     Parameter parameter;
     parameter.set_gradient({1, 1});

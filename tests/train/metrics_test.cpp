@@ -8,18 +8,14 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <random>
-#include <sstream>
-#include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/error.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -31,9 +27,7 @@ constexpr double largest = std::numeric_limits<double>::max();
 
 void on_each(const std::function<void(const Group&, int)>& fn) {
   for (const int ranks : {1, 2, 3, 7}) {
-    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      fn(Group(std::move(communicator)), ranks);
-    });
+    testing::run_groups(ranks, [&](const Group& group) { fn(group, ranks); });
   }
 }
 
@@ -308,8 +302,7 @@ TEST(Metrics, MinimumAndMaximumPassNanOn) {
 }
 
 TEST(Metrics, ASumBeyondInt64IsAnErrorOnEveryRank) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(3, [](const Group& group) {
     States own;
     own.count = std::int64_t{1} << 62;
     EXPECT_THROW(compute(group, own), InvalidArgument);
@@ -331,14 +324,9 @@ struct Extremes {
 };
 
 TEST(Metrics, DifferentStatesAreAnErrorOnEveryRank) {
-  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
-    try {
-      compute(group, Extremes{.swapped = group.rank() == 1});
-      ADD_FAILURE() << "took different states";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("differ between ranks"));
-    }
+  testing::run_groups(3, [](const Group& group) {
+    EXPECT_THAT(testing::refusal([&] { compute(group, Extremes{.swapped = group.rank() == 1}); }),
+                HasSubstr("differ between ranks"));
     EXPECT_EQ(compute(group, Extremes{.highest = 1.0 + group.rank()}), 3);
   });
 }
@@ -351,79 +339,11 @@ struct Floats {
 };
 
 TEST(Metrics, StatesAreFloat64OrInt64) {
-  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(1, [](const Group& group) {
     for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
                                      torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
       EXPECT_THROW(compute(group, Floats{values}), InvalidArgument);
     }
-  });
-}
-
-// The two classes of docs/metrics.md. SamplesOfTheDocs compares their text.
-
-class RootMeanSquareError {
- public:
-  void add(const at::Tensor& prediction, const at::Tensor& target) {
-    squares_.add((prediction - target).square());
-  }
-  double value() const { return std::sqrt(squares_.value()); }
-  void combine(lockstep::MetricCombiner& combiner) { squares_.combine(combiner); }
-
- private:
-  lockstep::Mean squares_;
-};
-
-class ConfusionMatrix {
- public:
-  explicit ConfusionMatrix(std::int64_t classes)
-      : classes_(classes), counts_(at::zeros({classes, classes}, at::kLong)) {}
-  void add(const at::Tensor& predicted, const at::Tensor& target) {
-    const auto places = target * classes_ + predicted;
-    counts_ += places.bincount({}, classes_ * classes_).view_as(counts_);
-  }
-  at::Tensor value() const { return counts_; }
-  void combine(lockstep::MetricCombiner& combiner) { combiner.sum(counts_); }
-
- private:
-  std::int64_t classes_;
-  at::Tensor counts_;
-};
-
-std::string text_of(const std::string& path) {
-  std::ifstream in(LOCKSTEP_SOURCE_DIR + ("/" + path));
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-TEST(Metrics, SamplesOfTheDocs) {
-  std::istringstream docs(text_of("docs/metrics.md"));
-  std::string sample;
-  int samples = 0;
-  bool inside = false;
-  for (std::string line; std::getline(docs, line);) {
-    if (line.starts_with("class ")) inside = true;
-    if (inside) sample += line + '\n';
-    if (!inside || line != "};") continue;
-    EXPECT_THAT(text_of("tests/train/metrics_test.cpp"), HasSubstr(sample));
-    sample.clear();
-    inside = false;
-    ++samples;
-  }
-  EXPECT_EQ(samples, 2);
-  on_each([&](const Group& group, int ranks) {
-    RootMeanSquareError error;
-    ConfusionMatrix confusion(3);
-    for (int i = 0; i < group.rank(); ++i) {
-      error.add(torch::tensor({1.0F, 2.0F}), torch::tensor({4.0F, 6.0F}));
-      confusion.add(torch::tensor({1, 1, 2}), torch::tensor({0, 1, 2}));
-    }
-    const auto [all_error, all_counts] = compute(group, error, confusion);
-    const int samples_of_all = ranks * (ranks - 1) / 2;
-    if (ranks > 1) {
-      EXPECT_DOUBLE_EQ(all_error, std::sqrt(12.5));
-    }
-    const at::Tensor expected = torch::tensor({{0, 1, 0}, {0, 1, 0}, {0, 0, 1}}) * samples_of_all;
-    EXPECT_TRUE(all_counts.equal(expected)) << all_counts;
   });
 }
 

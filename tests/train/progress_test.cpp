@@ -9,10 +9,9 @@
 #include <sstream>
 #include <string>
 
-#include "comm/communicator.h"
 #include "lockstep/error.h"
 #include "lockstep/run_log.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 
 namespace lockstep {
 namespace {
@@ -129,8 +128,7 @@ TEST(ProgressStyle, SuitsRankAndStream) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   ::setenv("TERM", "xterm", 1);
-  testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(2, [&](const Group& group) {
     const bool first = group.rank() == 0;
     EXPECT_EQ(progress_style(group, terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, of_mpirun),
@@ -139,8 +137,8 @@ TEST(ProgressStyle, SuitsRankAndStream) {
     EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
   });
   ::setenv("TERM", "dumb", 1);
-  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    EXPECT_EQ(progress_style(Group(std::move(communicator)), terminal), ProgressStyle::lines);
+  testing::run_groups(1, [&](const Group& group) {
+    EXPECT_EQ(progress_style(group, terminal), ProgressStyle::lines);
   });
   close(terminal);
   close(of_mpirun);

@@ -17,6 +17,7 @@
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/samplers.h"
+#include "tests/groups.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -90,23 +91,19 @@ std::vector<std::unique_ptr<Trainer>> runs_of(int ranks) {
 
 Resumed load(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
   Resumed found;
-  testing::run_ranks(
-      static_cast<int>(runs.size()), [&](std::shared_ptr<Communicator> communicator) {
-        const Group group(std::move(communicator));
-        const Resumed own =
-            runs[static_cast<std::size_t>(group.rank())]->checkpoint().load(path, group);
-        if (group.rank() == group.size() - 1) found = own;
-      });
+  testing::run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
+    const Resumed own =
+        runs[static_cast<std::size_t>(group.rank())]->checkpoint().load(path, group);
+    if (group.rank() == group.size() - 1) found = own;
+  });
   return found;
 }
 
 void save(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
-  testing::run_ranks(static_cast<int>(runs.size()),
-                     [&](std::shared_ptr<Communicator> communicator) {
-                       const Group group(std::move(communicator));
-                       runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(
-                           path, {.epoch = 1, .notes = {{"seed", "7"}}}, group);
-                     });
+  testing::run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
+    runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(
+        path, {.epoch = 1, .notes = {{"seed", "7"}}}, group);
+  });
 }
 
 class ResumedRun : public ::testing::TestWithParam<int> {};
@@ -261,8 +258,7 @@ TEST(Resume, AStrategyThatRefusesLeavesTheModel) {
   auto runs = runs_of(2);
   for (auto& run : runs) run->step();
   save(runs, folder / "c");
-  testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group group(std::move(communicator));
+  testing::run_groups(2, [&](const Group& group) {
     Trainer run(0);
     Refusing refusing;
     Checkpoint checkpoint = run.checkpoint();
@@ -278,8 +274,7 @@ TEST(Resume, TheFileGrowsOnlyByWhatEachRankNeeds) {
   const TemporaryFolder folder;
   const auto size = [&](int ranks, bool own) {
     auto runs = runs_of(ranks);
-    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
+    testing::run_groups(ranks, [&](const Group& group) {
       Trainer& run = *runs[static_cast<std::size_t>(group.rank())];
       Checkpoint checkpoint = run.checkpoint();
       if (!own) checkpoint.generator = {};
@@ -333,8 +328,7 @@ at::Tensor trained(const Group& group, const std::filesystem::path& path, int st
 TEST(Resume, InTheMiddleOfAnEpochIsBitIdentical) {
   const TemporaryFolder folder;
   for (const int ranks : {1, 2, 3}) {
-    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
+    testing::run_groups(ranks, [&](const Group& group) {
       const at::Tensor whole = trained(group, folder / "c", -1);
       // After some batches, and after the last of an epoch.
       const int epoch = static_cast<int>((40 / static_cast<std::size_t>(ranks) + 2) / 3);

@@ -14,12 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "tests/file_limit.h"
-#include "tests/ranks.h"
+#include "tests/groups.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {
@@ -28,7 +27,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::run_ranks;
+using testing::run_groups;
 using testing::TemporaryFolder;
 
 std::vector<nlohmann::json> json_lines(const std::filesystem::path& path) {
@@ -63,8 +62,7 @@ TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
   for (const int ranks : {1, 3, 7}) {
     const TemporaryFolder folder;
     const auto place = folder / "a/log";
-    run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
-      const Group world(std::move(communicator));
+    run_groups(ranks, [&](const Group& world) {
       RunLog log(world, {.folder = place.string(), .trace = true, .strategy = "some"});
       EXPECT_TRUE(log.on());
       take_steps(world, log);
@@ -106,8 +104,7 @@ TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
 /// steps. Every loss is 100 * part + step.
 void record_part(const std::filesystem::path& folder, int part, int first, int last,
                  bool with_intervals = true, bool overwrite = false) {
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(2, [&](const Group& world) {
     RunLog log(world, {.folder = folder.string(), .overwrite = overwrite});
     for (int step = first; step < last; ++step) {
       if (with_intervals && (step - first) % 2 == 0) log.begin_interval(step);
@@ -193,8 +190,7 @@ TEST(RunLog, OverwriteRemovesAnEarlierLog) {
 TEST(RunLog, ValuesOfTheCheckpointsStepStay) {
   const TemporaryFolder folder;
   record_part(folder.path(), 1, 0, 6);
-  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(1, [&](const Group& world) {
     RunLog log(world, {.folder = folder.path().string()});
     log.scalar("test_loss", 4, 204);  // the model is evaluated before the training goes on
     log.begin_interval(4);
@@ -214,8 +210,7 @@ struct Numbers {
 
 TEST(RunLog, CountsTheTimeOfALoader) {
   const TemporaryFolder folder;
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(2, [&](const Group& world) {
     RunLog log(world, {.folder = folder.path().string()});
     DistributedSampler sampler(64, world);
     PrefetchLoader loader(Numbers(), sampler, {.batch_size = 4, .workers = 1});
@@ -240,8 +235,7 @@ TEST(RunLog, KeepsWhatItCannotMove) {
   const TemporaryFolder folder;
   record_part(folder.path(), 1, 0, 4);
   std::filesystem::create_directory(folder / "discarded.jsonl");
-  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(1, [&](const Group& world) {
     RunLog log(world, {.folder = folder.path().string()});
     log.scalar("loss", 3, 203);
     EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: Is a directory"));
@@ -250,8 +244,7 @@ TEST(RunLog, KeepsWhatItCannotMove) {
 }
 
 TEST(RunLog, WithoutAFolderNothingHappens) {
-  run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(2, [](const Group& world) {
     RunLog log(world, {});
     EXPECT_FALSE(log.on());
     log.scalar("x", 1, 1);
@@ -266,8 +259,7 @@ TEST(RunLog, WithoutAFolderNothingHappens) {
 TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "in the way";
-  run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(3, [&](const Group& world) {
     for (const char* const name : {"file", "file/log"}) {
       const auto place = (folder / name).string();
       try {
@@ -284,8 +276,7 @@ TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
 
 TEST(RunLog, FollowsNoLink) {
   const TemporaryFolder folder;
-  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(1, [&](const Group& world) {
     for (const std::string name : {"metrics.jsonl", "intervals.jsonl", "environment.json"}) {
       std::filesystem::create_symlink("precious", folder / name);
       try {
@@ -308,8 +299,7 @@ TEST(RunLog, AFolderIsOneJobsAtATime) {
       << "run 5f3a on host elsewhere, pid 77, since then\n";
   const int other = ::open((folder / ".lockstep-log.lock").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(2, [&](const Group& world) {
     for (const bool overwrite : {false, true}) {
       try {
         RunLog(world, {.folder = place, .overwrite = overwrite});
@@ -334,8 +324,7 @@ TEST(RunLog, SaysWhatWasLost) {
   const auto place = folder / "log";
   std::filesystem::create_directory(place);
   std::ofstream(place / "metrics.jsonl") << std::string(1 << 20, ' ') << '\n';
-  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(2, [&](const Group& world) {
     std::optional<testing::FileLimit> full;
     if (world.rank() == 0) full.emplace(1 << 20);
     RunLog log(world, {.folder = place.string(), .trace = true});
@@ -368,8 +357,7 @@ std::optional<nlohmann::json> tensorboard_curves(const TemporaryFolder& folder) 
 
 TEST(RunLog, TensorBoardReadsItsCurves) {
   const TemporaryFolder folder;
-  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    const Group world(std::move(communicator));
+  run_groups(1, [&](const Group& world) {
     RunLog log(world, {.folder = folder.path().string()});
     for (int step = 1; step <= 300; ++step) log.scalar("train/loss", 7 * step, 0.5 / step);
     log.scalar("größe", 1, 1e-3);

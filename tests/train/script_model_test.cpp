@@ -119,28 +119,6 @@ class ScriptModel : public ::testing::TestWithParam<std::tuple<const char*, int>
 
 constexpr int all_steps = 4;
 
-TEST_P(ScriptModel, TrainsInDistributedDataParallelAsInOneProcess) {
-  Tensors expected;
-  on_ranks(1, [&](const Group&) { expected = train_alone(all_steps); });
-  on_ranks(ranks(), [&](const Group& world) {
-    auto model = load();
-    const auto before = values_of(model);
-    perturb(model, world.rank());
-    DistributedDataParallel ddp(model, world, {.buckets = {.first = 256, .rest = 1024}});
-    expect_near(values_of(model), before);
-    const auto optimizer = optimizer_of(model);
-    for (int step = 0; step < all_steps; ++step) {
-      optimizer->zero_grad();
-      const auto input = batch(step).narrow(0, 2 * world.rank(), 2);
-      const auto output = step % 2 == 0 ? ddp(input) : ddp(std::vector<c10::IValue>{input});
-      loss(output, input).backward();
-      optimizer->step();
-    }
-    expect_near(values_of(model), expected);
-    EXPECT_GT(distance(values_of(model)[0], before[0]), 1e-6);
-  });
-}
-
 TEST_P(ScriptModel, TrainsInDistributedOptimizerThroughACheckpoint) {
   Tensors expected;
   on_ranks(1, [&](const Group&) { expected = train_alone(all_steps); });
@@ -199,44 +177,6 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ScriptModel,
 
 class ScriptBuffers : public ScriptModel {};
 
-TEST_P(ScriptBuffers, AreRankZerosAfterABackward) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = load();
-    model.train();
-    const auto before = values_of(model);
-    DistributedDataParallel ddp(model, world);
-    const auto input = batch(world.rank()).narrow(0, 2 * world.rank(), 2);
-    loss(ddp(input), input).backward();
-    bool changed = false;
-    for (const auto& named : ModelView(model).buffers()) {
-      auto theirs = named.tensor.clone();
-      world.broadcast(theirs).wait();
-      EXPECT_TRUE(torch::equal(theirs, named.tensor)) << named.name;
-    }
-    const auto after = values_of(model);
-    for (std::size_t i = 0; i < after.size(); ++i) {
-      changed = changed || !torch::equal(before[i], after[i]);
-    }
-    EXPECT_TRUE(changed);
-  });
-}
-
-TEST_P(ScriptBuffers, AndASharedCopyOfTheParametersTrainsAsReplicas) {
-  on_ranks(ranks(), [](const Group& world) {
-    const auto train = [&](bool share) {
-      auto model = load();
-      FusedSgd sgd(tensors_in(ModelView(model).parameters()), SGDOptions(0.05).momentum(0.9));
-      DistributedOptimizer optimizer(sgd, model, world, {.share_memory = share});
-      for (int step = 0; step < 2; ++step) {
-        const auto input = batch(step).narrow(0, 2 * world.rank(), 2);
-        optimizer.backward_and_update(loss(model.forward({input}), input));
-      }
-      return values_of(model);
-    };
-    expect_near(train(true), train(false));
-  });
-}
-
 TEST_P(ScriptBuffers, AndSparseLayersAreFound) {
   on_ranks(2, [](const Group& world) {
     auto model = torch::jit::load((*folder / "transformer.pt").string());
@@ -266,54 +206,6 @@ struct Line {
   at::Tensor b = at::zeros({3}, at::kDouble);
   at::Tensor mean = at::full({4}, 0.25, at::kDouble);
 };
-
-class NamedTensors : public ::testing::TestWithParam<int> {};
-
-TEST_P(NamedTensors, TrainInBothFrontEndsAsInOneProcess) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto batch = [&](int step) {
-      return random({2 * world.size(), 4}, static_cast<std::uint64_t>(step), at::kDouble);
-    };
-    Line whole;
-    Line first(0.5 + world.rank());
-    Line second(0.5 + world.rank());
-    first.mean.add_(world.rank());
-    SGD sgd({whole.w, whole.b}, SGDOptions(0.1).momentum(0.9));
-    SGD sgd1({first.w, first.b}, SGDOptions(0.1).momentum(0.9));
-    SGD sgd2({second.w, second.b}, SGDOptions(0.1).momentum(0.9));
-    DistributedDataParallel ddp(first.view(), world);
-    DistributedOptimizer optimizer(sgd2, second.view(), world);
-    MovingAverage average(second.view());
-    for (int step = 0; step < 6; ++step) {
-      const auto input = batch(step).narrow(0, 2 * world.rank(), 2);
-      for (auto* each : {&sgd, &sgd1}) each->zero_grad();
-      whole(batch(step)).pow(2).mean().backward();
-      if (step % 2 == 0) {
-        ddp(first, input).pow(2).mean().backward();
-      } else {
-        first(input).pow(2).mean().backward();  // the hooks exchange
-      }
-      sgd.step();
-      sgd1.step();
-      optimizer.backward_and_update(second(input).pow(2).mean());
-      average.update();
-    }
-    for (const auto* line : {&first, &second}) {
-      EXPECT_LT(distance(line->w, whole.w), 1e-12);
-      EXPECT_LT(distance(line->b, whole.b), 1e-12);
-    }
-    // A rank whose loss reaches no parameter takes part through the forward's output.
-    sgd1.zero_grad();
-    if (world.rank() == 0) {
-      ddp(first, batch(7)).sum().backward();
-    } else {
-      ddp([&] { return torch::ones({2}, torch::requires_grad()); }).sum().backward();
-    }
-    EXPECT_NEAR(first.b.grad()[0].item<double>(), 2, 1e-12);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, NamedTensors, ::testing::Values(1, 2, 3));
 
 TEST(NamedTensors, AreSavedAndLoaded) {
   on_ranks(2, [](const Group& world) {

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
@@ -8,9 +9,12 @@
 #include <string>
 
 #include "lockstep/checkpoint.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/init.h"
+#include "lockstep/several_optimizers.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
 
 // The state of strategies, saved in one run and loaded in the next.
 
@@ -85,6 +89,37 @@ TEST(StrategyResume, GoesOnBitForBit) {
       EXPECT_TRUE(resumed.parameters().equal(whole.parameters())) << strategy;
     });
   }
+}
+
+// Every rank took the sum of all residuals.
+TEST(StrategyResume, NeedsTheGroupOfAStrategyOfSeveralRanks) {
+  const TemporaryFolder folder;
+  spawn(2, [&](const Group& group) {
+    at::set_num_threads(1);
+    Trainee whole(group, "topk:0.1");
+    whole.step();
+    whole.checkpoint().save(folder / "c", {}, group);
+    const auto before = whole.parameters();
+    whole.step();
+    const auto after = whole.parameters();
+    torch::nn::Linear wrapped(12, 8);
+    DistributedDataParallel ddp(wrapped, group);
+    const SeveralStateful several({whole.optimizer, ddp});
+    for (const Stateful& strategy : {Stateful(whole.optimizer), Stateful(ddp), Stateful(several)}) {
+      auto checkpoint = whole.checkpoint();
+      checkpoint.strategy = strategy;
+      EXPECT_THAT(testing::failure([&] { checkpoint.load(folder / "c"); }),
+                  ::testing::HasSubstr("load(path) for a single process: got a strategy of 2 "
+                                       "ranks, expected load(path, group) on all of them"));
+    }
+    EXPECT_TRUE(whole.parameters().equal(after));
+    whole.checkpoint().load(folder / "c", group);
+    EXPECT_TRUE(whole.parameters().equal(before));
+  });
+  spawn(1, [&](const Group& group) {
+    Trainee alone(group, "topk:0.1");
+    EXPECT_NE(alone.checkpoint().load(folder / "c").changes, "");
+  });
 }
 
 /// Two parameters of which a rank may use only one, as experts of a mixture.

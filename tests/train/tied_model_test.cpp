@@ -167,27 +167,6 @@ TEST(TiedModel, LoadsADictOfItsOwnTensors) {
   EXPECT_TRUE(at::equal(memory, at::tensor({1.0, 2.0, 3.0, 4.0, 4.0}).to(memory.dtype())));
 }
 
-TEST(TiedModel, IsSavedAndLoadedByAGroup) {
-  const TemporaryFolder folder;
-  on_ranks(2, [&](const Group& world) {
-    Twofold saved(1);
-    const auto adamw = stepped_adamw(saved);
-    Checkpoint checkpoint{.model = saved, .optimizer = *adamw};
-    checkpoint.save(folder / "c", {}, world);
-    CheckpointWriter writer(world);
-    writer.prepare(checkpoint);
-    writer.save(checkpoint, folder / "written");
-    writer.wait();
-    for (const char* file : {"c", "written"}) {
-      Twofold loaded(5);
-      const auto other = stepped_adamw(loaded);
-      EXPECT_FALSE(safetensors::read(folder / file).tensors.contains("tied"));
-      Checkpoint{.model = loaded, .optimizer = *other}.load(folder / file, world);
-      expect_equal(loaded, saved);
-    }
-  });
-}
-
 TEST(TiedModel, IsNotSavedWithAnOptimizerThatHasAParameterTwice) {
   const TemporaryFolder folder;
   Twofold model(1);

@@ -264,22 +264,5 @@ TEST(FailedLoads, OfAStateDictAtAnyTensor) {
   }
 }
 
-TEST(FailedLoads, OfATruncatedFileAreCheckpointErrors) {
-  const TemporaryFolder folder;
-  const Net net(5);
-  const auto path = folder / "file";
-  const auto expect_errors = [&](const auto& read) {
-    const auto bytes = content(path);
-    for (std::size_t length = 0; length < bytes.size(); length += 1 + bytes.size() / 60) {
-      std::ofstream(path, std::ios::binary) << bytes.substr(0, length);
-      EXPECT_THAT(failure(read), HasSubstr(path.string() + ": ")) << length;
-    }
-  };
-  write_torch_file(path, state_dict(net));
-  expect_errors([&] { read_torch_file(path); });
-  Checkpoint{.model = net}.save(path);
-  expect_errors([&] { safetensors::read(path); });
-}
-
 }  // namespace
 }  // namespace lockstep::testing

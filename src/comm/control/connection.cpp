@@ -58,8 +58,9 @@ std::optional<Failure> failure_in(const Frame& frame) {
   return failure;
 }
 
-std::string encode(const Frame& frame) {
-  const auto payload = std::string_view(frame.payload).substr(0, longest_payload_of(frame.kind));
+std::string encode(const Frame& frame, FrameMac* mac) {
+  auto payload = frame.payload.substr(0, longest_payload_of(frame.kind));
+  if (mac != nullptr) mac->add(static_cast<std::uint16_t>(frame.kind), payload);
   Header header{
       .magic = {}, .kind = frame.kind, .bytes = static_cast<std::uint16_t>(payload.size())};
   std::ranges::copy(opening, header.magic.begin());
@@ -74,12 +75,15 @@ std::optional<Frame> FrameReader::next() {
   if (bytes_.size() < sizeof(Header)) return std::nullopt;
   Header header;
   std::memcpy(&header, bytes_.data(), sizeof header);
-  if (header.kind > last_kind || header.bytes > longest_payload_of(header.kind)) {
+  const std::size_t mac_bytes = mac_ ? FrameMac::bytes : 0;
+  if (header.kind > last_kind || header.bytes > longest_payload_of(header.kind) + mac_bytes) {
     throw CommError("the received frame is of another Lockstep version");
   }
   const std::size_t whole = sizeof header + header.bytes;
   if (bytes_.size() < whole) return std::nullopt;
   Frame frame{.kind = header.kind, .payload = bytes_.substr(sizeof header, header.bytes)};
+  if (mac_ && !(frame.kind == Kind::refused && mac_->begins()))
+    mac_->remove(static_cast<std::uint16_t>(frame.kind), frame.payload);
   bytes_.erase(0, whole);
   return frame;
 }
@@ -113,7 +117,7 @@ bool Connection::receive() {
 }
 
 void Connection::send(const Frame& frame) {
-  unsent_ += encode(frame);
+  unsent_ += encode(frame, mac_ ? &*mac_ : nullptr);
   flush();
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/control/address.h"
+#include "comm/control/handshake.h"
 #include "core/failure.h"
 #include "core/system/process.h"
 
@@ -21,7 +22,7 @@ inline constexpr auto poll_interval = std::chrono::milliseconds(20);
 
 /// Kinds of frames on a control connection.
 enum class Kind : std::uint16_t {
-  hello,      ///< a rank identifies itself; payload: Hello
+  hello,      ///< a rank identifies itself; payload: Hello, and its MAC
   accepted,   ///< rank 0 admits the rank; payload: Greeting
   refused,    ///< rank 0 refuses the rank; payload: the reason
   all_here,   ///< all ranks have joined; heartbeats begin
@@ -31,9 +32,10 @@ enum class Kind : std::uint16_t {
   question,   ///< `lockstep status` asks (StatusRelay)
   answer,     ///< a part of the answer to a question
   offer,      ///< a rank's Offer, from the rank that gathers
-  ending      ///< from now on, the end of the connection is no failure
+  ending,     ///< from now on, the end of the connection is no failure
+  challenge   ///< the first frame of the rank that gathers; payload: a Nonce
 };
-inline constexpr Kind last_kind = Kind::ending;
+inline constexpr Kind last_kind = Kind::challenge;
 
 struct Frame {
   Kind kind;
@@ -52,27 +54,30 @@ inline constexpr std::size_t longest_payload = 4096;
 
 /// The longest payload of an answer to a question.
 /// Units: bytes.
-inline constexpr std::size_t longest_status_payload = 65535;
+inline constexpr std::size_t longest_status_payload = 65535 - FrameMac::bytes;
 
 /// The longest text of a failure that failure_frame() does not truncate.
 /// Units: bytes.
 inline constexpr std::size_t longest_failure_text = longest_payload - 8;
 
-/// The bytes of a frame. Truncates a payload that is too long.
-std::string encode(const Frame& frame);
+/// The bytes of a frame, with a MAC if there is one. Truncates a payload that is too long.
+std::string encode(const Frame& frame, FrameMac* mac = nullptr);
 
 /// Parses frames from a stream of bytes, which may arrive in any pieces.
 class FrameReader {
  public:
   void add(std::string_view bytes) { bytes_ += bytes; }
+  /// From now on, frames have a MAC; only a refusal as the first of them may have none.
+  void check(const FrameMac& mac) { mac_ = mac; }
   /// The next complete frame, if it has arrived.
-  /// Throws: CommError for bytes that are not a frame.
+  /// Throws: CommError for bytes that are not a frame, and for a wrong MAC.
   std::optional<Frame> next();
   /// Gives the bytes after the last frame to the caller.
   std::string take_rest() { return std::exchange(bytes_, {}); }
 
  private:
   std::string bytes_;
+  std::optional<FrameMac> mac_;
 };
 
 /// A TCP connection for frames. No call blocks. Used by one thread.
@@ -88,13 +93,21 @@ class Connection {
   /// connection, in place of net.ipv4.tcp_retries2.
   void allow_silence(std::chrono::milliseconds longest);
 
+  /// From now on, adds these MACs to frames that it sends, and checks those that it receives.
+  void authenticate(const FrameMac& sent, const FrameMac& received) {
+    mac_ = sent;
+    reader_.check(received);
+  }
+
+  bool authenticated() const { return mac_.has_value(); }
+
   /// Receives available bytes. False if the connection is closed or broken.
   bool receive();
   /// After receive() returned false: errno of the network, or 0 if the other side has closed the
   /// connection.
   int error() const { return error_; }
   /// The next frame that was received.
-  /// Throws: CommError for bytes that are not a frame.
+  /// Throws: as FrameReader::next().
   std::optional<Frame> next() { return reader_.next(); }
 
   /// Sends a frame. Queues bytes for which the socket has no space. Does nothing on a broken
@@ -113,6 +126,7 @@ class Connection {
   detail::Descriptor socket_;
   Address peer_;
   FrameReader reader_;
+  std::optional<FrameMac> mac_;
   std::string unsent_;
   int error_ = 0;
 };

@@ -271,7 +271,7 @@ void Control::process_frames(Peer& peer) {
     try {
       return peer.member.connection.next();
     } catch (const CommError& error) {
-      end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, &peer,
+      end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, nullptr,
              false);
       return std::nullopt;
     }

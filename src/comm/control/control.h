@@ -111,7 +111,7 @@ class Control {
 
   OnFailure on_failure_;
   std::vector<Peer> peers_;
-  std::chrono::milliseconds limit_{};      ///< longest time without a frame from a rank
+  std::chrono::milliseconds limit_ = default_heartbeat;  ///< longest time without a frame
   std::chrono::milliseconds suspicion_{};  ///< time without a frame after which it is suspected
   detail::Descriptor events_;
   detail::Descriptor wake_event_;

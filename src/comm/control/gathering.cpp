@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/control/token.h"
+#include "comm/control/handshake.h"
 #include "core/log.h"
 #include "core/plural.h"
 #include "core/text.h"
@@ -21,8 +21,6 @@ namespace {
 using detail::concat;
 using detail::Descriptor;
 
-/// A connection that sends nothing for longer than this is closed.
-constexpr auto hello_timeout = std::chrono::seconds(5);
 /// Connections without a Hello that are kept in addition to one for each rank.
 constexpr std::size_t spare = 64;
 /// Connections that are accepted at an address before others are read again.
@@ -38,7 +36,7 @@ std::string of_own(const Settings& settings, std::string_view what) {
 }  // namespace
 
 Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
-  offer_.token = settings_.token ? *settings_.token : random_token();
+  offer_.token = settings_.token ? *settings_.token : random_bytes();
   offer_.network = settings_.network;
   offer_.rank = settings_.rank;
   offer_.listening = true;
@@ -89,9 +87,9 @@ std::vector<Member> Gathering::wait() {
     check_world();
     if (until.passed()) {
       end({.kind = Failure::Kind::timeout,
-           .rank = missing_ranks().front(),
+           .rank = missing().front(),
            .text = of_own(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                            " s for ", missing(), last_refusal_))});
+                                            " s for ", missing_text(), last_refusal_))});
     }
     process_connections(until);
   }
@@ -113,7 +111,8 @@ void Gathering::send_offers() {
 }
 
 bool Gathering::all_here() {
-  if (static_cast<int>(members_.size()) < settings_.size - settings_.rank - 1) return false;
+  const auto joined = static_cast<int>(members_.size()) + 1;
+  if (joined < settings_.size - settings_.rank && !settings_.enough(joined)) return false;
   return std::erase_if(members_, [this](Member& member) { return !watch(member); }) == 0;
 }
 
@@ -169,6 +168,7 @@ void Gathering::accept_connections(int listening) {
     Descriptor socket(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       PendingConnection accepted{.connection = Connection(std::move(socket))};
+      accepted.connection.send({.kind = Kind::challenge, .payload = bytes_of(accepted.nonce)});
       if (read_hello(accepted)) pending_.push_back(std::move(accepted));
       const auto most = static_cast<std::size_t>(settings_.size) + spare;
       if (pending_.size() <= most) continue;
@@ -178,8 +178,8 @@ void Gathering::accept_connections(int listening) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
       end({.text = of_own(settings_, concat("cannot open more files for the connections of ",
-                                            missing(), ": raise ulimit -n, now ", limit.rlim_cur,
-                                            ", by the number of ranks"))});
+                                            missing_text(), ": raise ulimit -n, now ",
+                                            limit.rlim_cur, ", by the number of ranks"))});
     }
     evict();
   }
@@ -209,28 +209,41 @@ bool Gathering::read_hello(PendingConnection& pending) {
     if (!open) report(pending, "it closed the connection without a hello");
     return open;
   }
-  if (frame->kind != Kind::hello || frame->payload.size() != sizeof(Hello)) {
+  if (frame->kind != Kind::hello || frame->payload.size() != sizeof(Hello) + FrameMac::bytes) {
     refuse(pending, "its first frame is not a hello of this Lockstep version");
   } else if (!open || !pending.connection.receive()) {
     report(pending, "it closed the connection before it was accepted");
   } else {
-    admit(pending, frame->payload);
+    admit(pending, *frame);
   }
   return false;
 }
 
-void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
+void Gathering::admit(PendingConnection& pending, Frame& frame) {
   Hello hello;
-  std::memcpy(&hello, bytes.data(), sizeof hello);
-  if (hello.token != offer_.token) {
-    return refuse(pending, "it belongs to another world: its token differs");
+  std::memcpy(&hello, frame.payload.data(), sizeof hello);
+  auto macs = macs_of(offer_.token, {.purpose = settings_.purpose,
+                                     .gatherer = settings_.rank,
+                                     .joiner = hello.rank,
+                                     .of_gatherer = pending.nonce,
+                                     .of_joiner = hello.nonce});
+  try {
+    macs.to_gatherer.remove(static_cast<std::uint16_t>(frame.kind), frame.payload);
+  } catch (const CommError&) {
+    return refuse(pending,
+                  "it belongs to another world: its token differs; expected the same "
+                  "LOCKSTEP_TOKEN_FILE on all hosts, or none");
   }
+  pending.connection.authenticate(macs.to_joiner, macs.to_gatherer);
   const std::string host = text_of(hello.host), version = text_of(hello.version);
   const auto who = concat("rank ", hello.rank, " on host ", host);
   auto same = std::ranges::find(members_, hello.rank, &Member::rank);
   if (same != members_.end() && same->process == hello.process && same->attempt > hello.attempt)
     return report(pending, "its process has connected again since");
-  if (same != members_.end() && (same->process == hello.process || !watch(*same))) {
+  const auto ended = [this](Member& member) {
+    return !watch(member) || Clock::now() - member.last_frame > settings_.heartbeat;
+  };
+  if (same != members_.end() && (same->process == hello.process || ended(*same))) {
     members_.erase(same);
     same = members_.end();
   }
@@ -260,7 +273,7 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
     members_.push_back(std::move(member));  // so that it also receives the failure
     end({.rank = hello.rank, .text = wrong});
   }
-  Greeting greeting{.token = offer_.token, .heartbeat = settings_.heartbeat.count()};
+  Greeting greeting{.heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
   log::debug(concat(purpose, who, " joined from ", member.connection.peer().text()));
@@ -269,12 +282,23 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
 }
 
 bool Gathering::watch(Member& member) {
-  const bool open = member.connection.receive();
-  while (const auto frame = member.connection.next()) {
+  bool open = member.connection.receive();
+  std::string why = "ended";
+  const auto next = [&]() -> std::optional<Frame> {
+    try {
+      return member.connection.next();
+    } catch (const CommError& error) {
+      open = false;
+      why = concat("broke: ", error.what());
+      return std::nullopt;
+    }
+  };
+  while (const auto frame = next()) {
+    member.last_frame = Clock::now();
     if (const auto failure = failure_in(*frame)) end(*failure);
   }
   if (open) return true;
-  lost_[member.rank] = concat(" (its connection from host ", member.host, " ended)");
+  lost_[member.rank] = concat(" (its connection from host ", member.host, ' ', why, ")");
   log::warn(of_own(settings_, concat("waits again for rank ", member.rank, lost_[member.rank])));
   return false;
 }
@@ -304,22 +328,16 @@ void Gathering::send_to_all(const Frame& frame) {
   for (auto& member : members_) member.connection.send(frame);
 }
 
-std::vector<int> Gathering::missing_ranks() const {
-  std::vector<bool> here(static_cast<std::size_t>(settings_.size));
-  for (const auto& member : members_) {
-    if (member.rank > settings_.rank && member.rank < settings_.size) {
-      here[static_cast<std::size_t>(member.rank)] = true;
-    }
-  }
+std::vector<int> Gathering::missing() const {
   std::vector<int> ranks;
   for (int rank = settings_.rank + 1; rank < settings_.size; ++rank) {
-    if (!here[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+    if (std::ranges::find(members_, rank, &Member::rank) == members_.end()) ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::string Gathering::missing() const {
-  return detail::rank_list(missing_ranks(), [this](int rank) -> std::string_view {
+std::string Gathering::missing_text() const {
+  return detail::rank_list(missing(), [this](int rank) -> std::string_view {
     const auto found = lost_.find(rank);
     return found == lost_.end() ? std::string_view() : found->second;
   });

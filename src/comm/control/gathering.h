@@ -15,15 +15,21 @@ namespace lockstep::inline v0_2::control {
 /// The side of the rank that gathers: of rank 0 for control connections, of every rank for the
 /// streams of a network. It listens from construction until all higher ranks have joined. It
 /// refuses connections without the token, which have no other effect. A rank whose connection ends
-/// may join again until then: a connection replaces earlier ones of its process. A rank with the
-/// token but with another version or world size ends the rendezvous for all ranks.
+/// may join again until then: a connection replaces earlier ones of its process. Another process
+/// replaces one whose connection ends, or that was silent for the heartbeat. A rank with the token
+/// but with another version or world size ends the rendezvous for all ranks.
 class Gathering {
  public:
   /// Throws: CommError if the interface cannot be used, or if no address can be listened on.
   explicit Gathering(Settings settings);
+  ~Gathering() { erase(offer_.token); }
+  Gathering(const Gathering&) = delete;
+  Gathering& operator=(const Gathering&) = delete;
 
   /// The offer that the other ranks need to connect.
   const Offer& offer() const { return offer_; }
+  /// The token of ranks that join, if it was not known at construction. Before wait().
+  void set_token(const Token& token) { offer_.token = token; }
   /// After wait(): the Settings::offer of all ranks that have one, by rank.
   const std::vector<Offer>& offers() const { return offers_; }
 
@@ -39,6 +45,7 @@ class Gathering {
   /// A connection whose Hello has not arrived.
   struct PendingConnection {
     Connection connection;
+    Nonce nonce = random_bytes();  ///< of the challenge that it got
     std::string source = connection.peer().host();
     Clock::time_point since = Clock::now();
   };
@@ -57,7 +64,7 @@ class Gathering {
   void evict();
   /// Reads its Hello. False when the connection was admitted, refused or closed.
   bool read_hello(PendingConnection& pending);
-  void admit(PendingConnection& pending, const std::string& hello);
+  void admit(PendingConnection& pending, Frame& hello);
   /// Reads from a rank that has joined. False if its connection has ended.
   bool watch(Member& member);
   /// Reports a connection that is closed, after which its sender may connect again.
@@ -67,8 +74,8 @@ class Gathering {
   /// Ends the rendezvous for all joined ranks, and throws the failure.
   [[noreturn]] void end(const Failure& failure);
   void send_to_all(const Frame& frame);
-  std::vector<int> missing_ranks() const;
-  std::string missing() const;
+  std::vector<int> missing() const;
+  std::string missing_text() const;
 
   Settings settings_;
   Offer offer_;

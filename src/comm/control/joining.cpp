@@ -1,11 +1,12 @@
 #include "comm/control/joining.h"
 
+#include <netdb.h>
 #include <poll.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
@@ -54,9 +55,11 @@ class Joining {
         settings_(settings),
         offers_(offers),
         until_(settings.timeout + precedence) {
-    if (::getrandom(&process_, sizeof process_, 0) != sizeof process_)
-      throw CommError(concat(who(), "got no random number: ", std::strerror(errno)));
+    fill_random(&process_, sizeof process_);
   }
+  ~Joining() { erase(offer_.token); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
 
   Member run() {
     std::optional<Deadline> refused;
@@ -95,8 +98,16 @@ class Joining {
 
   std::string gatherer() const { return concat("rank ", offer_.rank); }
 
-  /// Reads the present offer. Its routes are those of the last one if it is the same.
+  /// Reads the present offer. The time of a call that blocks counts whole.
   void read_offer() {
+    const auto left = until_.left();
+    const auto begin = Deadline::Clock::now();
+    get_offer();
+    until_ = Deadline(left - (Deadline::Clock::now() - begin));
+  }
+
+  /// The routes of an offer that is the same stay as they are.
+  void get_offer() {
     try {
       const auto offer = source_();
       if (!routes_.empty() && offer == offer_) return;
@@ -154,8 +165,8 @@ class Joining {
     }
   }
 
-  /// Connects, sends the Hello and waits for the answer; nullopt if that rank did not admit this
-  /// rank there.
+  /// Connects, identifies this rank and waits for the answer; nullopt if that rank did not admit
+  /// this rank there.
   std::optional<Member> try_route(Route& route) {
     route.refused = false;
     Descriptor socket(::socket(route.to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -171,14 +182,23 @@ class Joining {
     }
     if (::connect(socket.get(), route.to.get(), route.to.length()) != 0) {
       if (errno != EINPROGRESS) return failed(errno);
-      if (!await(socket.get(), POLLOUT, connect_timeout)) return failed(ETIMEDOUT);
+      Deadline limit(connect_timeout);
+      if (!await(socket.get(), POLLOUT, limit)) return failed(ETIMEDOUT);
       int code = 0;
       socklen_t length = sizeof code;
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &code, &length);
       if (code != 0) return failed(code);
     }
-    Connection connection(std::move(socket));
-    Hello hello{.token = offer_.token,
+    return await_answer(route, Connection(std::move(socket)));
+  }
+
+  void send_hello(Connection& connection, const Frame& challenge) {
+    Parties parties{.purpose = settings_.purpose,
+                    .gatherer = offer_.rank,
+                    .joiner = settings_.rank,
+                    .of_joiner = random_bytes()};
+    challenge.payload.copy(parties.of_gatherer.data(), parties.of_gatherer.size());
+    Hello hello{.nonce = parties.of_joiner,
                 .process = process_,
                 .attempt = ++attempts_,
                 .rank = settings_.rank,
@@ -186,17 +206,25 @@ class Joining {
     set_text(hello.version, settings_.version);
     set_text(hello.host, settings_.host);
     if (settings_.offer) hello.offer = *settings_.offer;
+    const auto macs = macs_of(offer_.token, parties);
+    connection.authenticate(macs.to_gatherer, macs.to_joiner);
     connection.send({.kind = Kind::hello, .payload = bytes_of(hello)});
-    return await_answer(route, std::move(connection));
   }
 
-  /// That rank may be stopped, or short of memory, for any time: only the timeout limits this wait.
+  /// That rank may be stopped, or short of memory, for any time: after its challenge, only the
+  /// timeout limits this wait. Another program may never send one.
   std::optional<Member> await_answer(Route& route, Connection connection) {
-    while (await_bytes(connection)) {
+    Deadline until_challenge(hello_timeout);
+    bool challenged = false;
+    while (challenged ? await_bytes(connection) : await(connection.fd(), POLLIN, until_challenge)) {
       const bool open = connection.receive();
       std::optional<Frame> frame;
       try {
         frame = connection.next();
+        if (frame && frame->kind == Kind::challenge && !std::exchange(challenged, true)) {
+          send_hello(connection, *frame);
+          frame = connection.next();
+        }
       } catch (const CommError& error) {
         route.result = concat("another program answered: ", error.what());
         route.refused = true;
@@ -213,12 +241,11 @@ class Joining {
   }
 
   std::optional<Member> handle_answer(Route& route, Connection connection, const Frame& frame) {
-    raise_failure(frame);
+    if (connection.authenticated()) raise_failure(frame);
     Greeting greeting;
-    if (frame.kind == Kind::accepted && frame.payload.size() == sizeof greeting) {
+    if (connection.authenticated() && frame.kind == Kind::accepted &&
+        frame.payload.size() == sizeof greeting) {
       std::memcpy(&greeting, frame.payload.data(), sizeof greeting);
-    }
-    if (greeting.token == offer_.token) {
       const auto local = Address::local(connection.fd());
       log::debug(concat(who(), "reached ", gatherer(), " at ", route.to.text(), " by interface ",
                         interface_of(local), ", ", local.host()));
@@ -274,18 +301,18 @@ class Joining {
 
   /// Whether bytes arrive before the deadline of the rendezvous.
   bool await_bytes(Connection& connection) {
-    while (!await(connection.fd(), POLLIN, keepalive)) {
+    for (;;) {
+      Deadline limit(keepalive);
+      if (await(connection.fd(), POLLIN, limit)) return true;
       if (until_.passed()) return false;
       connection.send({.kind = Kind::heartbeat});
     }
-    return true;
   }
 
   /// Whether the socket becomes ready within the limit, and before the deadline of the rendezvous.
-  bool await(int fd, short events, std::chrono::seconds limit) {
-    Deadline until(limit);
+  bool await(int fd, short events, Deadline& limit) {
     // A deadline that is not read during a wait would count most of it as a stop of the process.
-    while (!until.passed() && !until_.passed()) {
+    while (!limit.passed() && !until_.passed()) {
       settings_.on_wait();
       pollfd socket{.fd = fd, .events = events, .revents = 0};
       if (::poll(&socket, 1, static_cast<int>(poll_interval.count())) > 0) return true;
@@ -313,6 +340,24 @@ Member join(const OfferSource& source, const Settings& settings, std::vector<Off
 
 Member join(const Offer& offer, const Settings& settings, std::vector<Offer>* offers) {
   return join([&] { return offer; }, settings, offers);
+}
+
+OfferSource offer_at(const std::string& host, std::uint16_t port, const Token& token) {
+  return [=] {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* first = nullptr;
+    const int code = ::getaddrinfo(host.c_str(), nullptr, &hints, &first);
+    if (code != 0) throw CommError(concat("the name '", host, "': ", ::gai_strerror(code)));
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(first, ::freeaddrinfo);
+    Offer offer{.token = token, .network = unknown_network};
+    for (const auto* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+      const auto address = Address::of(entry->ai_addr);
+      if (!address || offer.count == offer.addresses.size()) continue;
+      offer.addresses[offer.count++] = address->with_port(port);
+    }
+    return offer;
+  };
 }
 
 }  // namespace lockstep::control

@@ -12,12 +12,10 @@
 
 #include "comm/control/address.h"
 #include "comm/control/connection.h"
+#include "comm/control/handshake.h"
 #include "lockstep/version.h"
 
 namespace lockstep::inline v0_2::control {
-
-/// A random secret of a world, which only its ranks have.
-using Token = std::array<char, 32>;
 
 /// The Offer::network of a rank whose host is not known.
 inline constexpr std::uint64_t unknown_network = ~std::uint64_t{0};
@@ -31,12 +29,17 @@ struct Offer {
   /// addresses ends joining soon. Otherwise it may listen later, and the rank tries until its
   /// timeout.
   bool listening = false;
+  bool ucx = false;  ///< whether the rank can send messages over UCX
   std::uint32_t count = 0;
   std::array<Address, 16> addresses{};
 
   bool operator==(const Offer&) const = default;
 };
 static_assert(std::is_trivially_copyable_v<Offer>);
+
+/// A side closes a connection on which the other side's first message, challenge or Hello, has not
+/// come by then.
+inline constexpr auto hello_timeout = std::chrono::seconds(15);
 
 /// Another rank, with the connection to it.
 struct Member {
@@ -47,6 +50,8 @@ struct Member {
   std::uint64_t process = 0;              ///< Hello::process
   std::uint64_t attempt = 0;              ///< Hello::attempt
   Offer offer = {};                       ///< its Settings::offer
+  /// While ranks join: the time of its last frame.
+  std::chrono::steady_clock::time_point last_frame = std::chrono::steady_clock::now();
 };
 
 /// Default of the longest time without a heartbeat.
@@ -67,18 +72,20 @@ struct Settings {
   std::string version = std::string(lockstep::version());  ///< must be the same on both sides
   /// Called every 20 ms during a wait. An exception from it ends the wait.
   std::function<void()> on_wait = [] {};
+  /// Whether so many ranks are enough for the one that gathers, although others have not joined.
+  std::function<bool(int ranks)> enough = [](int) { return false; };
   /// The port to listen on, on the interface or on all addresses; 0 for any ports.
   std::uint16_t port = 0;
   /// A listening, non-blocking socket to use in place of a port; -1 for none.
   int listening = -1;
   std::optional<Token> token = {};  ///< that of the offer; default: a random one
-  /// This rank's offer of later connections, which all ranks get.
+  /// This rank's offer of later connections, which all ranks get. Without its token.
   std::optional<Offer> offer = {};
 };
 
 /// A rank's first message to the one that listens.
 struct Hello {
-  Token token{};
+  Nonce nonce{};
   std::uint64_t process = 0;  ///< a random number, which differs for two processes
   std::uint64_t attempt = 0;  ///< number of this connection among those of the process
   std::int32_t rank = 0;
@@ -90,7 +97,6 @@ struct Hello {
 
 /// The answer to a Hello.
 struct Greeting {
-  Token token{};
   std::array<char, 64> host{};
   std::int64_t heartbeat = 0;  ///< longest time without one, in milliseconds
 };

@@ -32,7 +32,7 @@ Waits connected_waits(const WaitOf& wait_of, int rank) {
     if (waits.contains(next)) continue;
     auto wait = wait_of(next);
     if (!wait) continue;
-    left.insert(left.end(), wait->targets.begin(), wait->targets.end());
+    left.insert(left.end(), wait->missing.begin(), wait->missing.end());
     waits.emplace(next, *std::move(wait));
   }
   return waits;
@@ -47,19 +47,19 @@ std::vector<PendingWait> endless_cycle(Waits waits, int rank) {
   if (!waits.contains(rank)) return members;
   for (auto& [waiter, wait] : waits) {
     if (wait.for_any) continue;
-    wait.targets = {
-        *std::ranges::find_if(wait.targets, [&](int target) { return waits.contains(target); })};
+    wait.missing = {
+        *std::ranges::find_if(wait.missing, [&](int one) { return waits.contains(one); })};
   }
   std::vector<int> walk;
   while (std::ranges::find(walk, rank) == walk.end()) {
     walk.push_back(rank);
-    rank = waits.at(rank).targets.front();
+    rank = waits.at(rank).missing.front();
   }
   members.push_back(waits.at(*std::min_element(std::ranges::find(walk, rank), walk.end())));
   for (std::size_t i = 0; i < members.size(); ++i) {
-    for (const int target : std::vector(members[i].targets)) {
-      const auto known = std::ranges::find(members, target, &PendingWait::rank);
-      if (known == members.end()) members.push_back(waits.at(target));
+    for (const int one : std::vector(members[i].missing)) {
+      const auto known = std::ranges::find(members, one, &PendingWait::rank);
+      if (known == members.end()) members.push_back(waits.at(one));
     }
   }
   return members;
@@ -71,8 +71,8 @@ void keep_endless(Waits& waits) {
   const auto is_stuck = [&](int rank) { return waits.contains(rank); };
   const auto can_end = [&](const auto& one) {
     const auto& wait = one.second;
-    return wait.for_any ? !std::ranges::all_of(wait.targets, is_stuck)
-                        : std::ranges::none_of(wait.targets, is_stuck);
+    return wait.for_any ? !std::ranges::all_of(wait.missing, is_stuck)
+                        : std::ranges::none_of(wait.missing, is_stuck);
   };
   while (std::erase_if(waits, can_end) > 0) {
   }
@@ -82,7 +82,7 @@ std::string Deadlock::text() const {
   std::string text = "deadlock: ";
   for (const auto& wait : waits_) {
     text += concat(wait.rank == waits_.front().rank ? "" : ", ", "rank ", wait.rank, " waits in ",
-                   wait.operation, " for ", rank_list(wait.targets));
+                   wait.operation, " for ", rank_list(wait.missing));
   }
   return text +
          "; issue the operations of groups that share ranks in the same order on all of them";

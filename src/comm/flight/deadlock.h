@@ -15,14 +15,16 @@ struct PendingWait {
   int rank;                  ///< world rank
   std::uint64_t turn;        ///< identifies the wait; every wait of a rank has another turn
   std::string operation;     ///< "all_reduce #17 of the world"
-  std::vector<int> targets;  ///< world ranks
-  bool for_any = false;      ///< one of the targets can end it, as for a receive from any source
+  std::vector<int> missing;  ///< the world ranks that it is for
+  bool for_any = false;  ///< one of the missing ranks can end it, as for a receive from any source
 
   bool operator==(const PendingWait&) const = default;
 };
 
 /// The wait that a world rank is in; nullopt if it is in none, or if something else may end it.
 using WaitOf = std::function<std::optional<PendingWait>(int rank)>;
+/// No rank waits.
+inline std::optional<PendingWait> no_waits(int /*rank*/) { return std::nullopt; }
 
 /// Keeps the waits that never end: each is for a rank whose wait never ends, or for any of several
 /// such ranks. waits: by rank.
@@ -36,7 +38,7 @@ class Deadlock {
   explicit Deadlock(std::vector<PendingWait> waits) : waits_(std::move(waits)) {}
 
   /// The world rank that the first one waits for.
-  int rank_at_fault() const { return waits_.front().targets.front(); }
+  int rank_at_fault() const { return waits_.front().missing.front(); }
   /// The error text that names ranks, operations and groups.
   std::string text() const;
 

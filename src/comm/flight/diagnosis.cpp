@@ -22,9 +22,9 @@
 // but only in operations that the other rank has not begun. If it has begun the operation, it
 // advances it while it waits, in whatever operation: data are in transit.
 // Records are read one after the other. A waiting rank begins no operation, so a cycle of waits for
-// operations that were not begun exists at the time of the last reading. find_deadlock() leaves out
-// what records do not prove: a wait that something else may end, an operation of a group that the
-// other rank does not have (any more), a message whose other side is complete.
+// operations that were not begun exists at the time of the last reading. recorded_waits() leaves
+// out what records do not prove: a wait that something else may end, an operation of a group that
+// the other rank does not have (any more), a message whose other side is complete.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -48,7 +48,7 @@ class Search {
     for (const auto& [rank, one] : ranks_) {
       const auto& wait = one->record->wait();
       if (!wait || wait->seconds < least || one->state == State::ended) continue;
-      edges_.emplace(rank, Edge{.rank = rank, .wait = *wait, .targets = {}});
+      edges_.emplace(rank, Edge{.rank = rank, .wait = *wait, .missing = {}});
     }
     for (auto& [rank, edge] : edges_) {
       if (is_message(edge.wait.entry.collective)) {
@@ -66,12 +66,12 @@ class Search {
     for (const auto& [rank, edge] : edges_) {
       const auto& entry = edge.wait.entry;
       const bool for_any = entry.collective == Collective::recv && entry.peer < 0;
-      if (edge.begun == Edge::Begun::yes || edge.targets.empty()) continue;
+      if (edge.begun == Edge::Begun::yes || edge.missing.empty()) continue;
       if (proven && (edge.begun != Edge::Begun::no || !edge.wait.is_bound || for_any)) continue;
       waits.emplace(rank, PendingWait{.rank = rank,
                                       .turn = edge.wait.turn,
                                       .operation = operation_text(*ranks_.at(rank)->record, entry),
-                                      .targets = edge.targets,
+                                      .missing = edge.missing,
                                       .for_any = for_any});
     }
     return waits;
@@ -92,11 +92,11 @@ class Search {
     // The ranks that some rank waits for, and that are causes themselves.
     std::set<int> roots, unseen;
     for (const auto& [rank, edge] : edges_) {
-      for (const int target : edge.targets) {
-        if (!ranks_.contains(target)) {
-          unseen.insert(target);
-        } else if (is_root(target)) {
-          roots.insert(target);
+      for (const int one : edge.missing) {
+        if (!ranks_.contains(one)) {
+          unseen.insert(one);
+        } else if (is_root(one)) {
+          roots.insert(one);
         }
       }
     }
@@ -137,10 +137,16 @@ class Search {
     return state == State::stopped || state == State::ended || !waits(rank);
   }
 
-  /// Whether the rank has issued the collective of a group, as far as its record shows.
+  /// Whether the rank has issued the collective of a group, as far as its record shows. One that
+  /// has issued another collective in its place never does.
   static bool has_issued(const FlightRecord& record, const FlightRecord::Entry& entry) {
     const auto* group = record.group(entry.group);
-    return group != nullptr && group->issued >= entry.sequence && has_any(record, entry.group);
+    const auto is_in_its_place = [&](const FlightRecord::Entry& other) {
+      return other.group == entry.group && other.sequence == entry.sequence &&
+             other.collective != entry.collective && !is_message(other.collective);
+    };
+    return group != nullptr && group->issued >= entry.sequence && has_any(record, entry.group) &&
+           std::ranges::none_of(record.entries(), is_in_its_place);
   }
   /// Sequence numbers begin with 0 only for the operation that creates the group.
   static bool has_any(const FlightRecord& record, std::uint64_t group) {
@@ -160,7 +166,7 @@ class Search {
   /// The other side of a message: the peer, or what the backend knows of a receive from any rank.
   void set_partner(Edge& edge) const {
     const auto& entry = edge.wait.entry;
-    edge.targets = entry.peer < 0 ? edge.wait.missing : std::vector{entry.peer};
+    edge.missing = entry.peer < 0 ? edge.wait.missing : std::vector{entry.peer};
     edge.begun = Edge::Begun::no;
     // An earlier receive of this rank may be the one that the peer's next message completes.
     for (const auto& own : ranks_.at(edge.rank)->record->entries()) {
@@ -169,8 +175,8 @@ class Search {
         edge.begun = Edge::Begun::unknown;
       }
     }
-    for (const int target : edge.targets) {
-      const auto other = ranks_.find(target);
+    for (const int one : edge.missing) {
+      const auto other = ranks_.find(one);
       if (other == ranks_.end()) continue;
       const auto& record = *other->second->record;
       if (record.group(entry.group) == nullptr) edge.begun = Edge::Begun::unknown;
@@ -199,7 +205,7 @@ class Search {
     const auto& wait = edge.wait;
     const auto& entry = wait.entry;
     const auto* group = ranks_.at(edge.rank)->record->group(entry.group);
-    edge.targets = wait.missing;
+    edge.missing = wait.missing;
     edge.begun = Edge::Begun::yes;
     if (group == nullptr) return;
     std::vector<int> late, unseen, idle;
@@ -222,7 +228,7 @@ class Search {
       if (!complete && is_root(member)) idle.push_back(member);
     }
     if (!late.empty()) {
-      edge.targets = late;
+      edge.missing = late;
       edge.begun = is_proven ? Edge::Begun::no : Edge::Begun::unknown;
       return;
     }
@@ -232,11 +238,11 @@ class Search {
       if (!ranks_.contains(one) || is_root(one)) known.push_back(one);
     }
     if (!known.empty()) {
-      edge.targets = known;
+      edge.missing = known;
     } else if (!idle.empty()) {
-      edge.targets = idle;
+      edge.missing = idle;
     } else if (wait.missing.empty()) {
-      edge.targets = unseen;
+      edge.missing = unseen;
     }
   }
 
@@ -248,7 +254,7 @@ class Search {
       const auto at = waits.find(left.back());
       left.pop_back();
       if (at == waits.end()) continue;
-      for (const int next : at->second.targets) {
+      for (const int next : at->second.missing) {
         if (next == to) return true;
         if (seen.insert(next).second) left.push_back(next);
       }
@@ -269,7 +275,7 @@ class Search {
       for (std::size_t i = 0; i < queue.size() && !before.contains(start); ++i) {
         const auto at = waits.find(queue[i]);
         if (at == waits.end()) continue;
-        for (const int next : at->second.targets) {
+        for (const int next : at->second.missing) {
           if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
         }
       }
@@ -287,7 +293,7 @@ class Search {
     }
     for (const int rank : best) {
       const bool alone = std::ranges::all_of(together, [&](int other) {
-        return other == rank || waits.at(other).targets == std::vector{rank};
+        return other == rank || waits.at(other).missing == std::vector{rank};
       });
       if (alone && together.size() > 2) return {rank};
     }
@@ -299,7 +305,7 @@ class Search {
     found.ranks.assign(ranks.begin(), ranks.end());
     for (const auto& [rank, edge] : edges_) {
       const bool direct = std::ranges::any_of(
-          edge.targets, [&](int target) { return ranks.contains(target) && target != rank; });
+          edge.missing, [&](int one) { return ranks.contains(one) && one != rank; });
       if (!direct) continue;
       found.waiting.push_back(rank);
       found.seconds = std::max(found.seconds, edge.wait.seconds);
@@ -331,7 +337,7 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
       if (std::ranges::find(waiting, edge.rank) == waiting.end()) continue;
       const auto* rank = find(ranks, edge.rank);
       const auto whom =
-          edge.targets.empty() ? std::string() : concat("for ", rank_list(edge.targets), ' ');
+          edge.missing.empty() ? std::string() : concat("for ", rank_list(edge.missing), ' ');
       const auto what = concat(whom, "in ", operation_text(*rank->record, edge.wait.entry));
       auto& [members, seconds] = by_operation[what];
       if (members.empty()) order.push_back(what);
@@ -409,19 +415,17 @@ std::string_view name(Diagnosis::Kind kind) {
   return kinds.of(kind);
 }
 
-std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
+WaitOf recorded_waits(const std::vector<ObservedRank>& ranks) {
   std::set<int> numbers;
   for (const auto& one : ranks) {
     // Records of two worlds, or groups that share the last entry of their table.
     const bool is_full = one.record->groups().size() == FlightFile::most_groups;
-    if (is_full || !numbers.insert(one.rank()).second) return std::nullopt;
+    if (is_full || !numbers.insert(one.rank()).second) return no_waits;
   }
-  const auto waits = Search(ranks, 0).waits_for_a_begin(true);
-  const auto wait_of = [&](int one) {
-    const auto found = waits.find(one);
+  return [waits = Search(ranks, 0).waits_for_a_begin(true)](int rank) {
+    const auto found = waits.find(rank);
     return found == waits.end() ? std::nullopt : std::optional(found->second);
   };
-  return find_deadlock(wait_of, rank);
 }
 
 Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least) {
@@ -441,13 +445,12 @@ std::string group_text(const FlightRecord& record, std::uint64_t key) {
 }
 
 std::string operation_text(const FlightRecord& record, const FlightRecord::Entry& entry) {
-  const auto source = to_text(std::bit_cast<Source>(entry.source));
   if (entry.collective == Collective::barrier && entry.sequence == 0) {
     const auto group = group_text(record, entry.group);
     return group == "the world" ? std::string("init()") : concat("split() into ", group);
   }
   return concat(entry.label(), " of ", group_text(record, entry.group),
-                source.empty() ? "" : concat(" (", source, ")"));
+                in_parentheses(std::bit_cast<Source>(entry.source)));
 }
 
 std::string activity_text(const ObservedRank& rank) {

@@ -41,13 +41,13 @@ struct Diagnosis {
   };
   /// A rank that waits, and the ranks that it waits for.
   struct Edge {
-    /// Whether the targets have begun the operation. If they have, its data are in transit, and the
-    /// wait is part of no deadlock.
+    /// Whether the missing ranks have begun the operation. If they have, its data are in transit,
+    /// and the wait is part of no deadlock.
     enum class Begun { no, unknown, yes };
 
     int rank;
     FlightRecord::Wait wait;
-    std::vector<int> targets;
+    std::vector<int> missing;
     Begun begun = Begun::unknown;
   };
 
@@ -70,9 +70,9 @@ std::string_view name(Diagnosis::Kind kind);
 /// seconds are not considered.
 Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least);
 
-/// The deadlock that the rank is in, or that a rank that it waits for is in, as far as the records
-/// of these ranks prove it. Ranks are stuck if it is found again a second later.
-std::optional<Deadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank);
+/// The waits that the records of these ranks prove, for find_deadlock(). Ranks are stuck if it
+/// finds the same deadlock again a second later.
+WaitOf recorded_waits(const std::vector<ObservedRank>& ranks);
 
 /// "all_reduce #17 of the world", "recv #2 from rank 1 of the group of ranks 0, 1".
 std::string operation_text(const FlightRecord& record, const FlightRecord::Entry& entry);

@@ -301,4 +301,28 @@ void FlightRecorder::on_crash(const Crash& crash) noexcept {
   StackFile::await_other_writer();  // the process ends when this returns
 }
 
+std::vector<ObservedRank> FlightRecorder::ranks_on_host() const {
+  std::vector<ObservedRank> found;
+  for (auto& record : read_flight_records(job())) {
+    if (record->size() == size()) found.push_back(observe(std::move(record)));
+  }
+  return found;
+}
+
+std::set<int> FlightRecorder::stopped_ranks() const {
+  std::set<int> stopped;
+  for (const auto& one : ranks_on_host()) {
+    if (one.state == ObservedRank::State::stopped) stopped.insert(one.rank());
+  }
+  return stopped;
+}
+
+void FlightRecorder::warn_of_stall(std::chrono::duration<double> least) const {
+  const auto found = diagnose(ranks_on_host(), least.count());
+  if (found.waiting.empty() || found.waiting.front() != rank()) return;
+  std::string text = "stalled: ";
+  for (const auto& sentence : found.text) text += concat(sentence, "; ");
+  log::notice(text + concat("run `lockstep status ", job(), '`'));
+}
+
 }  // namespace lockstep::detail

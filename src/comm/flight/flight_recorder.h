@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
 #include "comm/operation.h"
@@ -104,10 +106,19 @@ class FlightRecorder final : private CrashListener {
   /// Time in one operation after which the rank warns; 0 for never.
   std::chrono::milliseconds stall_warning() const { return stall_warning_; }
 
+  // By the records of the ranks of this world that are on this host:
+  WaitOf waits() const { return recorded_waits(ranks_on_host()); }
+  /// The world ranks whose processes are stopped.
+  std::set<int> stopped_ranks() const;
+  /// Logs what ranks have waited for at least so long, if this rank is the lowest that waits for a
+  /// missing one.
+  void warn_of_stall(std::chrono::duration<double> least) const;
+
  private:
   static constexpr auto relaxed = std::memory_order_relaxed;
 
   explicit FlightRecorder(const Settings& settings);
+  std::vector<ObservedRank> ranks_on_host() const;
   void on_crash(const Crash& crash) noexcept override;
   void keep_copies(const std::filesystem::path& folder);
   /// Async-signal-safe. False if the failure of the world was recorded before.

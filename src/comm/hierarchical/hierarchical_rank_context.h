@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/tasks/composed_rank_context.h"
+#include "comm/tasks/task_communicator.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 

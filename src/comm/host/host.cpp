@@ -56,6 +56,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
     throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));
   }
   auto context = std::make_shared<HostRankContext>(std::move(world), rank, options);
+  if (options.map_heaps) arena.map_heaps();  // on failure, the context leaves the world
   const Block block = arena.world_block();
   arena.populate_records(block, rank);
 

@@ -26,11 +26,8 @@ struct Options {
   bool map_heaps = true;
   bool watch = false;       ///< check during waits whether other ranks' processes have ended
   bool supervised = false;  ///< a launcher records how ranks' processes end
-  /// Keep the world's memory when an exception destroys the communicator, so that
-  /// World::record_error() can be called later.
-  bool keep_world = false;
-  bool records = true;  ///< keep a flight record; false for the part of another world
-  pid_t launcher = 0;   ///< process that started the ranks, whose end ends the world; 0 for none
+  bool records = true;      ///< keep a flight record; false for the part of another world
+  pid_t launcher = 0;  ///< process that started the ranks, whose end ends the world; 0 for none
   std::string launcher_name = {};  ///< name of the launcher in error texts
 };
 

@@ -1,10 +1,9 @@
-#include "comm/host/host_collective_request.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "comm/host/host_communicator.h"
+#include "comm/host/host_request.h"
 #include "comm/operation.h"
 #include "comm/reduction.h"
 #include "comm/waiting.h"

@@ -182,7 +182,6 @@ std::shared_ptr<Communicator> HostCommunicator::new_group(std::span<const int> m
   settings.map_heaps = false;
   settings.watch = true;
   settings.supervised = false;
-  settings.keep_world = false;
   settings.records = false;
   const LauncherWatch watch(settings.launcher, settings.launcher_name);
   const auto world = rendezvous(name, own, static_cast<int>(ranks.size()), settings.timeout,

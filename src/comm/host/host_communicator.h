@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/host/host_collective_request.h"
-#include "comm/host/host_message_request.h"
 #include "comm/host/host_rank_context.h"
+#include "comm/host/host_request.h"
 #include "comm/host/inbox.h"
 #include "comm/host/live_waits.h"
 #include "comm/host/world/block.h"

@@ -1,8 +1,7 @@
-#include "comm/host/host_message_request.h"
-
 #include <cstring>
 
 #include "comm/host/host_communicator.h"
+#include "comm/host/host_request.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {

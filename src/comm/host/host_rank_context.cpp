@@ -44,16 +44,12 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
       world_(std::move(world)),
       options_(options),
       heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
-      peers_(*world_, options) {
-  if (options.map_heaps) arena().map_heaps();
-}
+      peers_(*world_, options) {}
 
 HostRankContext::~HostRankContext() {
   stop_listening();
   if (in_child()) return;
-  const bool by_exception = std::uncaught_exceptions() > exceptions_;
-  world_->leave(rank(), by_exception ? "by an exception" : "");
-  if (by_exception && options_.keep_world) World::keep(world_);
+  world_->leave(rank(), std::uncaught_exceptions() > exceptions_ ? "by an exception" : "");
 }
 
 void HostRankContext::on_crash(const detail::Crash& crash) noexcept {
@@ -84,17 +80,20 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
   const auto ended = find_ended(
       operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
-  fail_by_end(local_rank(*ended), concat(operation.operation().label(), operation.note()));
+  fail_by_end(local_rank(*ended),
+              concat(operation.operation().label(), in_parentheses(operation.operation().source),
+                     operation.note()));
   throw_failure(operation.where());
 }
 
 void HostRankContext::fail_by_end(int rank, std::string_view label) {
   const auto end = world_->end_text(rank);
   const std::string how = end.empty() ? "" : concat(" (", end, ")");
-  world_->fail(
-      {.kind = Failure::Kind::left,
-       .rank = rank,
-       .text = concat("rank ", world_rank(rank), " left the world", how, " before ", label)});
+  const bool returned = end.empty() || end == "returned" || end == "exit code 0";
+  world_->fail({.kind = Failure::Kind::left,
+                .rank = rank,
+                .text = concat("rank ", world_rank(rank), " left the world", how, " before ", label,
+                               returned ? detail::remedy_of_leaving : "")});
 }
 
 void HostRankContext::check_processes(std::span<const int> ranks, std::string_view label,
@@ -112,8 +111,8 @@ void HostRankContext::check_processes(std::span<const int> ranks, std::string_vi
   }
 }
 
-std::string HostRankContext::awaited(std::span<const int> ranks) const {
-  return detail::awaited(ranks, [this](int rank) -> std::string_view {
+std::string HostRankContext::missing_text(std::span<const int> ranks) const {
+  return detail::missing_text(ranks, [this](int rank) -> std::string_view {
     const int local = local_rank(rank);
     const auto& state = arena().rank(local);
     const bool absent =
@@ -123,14 +122,13 @@ std::string HostRankContext::awaited(std::span<const int> ranks) const {
   });
 }
 
-std::optional<detail::Deadlock> HostRankContext::find_deadlock(
-    const detail::BackendRequest& operation) {
+detail::WaitOf HostRankContext::waits(const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
     for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();
     published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
   }
-  return host::find_deadlock(arena(), rank(), options_.world_ranks);
+  return live_waits(arena(), options_.world_ranks);
 }
 
 bool HostRankContext::is_ending(const Failure& failure) const {

@@ -93,10 +93,10 @@ class HostRankContext final : public detail::RankContext,
   }
   void record(const Failure& failure) noexcept override;
   Failure failure() override;
-  std::string awaited(std::span<const int> ranks) const override;
+  std::string missing_text(std::span<const int> ranks) const override;
   bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;
-  std::optional<detail::Deadlock> find_deadlock(const detail::BackendRequest& operation) override;
+  detail::WaitOf waits(const detail::BackendRequest& operation) override;
   void end_long_wait() noexcept override { published_.reset(); }
 
   void release_retired_blocks();

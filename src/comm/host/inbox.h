@@ -7,7 +7,7 @@
 
 #include "comm/announcement.h"
 #include "comm/communicator.h"
-#include "comm/host/host_message_request.h"
+#include "comm/host/host_request.h"
 #include "comm/host/world/world_layout.h"
 #include "comm/message_matching.h"
 

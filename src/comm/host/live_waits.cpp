@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "comm/operation.h"
 #include "core/text.h"
@@ -34,7 +35,7 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
   const auto wait = read_wait(arena.rank(rank).wait);
   if (!wait) return std::nullopt;
   const auto& waited = wait->waited;
-  PendingWait found{.rank = name(rank), .turn = wait->turn, .operation = {}, .targets = {}};
+  PendingWait found{.rank = name(rank), .turn = wait->turn, .operation = {}, .missing = {}};
   found.for_any = waited.collective == Collective::recv && waited.peer == any_source;
   const Block block(arena.at(waited.group), waited.members);
   std::vector<int> group;
@@ -42,18 +43,17 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
     const int next = member_rank(block, i);
     const bool is_rank = next >= 0 && next < arena.size();
     group.push_back(is_rank ? name(next) : -1);
-    const bool is_target = waited.peer < 0 || i == waited.peer;
+    const bool is_partner = waited.peer < 0 || i == waited.peer;
     const bool is_pending = is_rank && !has_begun(block, waited, i);
     // A message of any rank ends the wait. While the rank waits, it sends itself none.
     if (found.for_any && !is_pending) return std::nullopt;
     const bool is_self = found.for_any && next == rank && waited.members > 1;
-    if (is_target && is_pending && !is_self) found.targets.push_back(name(next));
+    if (is_partner && is_pending && !is_self) found.missing.push_back(name(next));
   }
   const Operation operation{
       .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
-  const auto source = to_text(waited.source);
-  found.operation = concat(operation.label(), " of ", group_text(waited, group),
-                           source.empty() ? "" : concat(" (", source, ")"));
+  found.operation =
+      concat(operation.label(), " of ", group_text(waited, group), in_parentheses(waited.source));
   return found;
 }
 
@@ -65,17 +65,15 @@ PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(s
 
 PublishedWait::~PublishedWait() { end_wait(record_); }
 
-std::optional<detail::Deadlock> find_deadlock(const Arena& arena, int rank,
-                                              std::vector<int> world_ranks) {
+detail::WaitOf live_waits(const Arena& arena, std::vector<int> world_ranks) {
   if (world_ranks.empty()) {
     world_ranks.resize(static_cast<std::size_t>(arena.size()));
     std::iota(world_ranks.begin(), world_ranks.end(), 0);
   }
-  const auto wait_of = [&](int world_rank) {
-    const auto found = std::ranges::find(world_ranks, world_rank);
-    return published_wait(arena, static_cast<int>(found - world_ranks.begin()), world_ranks);
+  return [&arena, names = std::move(world_ranks)](int world_rank) {
+    const auto found = std::ranges::find(names, world_rank);
+    return published_wait(arena, static_cast<int>(found - names.begin()), names);
   };
-  return detail::find_deadlock(wait_of, world_ranks[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace lockstep::host

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "comm/flight/deadlock.h"
@@ -22,10 +21,8 @@ class PublishedWait {
   WaitRecord& record_;
 };
 
-/// The deadlock that the rank of the arena is in, or that a rank that it waits for is in, from the
-/// published waits. Any rank may call it. world_ranks: of the ranks of the arena; empty: the same
-/// numbers.
-std::optional<detail::Deadlock> find_deadlock(const Arena& arena, int rank,
-                                              std::vector<int> world_ranks = {});
+/// The published waits of the ranks of the arena, for detail::find_deadlock(). Any rank may call
+/// it. world_ranks: of the ranks of the arena; empty: the same numbers.
+detail::WaitOf live_waits(const Arena& arena, std::vector<int> world_ranks = {});
 
 }  // namespace lockstep::host

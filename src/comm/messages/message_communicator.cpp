@@ -9,7 +9,7 @@
 
 #include "comm/cost/placement.h"
 #include "comm/flight/flight_recorder.h"
-#include "comm/messages/join_record.h"
+#include "comm/messages/options.h"
 #include "comm/messages/transport.h"
 #include "comm/private_memory.h"
 #include "comm/split.h"
@@ -208,7 +208,18 @@ void MessageCommunicator::release(std::vector<std::shared_ptr<void>>& complete) 
   std::erase_if(recvs_, take);
 }
 
-std::vector<int> MessageCommunicator::first_awaited() const {
+void MessageCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
+  if (context_->may_use_memory()) return;
+  const auto take = [&](auto& requests) {
+    pending.insert(pending.end(), requests.begin(), requests.end());
+    requests.clear();
+  };
+  take(collectives_);
+  take(sends_);
+  take(recvs_);
+}
+
+std::vector<int> MessageCommunicator::first_missing() const {
   const auto first =
       std::ranges::find_if(collectives_, [](const auto& request) { return !request->complete(); });
   return first == collectives_.end() ? std::vector<int>() : (*first)->missing();

@@ -44,6 +44,7 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   void poll() override;
   std::size_t pending() const override;
   void release(std::vector<std::shared_ptr<void>>& complete) override;
+  void drop(std::vector<std::shared_ptr<void>>& pending) override;
 
   /// The communicator of all ranks of the network. Every rank calls it once; returns when all have.
   /// Throws: as expect_alike(), on every rank.
@@ -59,7 +60,7 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::span<const int> members() const { return group_.members; }
   ReceiveProtocol& receives() { return *receives_; }
   /// World ranks that the first pending collective waits for, and therefore all later ones.
-  std::vector<int> first_awaited() const;
+  std::vector<int> first_missing() const;
 
  private:
   /// Synchronises all members by a barrier with sequence number 0. Called once after construction.

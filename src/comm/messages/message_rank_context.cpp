@@ -97,8 +97,9 @@ void MessageRankContext::receive_notice() {
 }
 
 void MessageRankContext::on_notice() {
-  if (notice_.kind == Notice::Kind::left) {
-    left_[static_cast<std::size_t>(notice_.rank)] = true;
+  if (notice_.kind != Notice::Kind::failed) {
+    left_[static_cast<std::size_t>(notice_.rank)] =
+        notice_.kind == Notice::Kind::threw ? Left::threw : Left::returned;
   } else {
     record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
            rank() != 0);  // rank 0 keeps the failure that it has first
@@ -131,9 +132,7 @@ bool MessageRankContext::advance() {
 void MessageRankContext::check(const detail::BackendRequest& operation) {
   const auto gone = [&] {
     const auto missing = operation.missing();
-    const auto found = std::find_if(missing.begin(), missing.end(), [&](int rank) {
-      return left_[static_cast<std::size_t>(rank)];
-    });
+    const auto found = std::ranges::find_if(missing, [&](int rank) { return has_left(rank); });
     return found == missing.end() ? -1 : *found;
   };
   if (gone() < 0) return;
@@ -143,10 +142,13 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
+  const bool threw = left_[static_cast<std::size_t>(rank)] == Left::threw;
   fail_within({.kind = Failure::Kind::left,
                .rank = rank,
-               .text = concat("rank ", rank, " left the world before ",
-                              operation.operation().label(), operation.note())});
+               .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
+                              " before ", operation.operation().label(),
+                              in_parentheses(operation.operation().source), operation.note(),
+                              threw ? "" : detail::remedy_of_leaving)});
   propagate_failure();
   throw_failure(operation.where());
 }
@@ -236,13 +238,13 @@ void MessageRankContext::await_answer() noexcept {
 void MessageRankContext::leave() noexcept {
   if (std::exchange(has_left_, true) || failed()) return;
   Notice notice{};
-  notice.kind = Notice::Kind::left;
+  notice.kind = std::uncaught_exceptions() > 0 ? Notice::Kind::threw : Notice::Kind::left;
   notice.rank = rank();
   send_to_all(notice);
   if (control_ && !network_->ends_together()) control_->announce_end();
 }
 
-bool MessageRankContext::present() const { return std::ranges::count(left_, false) > 0; }
+bool MessageRankContext::present() const { return std::ranges::count(left_, Left::no) > 0; }
 
 bool MessageRankContext::end_if_left() noexcept {
   const auto guard = lock();
@@ -251,7 +253,7 @@ bool MessageRankContext::end_if_left() noexcept {
     while (!failed() && network_->progress()) {
     }
   });
-  left_[static_cast<std::size_t>(rank())] = true;
+  left_[static_cast<std::size_t>(rank())] = Left::returned;
   if (present() && !failed()) return false;
   end_network();
   return true;
@@ -266,7 +268,7 @@ void MessageRankContext::leave_and_wait() noexcept {
   stop_thread();
   const auto guard = lock();
   leave();
-  left_[static_cast<std::size_t>(rank())] = true;
+  left_[static_cast<std::size_t>(rank())] = Left::returned;
   // A rank closes its control connections when it has the notices of all ranks. No rank may watch a
   // host that fails after that, and notices of other ranks arrive at once.
   std::optional<detail::Deadline> deadline;
@@ -288,7 +290,7 @@ void MessageRankContext::leave_and_wait() noexcept {
 void MessageRankContext::fail_without_notices() noexcept {
   std::vector<int> ranks;
   for (int other = 0; other < size(); ++other) {
-    if (!left_[static_cast<std::size_t>(other)]) ranks.push_back(other);
+    if (!has_left(other)) ranks.push_back(other);
   }
   const auto text = concat("rank ", rank(), ": ", detail::rank_list(ranks),
                            " ended before this rank had the notice of leaving the world");

@@ -28,7 +28,7 @@ inline constexpr int notice_tag = 0;
 
 /// The message of a rank to all others that it has left, or that the world has failed.
 struct Notice {
-  enum class Kind : std::int32_t { left, failed };
+  enum class Kind : std::int32_t { left, threw, failed };  ///< threw: left by an exception
   Kind kind;
   std::int32_t rank;
   std::int32_t rank_at_fault;  ///< of a failure, or -1
@@ -53,8 +53,11 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   int size() const { return network_->size(); }
   Network& network() { return *network_; }
   /// Whether a rank has sent the notice that it leaves.
-  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
+  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)] != Left::no; }
   const Options& options() const { return options_; }
+
+  /// Whether the network may still read or write the memory of operations: over MPI for ever.
+  bool may_use_memory() const { return !stopped_ || network_->ends_together(); }
 
   /// Removing the last group leaves the world.
   void remove(detail::BackendCommunicator& group);
@@ -120,9 +123,10 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   std::unique_ptr<Network> network_;
   bool stopped_ = false;   ///< the failure was sent to the others; the network is not used any more
   bool has_left_ = false;  ///< this rank has left
-  std::vector<bool> left_;
+  enum class Left : char { no, returned, threw };
+  std::vector<Left> left_;  ///< by rank
   Notice notice_{};
-  std::optional<control::Control> control_;  ///< in a world on several hosts
+  std::optional<control::Control> control_;  ///< none over MPI on one host
 };
 
 }  // namespace lockstep::messages

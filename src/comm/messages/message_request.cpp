@@ -18,7 +18,7 @@ void CollectiveRequest::advance() {
 }
 
 std::vector<int> CollectiveRequest::missing() const {
-  if (protocol_.is_queued()) return group().first_awaited();
+  if (protocol_.is_queued()) return group().first_missing();
   std::vector<int> ranks;
   for (const int member : protocol_.missing()) ranks.push_back(group().world_rank(member));
   return ranks;

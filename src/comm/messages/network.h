@@ -5,11 +5,40 @@
 #include <cstddef>
 #include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/messages/transport.h"
 #include "comm/waiting.h"
 
 namespace lockstep::inline v0_2::messages {
+
+/// Messages that are complete, for a transport whose progress() calls their Done at its end.
+class Completions {
+ public:
+  void add(Transport::Done done, std::size_t bytes) { all_.push_back({std::move(done), bytes}); }
+  bool empty() const { return all_.empty(); }
+  void clear() { all_.clear(); }
+  /// Calls and removes them. False if there are none. A call may begin other messages.
+  bool call() {
+    if (all_.empty()) return false;
+    auto calls = std::exchange(all_, std::move(called_));
+    for (auto& [done, bytes] : calls) {
+      if (done) done(bytes);
+    }
+    calls.clear();
+    called_ = std::move(calls);
+    return true;
+  }
+
+ private:
+  struct Completion {
+    Transport::Done done;
+    std::size_t bytes;
+  };
+  std::vector<Completion> all_;
+  std::vector<Completion> called_;  ///< empty; keeps its memory
+};
 
 /// A Transport between all ranks of a world, with what a world needs of it besides messages. The
 /// folder of a network, such as comm/tcp, has one class that derives from it.
@@ -23,7 +52,7 @@ class Network : public Transport {
   int local_size() const { return local_size_; }  ///< ranks on this host
   int last_tag() const { return last_tag_; }      ///< the highest of a message
 
-  /// "mpi" or "tcp": the backend's name in texts.
+  /// "mpi", "tcp" or "ucx": the backend's name in texts.
   virtual std::string_view name() const = 0;
   /// The pieces that suit a group on this number of hosts.
   virtual Pieces pieces(int hosts) const = 0;

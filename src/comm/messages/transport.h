@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/cost/placement.h"
-#include "comm/messages/algorithm.h"
+#include "comm/messages/options.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {

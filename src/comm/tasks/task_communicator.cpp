@@ -16,7 +16,7 @@ void TaskRequest::advance() {
 
 std::vector<int> TaskRequest::missing() const {
   const auto* work = awaited_work();
-  return work != nullptr ? work->missing() : group().first_awaited();
+  return work != nullptr ? work->missing() : group().first_missing();
 }
 
 std::string TaskRequest::note() const {
@@ -66,7 +66,7 @@ void TaskCommunicator::check(const TaskRequest& request) {
   if (auto* work = request.awaited_work()) work->check();
 }
 
-std::vector<int> TaskCommunicator::first_awaited() const {
+std::vector<int> TaskCommunicator::first_missing() const {
   for (const auto& request : requests_) {
     if (request->awaited_work() != nullptr) return request->missing();
   }
@@ -85,6 +85,25 @@ std::shared_ptr<TaskRequest> TaskCommunicator::begin_task(
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return request;
+}
+
+void ComposedRankContext::fail(const Failure& failure) noexcept {
+  set_failure_raised();
+  record(failure);
+}
+
+void ComposedRankContext::check_requests() {
+  for (auto* group : groups()) static_cast<TaskCommunicator*>(group)->check_requests();
+}
+
+void ComposedRankContext::record(const Failure& failure) noexcept {
+  if (in_child()) return;
+  // The worlds must fail first. When the failure is recorded here, this rank's operations are
+  // abandoned, which would otherwise become the first failure of those worlds.
+  const std::lock_guard lock(record_mutex_);
+  if (failed()) return;
+  for (const auto& world : worlds_) world->fail_with(failure);
+  RankContext::record(failure);
 }
 
 }  // namespace lockstep::detail

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,7 +65,7 @@ class TaskCommunicator : public BackendCommunicator {
   void check_requests();
 
   /// World ranks that the first operation that awaits another one waits for.
-  std::vector<int> first_awaited() const;
+  std::vector<int> first_missing() const;
 
  protected:
   TaskCommunicator(std::shared_ptr<RankContext> context, int rank, int size)
@@ -83,6 +84,38 @@ class TaskCommunicator : public BackendCommunicator {
 
   std::shared_ptr<RankContext> context_;
   std::deque<std::shared_ptr<TaskRequest>> requests_;  ///< in order, until complete
+};
+
+/// One rank's state in a world whose operations run in other worlds of the same ranks, or of some
+/// of them. A failure of one of these worlds ends all of them. They are used only under a CallGuard
+/// of this context or its lock().
+class ComposedRankContext : public RankContext {
+ public:
+  /// The worlds add this rank to the text.
+  void fail(const Failure& failure) noexcept override;
+  /// Checks the operations of all groups.
+  void check(const BackendRequest&) override {
+    attempt([&] { check_requests(); });
+  }
+
+ protected:
+  /// worlds: in the order in which they get a failure. advance_worlds() goes in reverse order.
+  ComposedRankContext(const Settings& settings, std::vector<std::shared_ptr<Communicator>> worlds)
+      : RankContext(settings), worlds_(std::move(worlds)) {}
+
+  const std::vector<std::shared_ptr<Communicator>>& worlds() const { return worlds_; }
+  /// Throws: as TaskCommunicator::check_requests().
+  void check_requests();
+  /// Throws: the failure of the first world that has failed.
+  void advance_worlds() {
+    for (auto world = worlds_.rbegin(); world != worlds_.rend(); ++world) (*world)->make_progress();
+  }
+
+ private:
+  void record(const Failure& failure) noexcept override;
+
+  std::vector<std::shared_ptr<Communicator>> worlds_;
+  std::mutex record_mutex_;
 };
 
 }  // namespace lockstep::detail

@@ -11,6 +11,7 @@
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"
 #include "comm/tcp/worlds.h"
+#include "comm/ucx/ucx.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -21,6 +22,8 @@
 // on a rank that fails ends the world for all. Last every rank connects its streams to the lower
 // ranks, in their order, and waits for those of the higher ranks. Rank 0 waits for no other rank,
 // so rank 1 does not wait for long, and so on.
+// If all offers say that their ranks can use UCX, streams carry only the ranks' addresses of UCX,
+// which connects the ranks.
 
 namespace lockstep::inline v0_2::tcp {
 namespace {
@@ -39,6 +42,7 @@ class Joining {
     settings_.on_wait = meeting.on_wait;
     streams_ = settings_;
     streams_.purpose = "tcp";
+    streams_.token.emplace();  // that of the world, as soon as it is known
     streams_.on_wait = [this] {
       if (!context_) return;
       const MessageRankContext::CallGuard guard(*context_);
@@ -46,19 +50,38 @@ class Joining {
     };
     from_higher_.emplace(streams_);
     settings_.offer = from_higher_->offer();
+    load_ucx();
+    settings_.offer->ucx = ucx_ != nullptr;
   }
+
+  ~Joining() { control::erase(*streams_.token); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
 
   std::shared_ptr<MessageRankContext> run() {
     auto members = connect_control();
-    const auto local_size = std::ranges::count(offers_, settings_.network, &Offer::network);
-    auto network =
-        std::make_unique<TcpTransport>(meeting_.rank, meeting_.size, static_cast<int>(local_size));
+    from_higher_->set_token(*streams_.token);
+    const auto local_size =
+        static_cast<int>(std::ranges::count(offers_, settings_.network, &Offer::network));
+    const bool over_ucx = std::ranges::all_of(offers_, &Offer::ucx);
+    std::unique_ptr<messages::Network> network;
+    if (over_ucx) {
+      ucx_->set_local_size(local_size);
+      network = std::move(ucx_);
+    } else {
+      network = std::make_unique<TcpTransport>(meeting_.rank, meeting_.size, local_size);
+    }
     auto& transport = *network;
     context_ = std::make_shared<MessageRankContext>(options_, std::move(network));
     context_->watch(std::move(members), settings_.host);
     try {
-      connect_streams(transport);
-    } catch (const CommError& error) {
+      if (over_ucx) {
+        connect(static_cast<ucx::Ucx&>(transport));
+      } else {
+        expect_no_ucx();
+        connect(static_cast<TcpTransport&>(transport));
+      }
+    } catch (const std::exception& error) {
       context_->end_by(detail::failure_of(error));
       throw;
     }
@@ -69,7 +92,12 @@ class Joining {
   std::vector<control::Member> connect_control() {
     if (meeting_.rank > 0) {
       std::vector<control::Member> rank_0;
-      rank_0.push_back(control::join(meeting_.find, settings_, &offers_));
+      const auto find = [this] {
+        auto offer = meeting_.find();
+        streams_.token = offer.token;
+        return offer;
+      };
+      rank_0.push_back(control::join(find, settings_, &offers_));
       return rank_0;
     }
     auto settings = settings_;
@@ -77,35 +105,91 @@ class Joining {
     settings.listening = meeting_.listening;
     settings.token = meeting_.token;
     Gathering gathering(settings);
+    streams_.token = gathering.offer().token;
     meeting_.publish(gathering.offer());
     auto members = gathering.wait();
     offers_ = gathering.offers();
     return members;
   }
 
-  void connect_streams(TcpTransport& transport) {
+  void load_ucx() {
+    const bool is_automatic = options_.transport == TransportKind::automatic;
+    if (is_automatic ? !ucx::has_device() : options_.transport == TransportKind::tcp) return;
+    try {
+      auto network = ucx::create(meeting_.rank, meeting_.size);
+      const auto bytes = network->address().size();
+      if (bytes > control::longest_payload) {
+        throw BackendUnavailable(
+            detail::concat("ucx: got an address of ", bytes, " bytes, expected at most ",
+                           control::longest_payload, ": name fewer devices by UCX_NET_DEVICES"));
+      }
+      ucx_ = std::move(network);
+    } catch (const BackendUnavailable& error) {
+      why_no_ucx_ = error.what();
+      log::warn(why_no_ucx_);
+    }
+  }
+
+  void expect_no_ucx() const {
+    if (options_.transport != TransportKind::ucx) return;
+    std::vector<int> without;
     for (const auto& offer : offers_) {
+      if (!offer.ucx) without.push_back(offer.rank);
+    }
+    throw CommError(
+        detail::concat("init (ucx): got LOCKSTEP_TRANSPORT=ucx, but ", detail::rank_list(without),
+                       " offers no UCX", why_no_ucx_.empty() ? "" : ": ", why_no_ucx_),
+        {.rank = without.front()});
+  }
+
+  void connect(TcpTransport& transport) {
+    const auto take = [&](control::Member& member) {
+      auto [socket, received] = member.connection.release();
+      transport.connect(member.rank, std::move(socket), received);
+    };
+    for_streams(
+        [&](control::Member& member) {
+          member.connection.send({.kind = last_frame});
+          take(member);
+        },
+        [&](control::Member& member) {
+          await_last_frame(member);
+          take(member);
+        });
+  }
+
+  /// The lower rank of a stream sends its address first.
+  void connect(ucx::Ucx& transport) {
+    const control::Frame own{.kind = last_frame, .payload = transport.address()};
+    transport.connect(meeting_.rank, own.payload);
+    for_streams(
+        [&](control::Member& member) {
+          transport.connect(member.rank, await_last_frame(member));
+          member.connection.send(own);
+        },
+        [&](control::Member& member) {
+          member.connection.send(own);
+          transport.connect(member.rank, await_last_frame(member));
+        });
+  }
+
+  /// Calls a function for the stream to each lower rank, and one for that of each higher rank.
+  template <class ToLower, class FromHigher>
+  void for_streams(const ToLower& to_lower, const FromHigher& from_higher) {
+    for (auto& offer : offers_) {
       if (offer.rank >= meeting_.rank) continue;
+      offer.token = *streams_.token;
       auto member = control::join(offer, streams_);
-      member.connection.send(last_frame);
-      take(transport, member);
+      to_lower(member);
     }
-    for (auto& member : from_higher_->wait()) {
-      await_last_frame(member);
-      take(transport, member);
-    }
+    for (auto& member : from_higher_->wait()) from_higher(member);
   }
 
-  static void take(TcpTransport& transport, control::Member& member) {
-    auto [socket, received] = member.connection.release();
-    transport.connect(member.rank, std::move(socket), received);
-  }
-
-  /// The rank may have sent heartbeats before, while it waited.
-  void await_last_frame(control::Member& member) {
+  /// The payload of the frame. The rank may have sent heartbeats before, while it waited.
+  std::string await_last_frame(control::Member& member) {
     for (bool open = true;; open = member.connection.receive()) {
       while (const auto frame = member.connection.next()) {
-        if (frame->kind == last_frame.kind) return;
+        if (frame->kind == last_frame) return frame->payload;
       }
       if (!open) {
         throw CommError(detail::concat("tcp: rank ", member.rank, " on host ", member.host,
@@ -119,13 +203,15 @@ class Joining {
   }
 
   /// Ends the frames on a stream. Messages follow it, in both directions.
-  static inline const control::Frame last_frame{.kind = control::Kind::all_here};
+  static constexpr auto last_frame = control::Kind::all_here;
 
   const messages::Options& options_;
   const Meeting& meeting_;
   control::Settings settings_;  ///< of the control connections
   control::Settings streams_;
   std::optional<Gathering> from_higher_;
+  std::unique_ptr<ucx::Ucx> ucx_;  ///< null if this rank cannot use it, or shall not
+  std::string why_no_ucx_;
   std::vector<Offer> offers_;
   std::shared_ptr<MessageRankContext> context_;
 };

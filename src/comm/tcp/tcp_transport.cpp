@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/control/address.h"
+#include "core/system/epoll.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -93,7 +94,7 @@ TcpTransport::Queue& TcpTransport::queue(int from, std::int64_t tag) {
 void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   if (to == rank_) {
     deliver_to_self(data, bytes, tag);
-    finished_.push_back({std::move(done), bytes});
+    finished_.add(std::move(done), bytes);
     return;
   }
   auto& unsent = peer(to).unsent;
@@ -115,7 +116,7 @@ void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag
     return;
   }
   std::memcpy(data, message->data.get(), message->bytes);
-  finished_.push_back({std::move(posted.done), message->bytes});
+  finished_.add(std::move(posted.done), message->bytes);
 }
 
 void TcpTransport::deliver_to_self(const std::byte* data, std::size_t bytes, std::int64_t tag) {
@@ -131,7 +132,7 @@ void TcpTransport::deliver_to_self(const std::byte* data, std::size_t bytes, std
   auto posted = std::move(waiting.posted.front());
   waiting.posted.pop_front();
   std::memcpy(posted.data, data, bytes);
-  finished_.push_back({std::move(posted.done), bytes});
+  finished_.add(std::move(posted.done), bytes);
 }
 
 bool TcpTransport::progress() {
@@ -149,18 +150,7 @@ bool TcpTransport::progress() {
     if ((event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) read(other);
   }
   if (closed_ > 0) check_closed();
-  return call_finished() || count > 0;
-}
-
-bool TcpTransport::call_finished() {
-  if (finished_.empty()) return false;
-  auto calls = std::exchange(finished_, std::move(called_));  // a call may begin other messages
-  for (auto& [done, bytes] : calls) {
-    if (done) done(bytes);
-  }
-  calls.clear();
-  called_ = std::move(calls);
-  return true;
+  return finished_.call() || count > 0;
 }
 
 void TcpTransport::write(int to) {
@@ -193,7 +183,7 @@ void TcpTransport::write(int to) {
       message.sent += part;
       left -= part;
       if (message.sent < whole) break;
-      finished_.push_back({std::move(message.done), message.header.bytes});
+      finished_.add(std::move(message.done), message.header.bytes);
       other.unsent.pop_front();
     }
   }
@@ -284,14 +274,14 @@ void TcpTransport::begin_message(int from) {
 
 void TcpTransport::end_message(Peer& other) {
   if (other.early == nullptr) {
-    finished_.push_back({std::move(other.receive.done), other.header.bytes});
+    finished_.add(std::move(other.receive.done), other.header.bytes);
     return;
   }
   const auto message = std::exchange(other.early, nullptr);
   message->missing = 0;
   if (!message->receive) return;
   std::memcpy(message->receive->data, message->data.get(), message->bytes);
-  finished_.push_back({std::move(message->receive->done), message->bytes});
+  finished_.add(std::move(message->receive->done), message->bytes);
 }
 
 void TcpTransport::close(int rank, int code) {
@@ -328,10 +318,7 @@ void TcpTransport::stop() noexcept {
 
 void TcpTransport::sleep(std::chrono::nanoseconds longest) {
   if (!finished_.empty()) return;
-  const timespec time{.tv_sec = longest.count() / 1'000'000'000,
-                      .tv_nsec = longest.count() % 1'000'000'000};
-  epoll_event ready;
-  ::epoll_pwait2(events_.get(), &ready, 1, &time, nullptr);
+  detail::await_event(events_.get(), longest);
 }
 
 void TcpTransport::interrupt() noexcept {

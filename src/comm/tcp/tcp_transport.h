@@ -85,10 +85,6 @@ class TcpTransport final : public messages::Network {
     std::optional<std::chrono::steady_clock::time_point> closed;  ///< when the stream ended
     int error = 0;  ///< errno of the network; 0 if the other side has closed the stream
   };
-  struct Finished {
-    Done done;
-    std::size_t bytes;
-  };
 
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Queue& queue(int from, std::int64_t tag);
@@ -103,12 +99,10 @@ class TcpTransport final : public messages::Network {
   /// code: errno; 0 if the other side has closed it.
   void close(int rank, int code);
   void check_closed();
-  bool call_finished();
 
   std::vector<Peer> peers_;
   std::unordered_map<std::uint64_t, Queue> queues_;
-  std::vector<Finished> finished_;  ///< messages whose Done progress() calls
-  std::vector<Finished> called_;    ///< empty; keeps its memory
+  messages::Completions finished_;
   std::unique_ptr<std::byte[]> buffer_;
   detail::Descriptor events_;
   detail::Descriptor wake_event_;

@@ -6,39 +6,50 @@
 #include <xmmintrin.h>
 #endif
 
+#include <cstdint>
+
 #include "core/text.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
 
-#ifdef __x86_64__
-
 namespace {
 
+#if defined(__x86_64__)
 /// Bits of MXCSR: flush denormal results (FTZ) and operands (DAZ).
 constexpr unsigned flush_bits = 1U << 15 | 1U << 6;
+unsigned control_register() { return _mm_getcsr(); }
+void set_control_register(unsigned value) { _mm_setcsr(value); }
+#elif defined(__aarch64__)
+/// Bit of FPCR: flush denormal results and operands (FZ).
+/// Source: Arm Architecture Reference Manual, "FPCR, Floating-point Control Register".
+constexpr std::uint64_t flush_bits = 1U << 24;
+std::uint64_t control_register() {
+  std::uint64_t value;
+  asm volatile("mrs %0, fpcr" : "=r"(value));
+  return value;
+}
+void set_control_register(std::uint64_t value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+#else
+constexpr unsigned flush_bits = 0;
+unsigned control_register() { return 0; }
+void set_control_register(unsigned) {}
+#endif
 
 }  // namespace
 
-bool flushes_denormals() { return (_mm_getcsr() & flush_bits) == flush_bits; }
-
-void flush_denormals(bool flush) {
-  const unsigned others = _mm_getcsr() & ~flush_bits;
-  _mm_setcsr(flush ? others | flush_bits : others);
+bool flushes_denormals() {
+  return detail::can_flush_denormals && (control_register() & flush_bits) == flush_bits;
 }
 
-#else
-
-bool flushes_denormals() { return false; }
-
 void flush_denormals(bool flush) {
-  if (flush) {
+  if (flush && !detail::can_flush_denormals) {
     throw InvalidArgument(
         "denormals: got flush, expected keep on this processor; set LOCKSTEP_FLUSH_DENORMALS=0");
   }
+  const auto others = control_register() & ~flush_bits;
+  set_control_register(flush ? others | flush_bits : others);
 }
-
-#endif
 
 std::string_view detail::denormals_text(bool flushed) { return flushed ? "flushed" : "kept"; }
 

@@ -9,7 +9,7 @@ namespace lockstep::inline v0_2::detail {
 
 /// Whether this build can flush denormals.
 inline constexpr bool can_flush_denormals =
-#ifdef __x86_64__
+#if defined(__x86_64__) || defined(__aarch64__)
     true;
 #else
     false;

@@ -70,18 +70,19 @@ long resident_bytes(long pid) {
 
 bool is_dumping_core(long pid) { return process_status(pid, "CoreDumping") == "1"; }
 
-bool has_variable(long pid, std::initializer_list<std::string_view> names) {
+namespace {
+
+bool has_variable(long pid, const std::string& name) {
   std::ifstream in(concat("/proc/", pid, "/environ"), std::ios::binary);
-  const std::string all{std::istreambuf_iterator<char>(in), {}};
-  return std::ranges::any_of(names, [&](std::string_view name) {
-    const auto entry = concat(name, '=');
-    return all.starts_with(entry) || all.find('\0' + entry) != std::string::npos;
-  });
+  const auto all = concat('\0', std::string{std::istreambuf_iterator<char>(in), {}});
+  return all.find(concat('\0', name, '=')) != std::string::npos;
 }
+
+}  // namespace
 
 long ancestor_without(const std::string& variable) {
   long pid = ::getppid();
-  while (pid > 1 && has_variable(pid, {variable})) pid = read_process(pid).parent;
+  while (pid > 1 && has_variable(pid, variable)) pid = read_process(pid).parent;
   return pid;
 }
 

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -98,9 +97,6 @@ long resident_bytes(long pid);
 
 /// Whether the kernel writes the core dump of the process.
 bool is_dumping_core(long pid);
-
-/// Whether the process was started with one of the environment variables.
-bool has_variable(long pid, std::initializer_list<std::string_view> names);
 
 /// The pid of the nearest ancestor of this process that was started without the environment
 /// variable; 1 or less if there is none.

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "core/system/terminal.h"
+#include "core/system/topology.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -109,6 +110,7 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
   while (const auto event = signals.next()) {
     const auto signal = static_cast<int>(event->ssi_signo);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      if (stdin_ended()) nodes.reset();  // see Supervisor::interrupt()
       if (nodes) nodes->send({.kind = signal_kind, .payload = std::to_string(signal)});
       return signal;
     }
@@ -144,7 +146,8 @@ Descriptor Streams::add(int rank, Output& output, const Options& options, std::s
   const auto show = rank == 0       ? (on_terminal ? Show::bytes : Show::lines)
                     : options.quiet ? Show::nothing
                                     : Show::prefixed;
-  const auto label = detail::concat('[', rank, ']');
+  const auto host = options.node.shows_host ? detail::concat(' ', detail::host_name()) : "";
+  const auto label = detail::concat('[', rank, host, ']');
   const auto prefix = detail::in_tone(label, detail::Tone::label, output.colour()) + ' ';
   auto pipe = make_pipe();
   streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,

@@ -94,7 +94,7 @@ std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member
   std::vector<RankFacts> facts;
   for (const auto& member : members) {
     const auto& tail = streams.err(member.rank).tail();
-    auto error = inheritance.errors.of(member.world_rank);
+    auto error = world.error_of(member.rank);
     const bool shown = error && tail.contains(error->text);
     if (error && error->raised && !shown) error.reset();
     // World ranks become those of this host.
@@ -172,10 +172,7 @@ std::string event_text(const FirstCause& cause) {
   if (!cause.ending->failed()) {
     return concat("left early with exit code 0",
                   cause.joined ? "" : ", without calling lockstep::init(),",
-                  " while others waited for it",
-                  cause.joined ? "; a condition that ends a loop must be the same on all ranks "
-                                 "(Group::any())"
-                               : "");
+                  " while others waited for it");
   }
   if (cause.forwarded) {
     return concat("was ended by ", cause.ending->text(),
@@ -285,7 +282,7 @@ Outcome agreed(Outcome own, int node, const std::vector<std::string>& texts) {
   auto best = all.cause ? all.cause->role : Role::bystander;
   std::size_t best_node = all.cause ? static_cast<std::size_t>(node) : texts.size();
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    if (static_cast<int>(i) == node) continue;
+    if (static_cast<int>(i) == node || texts[i].empty()) continue;
     auto cause = FirstCause{};
     int failed_with = 1;
     if (texts[i].starts_with(Nodes::lost_text)) {

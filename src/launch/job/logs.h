@@ -16,8 +16,11 @@ namespace lockstep::inline v0_2::launch {
 /// The places of a job's output that could not be written, and the causes.
 class Losses {
  public:
-  /// Adds a place and its first error (errno).
+  /// Adds a place and its first error (errno), or another reason.
   void add(const std::string& place, int error);
+  void add(const std::string& place, const std::string& reason) {
+    places_[reason].push_back(place);
+  }
   /// Adds a place whose reader did not read this many bytes.
   void add_unread(const std::string& place, std::size_t bytes);
 

@@ -9,10 +9,9 @@
 #include <sstream>
 #include <utility>
 
-#include "comm/control/address_source.h"
 #include "comm/control/gathering.h"
+#include "comm/control/handshake.h"
 #include "comm/control/joining.h"
-#include "comm/control/token.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
 #include "core/text.h"
@@ -40,25 +39,21 @@ constexpr auto last_time = milliseconds(1000);
 constexpr int heartbeats_per_limit = 8;
 constexpr auto longest_interval = milliseconds(500);
 
-milliseconds timeout_of(const Options& options) {
-  return options.timeout ? milliseconds(static_cast<long>(*options.timeout * 1000))
-                         : Environment::get().timeout;
-}
-
 /// Joins or gathers the nodes. The rendezvous calls its members ranks.
-std::vector<control::Member> join_nodes(const Options& options, std::function<void()> on_wait) {
+std::vector<control::Member> join_nodes(const Options& options, const control::Token& token,
+                                        std::function<void()> on_wait,
+                                        std::function<bool(int)> enough) {
   const auto& node = options.node;
-  const auto token = node.token.empty() ? control::token_of_file()
-                                        : control::parse_token("LOCKSTEP_NODE_TOKEN", node.token);
   const control::Settings settings{
       .purpose = "run",
       .rank = node.number,
       .size = node.count,
       .host = detail::host_name(),
       .interface = options.interface.empty() ? Environment::get().interface : options.interface,
-      .timeout = timeout_of(options),
+      .timeout = rendezvous_time(options),
       .heartbeat = Environment::get().heartbeat,
       .on_wait = std::move(on_wait),
+      .enough = std::move(enough),
       .port = node.number == 0 ? node.port : std::uint16_t{0},
       .token = token};
   const auto named = [](std::string text) {
@@ -81,6 +76,11 @@ std::vector<control::Member> join_nodes(const Options& options, std::function<vo
 
 }  // namespace
 
+milliseconds rendezvous_time(const Options& options) {
+  return options.timeout ? milliseconds(static_cast<long>(*options.timeout * 1000))
+                         : Environment::get().timeout;
+}
+
 Descriptor listen_anywhere() {
   for (const int family : {AF_INET6, AF_INET}) {
     if (auto made = control::listen_at(control::Address::any(family))) return made;
@@ -88,15 +88,31 @@ Descriptor listen_anywhere() {
   throw_system("listen on a port for rank 0");
 }
 
-Nodes::Nodes(const Options& options, std::function<void()> on_wait) : place_(options.node) {
-  for (auto& member : join_nodes(options, std::move(on_wait))) {
+Nodes::Nodes(const Options& options, std::function<void()> on_wait, std::function<bool(int)> enough)
+    : place_(options.node),
+      token_(place_.token.empty() ? control::token_of_file()
+                                  : control::parse_token("LOCKSTEP_NODE_TOKEN", place_.token)),
+      limit_(Environment::get().heartbeat) {
+  const auto add_absent = [this](int end) {
+    while (is_node_0() && static_cast<int>(peers_.size()) + 1 < end) {
+      const int number = static_cast<int>(peers_.size()) + 1;
+      peers_.push_back({.member = {.connection = control::Connection({}), .rank = number},
+                        .present = false,
+                        .lost = true,
+                        .text = ""});
+    }
+  };
+  for (auto& member : join_nodes(options, token_, std::move(on_wait), std::move(enough))) {
+    add_absent(member.rank);
     limit_ = member.heartbeat;
     peers_.push_back({.member = std::move(member)});
   }
+  add_absent(place_.count);
   interval_ = std::clamp(limit_ / heartbeats_per_limit, milliseconds(1), longest_interval);
 }
 
 Nodes::~Nodes() {
+  control::erase(token_);
   std::vector<control::Connection*> connections;
   for (auto& peer : peers_) {
     if (peer.present) connections.push_back(&peer.member.connection);
@@ -174,19 +190,26 @@ void Nodes::read(Peer& peer) {
         }
       } else if (frame->kind == Kind::failed || frame->kind == signal_kind) {
         const auto failure = control::failure_in(*frame);
-        const auto of_peer = concat("node ", peer.member.rank, ' ');
-        if (failure && failure->text.starts_with(of_peer)) peer.end = failure->text;
+        for (const int ending : {peer.member.rank, place_.number}) {
+          if (failure && failure->text.starts_with(concat("node ", ending, ' '))) {
+            peer.end = failure->text;
+          }
+        }
         if (is_node_0()) send(*frame, &peer);
         received_.push_back(std::move(*frame));
       }
     }
   } catch (const CommError& error) {
+    peer.member.connection.send(control::failure_frame(
+        {.text = failed_text(peer.member.rank, peer.member.host, error.what())}));
     lose(peer, error.what());
   }
 }
 
 void Nodes::lose(Peer& peer, const std::string& why) {
   peer.present = false;
+  // A node that has all texts may begin the next attempt, and then closes its connection.
+  peer.lost = texts_.size() < static_cast<std::size_t>(place_.count);
   const auto text =
       peer.end.empty() ? failed_text(peer.member.rank, peer.member.host, why) : peer.end;
   peer.text = concat(lost_text, text);
@@ -199,6 +222,14 @@ void Nodes::lose(Peer& peer, const std::string& why) {
     if (own_text_) texts_[static_cast<std::size_t>(place_.number)] = *own_text_;
   }
   received_.push_back(frame);
+}
+
+std::vector<int> Nodes::lost() const {
+  std::vector<int> numbers;
+  for (const auto& peer : peers_) {
+    if (peer.lost) numbers.push_back(peer.member.rank);
+  }
+  return numbers;
 }
 
 std::string Nodes::failed_text(int number, std::string_view host, std::string_view why) const {
@@ -249,22 +280,25 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   if (node.number == 0) {
     start.listening = listen_anywhere();
     own += concat(' ', plan.run_id, ' ', control::Address::local(start.listening.get()).port(), ' ',
-                  control::hexadecimal(control::random_token()));
+                  control::hexadecimal(control::random_bytes()));
   }
   nodes.exchange(own);
   std::optional<std::vector<std::string>> texts;
   while (!(texts = nodes.texts())) wait();
-  std::string run_id, port, token;
+  std::string run_id, port, random;
   std::vector<int> ranks;
   for (const auto& text : *texts) {
-    if (text.starts_with(Nodes::lost_text)) throw CommError(text.substr(Nodes::lost_text.size()));
-    std::istringstream words(text);
+    const bool lost = text.starts_with(Nodes::lost_text);
+    start.lost.push_back(lost ? text : "");
+    std::istringstream words(lost ? "" : text);
     int count = 0, attempt = 0;
     words >> count >> attempt;
-    if (ranks.empty()) words >> run_id >> port >> token;
+    if (ranks.empty()) words >> run_id >> port >> random;
+    if (text.empty()) start.absent.push_back(static_cast<int>(ranks.size()));
     ranks.push_back(count);
     restarts = std::max(restarts, attempt);
   }
+  if (std::ranges::all_of(start.lost, &std::string::empty)) start.lost.clear();
   start.plan = attempt_of(plan, restarts);
   auto& made = start.plan;
   made.run_id = run_id;
@@ -283,7 +317,7 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
     set("LOCKSTEP_LOCAL_RANK", std::to_string(local));
     set("LOCKSTEP_LOCAL_SIZE", std::to_string(plan.options.ranks));
     set("LOCKSTEP_MASTER", concat(host, ':', port));
-    set("LOCKSTEP_TOKEN", token);
+    set("LOCKSTEP_TOKEN", control::hexadecimal(nodes.token_of(random)));
     if (start.listening && local == 0) set("LOCKSTEP_LISTEN_FD", std::to_string(listen_descriptor));
   }
   return start;

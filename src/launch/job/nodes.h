@@ -29,11 +29,11 @@ class Nodes {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Waits until all nodes are connected. Calls on_wait every 20 ms; an exception from it ends the
-  /// wait on all nodes that are connected.
+  /// Waits until all nodes are connected, or until enough() accepts their number on node 0. Calls
+  /// on_wait every 20 ms; an exception from it ends the wait on all nodes that are connected.
   /// Throws: TimeoutError naming the missing nodes. CommError if node 0's port cannot be used, if
   /// versions or numbers of nodes differ, and with the error by which another node ends the wait.
-  Nodes(const Options& options, std::function<void()> on_wait);
+  Nodes(const Options& options, std::function<void()> on_wait, std::function<bool(int)> enough);
   /// Sends what is queued. Node 0 then waits up to 1 s until the others have received it.
   ~Nodes();
   Nodes(const Nodes&) = delete;
@@ -49,13 +49,20 @@ class Nodes {
   std::vector<control::Frame> take_received() { return std::exchange(received_, {}); }
   /// The first received signal that asks the launchers to end.
   std::optional<int> take_end_signal();
+  /// The secret of a world of these nodes, from what node 0 has sent to all.
+  control::Token token_of(std::string_view use) const {
+    return control::derived_token(token_, use);
+  }
   /// Sends a failure or a signal to all other nodes.
   void send(const control::Frame& frame) { send(frame, nullptr); }
 
   /// Gives this node's text to the others. texts() are those of all nodes in their order, as soon
-  /// as it has them, once. That of a lost node is lost_text and why.
+  /// as it has them, once. That of a lost node is lost_text and why; that of a node without which
+  /// the attempt began is empty.
   void exchange(const std::string& text);
   std::optional<std::vector<std::string>> texts();
+  /// The numbers of the nodes that this one has lost in this attempt, or that were absent.
+  std::vector<int> lost() const;
   static constexpr std::string_view lost_text = "lost: ";
 
   /// "node 1 of 2 failed first: WHY (host b)".
@@ -66,6 +73,7 @@ class Nodes {
     control::Member member;
     Clock::duration last_frame{};  ///< as running_ counts
     bool present = true;
+    bool lost = false;     ///< before it has sent this attempt's last texts
     std::string end = {};  ///< failed_text() of the error by which it ends
     std::optional<std::string> text = {};
   };
@@ -78,6 +86,7 @@ class Nodes {
   void collect();
 
   NodePlace place_;
+  control::Token token_;
   std::vector<Peer> peers_;
   std::chrono::milliseconds limit_{};     ///< longest time without a frame of a node
   std::chrono::milliseconds interval_{};  ///< between heartbeats
@@ -89,19 +98,24 @@ class Nodes {
   std::vector<std::string> texts_;
 };
 
+/// Longest time until all nodes have joined.
+std::chrono::milliseconds rendezvous_time(const Options& options);
+
 /// A socket that listens on a free port of all addresses: IPv6 with IPv4, else IPv4.
 /// Throws: CommError if there is none.
 Descriptor listen_anywhere();
 
-/// An attempt on several nodes that is ready to start.
+/// An attempt on several nodes that is ready to start, unless nodes were lost.
 struct Start {
-  Plan plan;             ///< of this node's ranks, with their places in the world
-  Descriptor listening;  ///< node 0: the socket on which rank 0 listens
+  std::vector<int> absent;  ///< numbers of the nodes without which it begins
+  Plan plan;                ///< of this node's ranks, with their places in the world
+  Descriptor listening;     ///< node 0: the socket on which rank 0 listens
+  /// Empty, or the texts() of nodes that were lost meanwhile, and empty ones of the others.
+  std::vector<std::string> lost;
 };
 
 /// Tells the other nodes this node's number of ranks, and makes the plan of the next attempt.
 /// wait: waits for the nodes' next frame.
-/// Throws: CommError if a node is lost meanwhile.
 Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
                     const std::function<void()>& wait);
 

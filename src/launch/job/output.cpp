@@ -193,7 +193,8 @@ void Stream::show_lines(std::string_view bytes) {
   partial_ += bytes;
   std::string_view rest(partial_);
   if (show_ == Show::lines) {
-    const auto end = rest.size() > longest_line ? rest.size() : rest.rfind('\n') + 1;
+    auto end = rest.rfind('\n') + 1;
+    if (end == 0 && rest.size() > longest_line) end = rest.size();
     output_.pass(rest.substr(0, end), this);
     rest.remove_prefix(end);
   } else {

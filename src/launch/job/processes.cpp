@@ -12,7 +12,7 @@
 
 #include "comm/flight/flight_record.h"
 #include "core/text.h"
-#include "launch/job/children.h"
+#include "launch/system.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

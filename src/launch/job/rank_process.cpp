@@ -90,7 +90,6 @@ void join_group(int registry, pid_t launcher, const std::string& score) noexcept
 bool inherit(const Inheritance& inheritance, int rank, int in, const WriteEnds& streams) noexcept {
   return dup2(in, 0) >= 0 && dup2(streams.out.get(), 1) >= 0 && dup2(streams.err.get(), 2) >= 0 &&
          inherit_as(inheritance.arena.get(), arena_descriptor) &&
-         inherit_as(inheritance.errors_file.get(), error_descriptor) &&
          (rank > 0 || !inheritance.listening ||
           inherit_as(inheritance.listening.get(), listen_descriptor));
 }
@@ -108,13 +107,12 @@ Inheritance::Inheritance(int ranks, const SignalWatch& watch, Descriptor rank_0_
       files(files_needed(ranks)),
       // Before other descriptors are opened, so that none gets this number.
       arena(fcntl(world->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
-      errors_file(fcntl(errors.fd(), F_DUPFD_CLOEXEC, error_descriptor)),
       listening(rank_0_listens
                     ? Descriptor(fcntl(rank_0_listens.get(), F_DUPFD_CLOEXEC, listen_descriptor))
                     : Descriptor()),
       null(open("/dev/null", O_RDONLY | O_CLOEXEC)),
       signals(watch) {
-  if (!arena || !errors_file) throw_system("hand on the world's memory");
+  if (!arena) throw_system("hand on the world's memory");
   if (!null) throw_system("open /dev/null");
 }
 
@@ -128,7 +126,8 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
   char* const* envp = environment.get();
   const auto score = oom_score();
   // Ranks may not read from a terminal, because they are not in its foreground process group.
-  const bool reads = plan.first_rank + rank == 0 && isatty(STDIN_FILENO) == 0;
+  const bool reads =
+      plan.options.reads_stdin && plan.first_rank + rank == 0 && isatty(STDIN_FILENO) == 0;
   const int in = reads ? STDIN_FILENO : inheritance.null.get();
   auto exec_error = make_pipe();
   const pid_t launcher = getpid();

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "comm/host/world/world.h"
-#include "core/error_record.h"
 #include "launch/job/output.h"
 #include "launch/job/signal_watch.h"
 #include "launch/plan.h"
@@ -22,11 +21,9 @@ struct Inheritance {
 
   std::shared_ptr<host::World> world;
   FileLimit files;
-  Descriptor arena;  ///< the world's memory
-  detail::ErrorRecords errors;
-  Descriptor errors_file;  ///< the memory of errors
-  Descriptor listening;    ///< inherited by the first rank of this host
-  Descriptor null;         ///< /dev/null, the stdin of a rank that does not read the launcher's
+  Descriptor arena;      ///< the world's memory
+  Descriptor listening;  ///< inherited by the first rank of this host
+  Descriptor null;       ///< /dev/null, the stdin of a rank that does not read the launcher's
   const SignalWatch& signals;
 };
 

@@ -5,7 +5,7 @@
 #include "core/plural.h"
 #include "core/system/process.h"
 #include "core/text.h"
-#include "launch/job/children.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

@@ -108,8 +108,8 @@ Outcome Supervisor::run() {
   if (!nodes) return outcome();
   nodes->exchange(text_of(outcome()));
   std::optional<std::vector<std::string>> texts;
-  while (!(texts = nodes->texts())) poll_once();
-  return agreed(outcome(), plan_.options.node.number, *texts);
+  while (nodes && !(texts = nodes->texts())) poll_once();
+  return texts ? agreed(outcome(), plan_.options.node.number, *texts) : outcome();
 }
 
 void Supervisor::poll_once() {
@@ -292,6 +292,8 @@ void Supervisor::interrupt(int signal, bool by_node) {
   // that this node gets itself is not a second one.
   const bool same = !by_node && end_signal_ && std::exchange(end_signal_->by_node, false);
   const bool again = !same && ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
+  // A launcher that ssh has started ends with it. For the others it is lost.
+  if (!by_node && stdin_ended()) console_.nodes.reset();
   if (!by_node) {
     tell_nodes({.kind = signal_kind, .payload = std::to_string(again ? SIGKILL : signal)});
   }

@@ -5,14 +5,13 @@
 #include <optional>
 
 #include "comm/control/connection.h"
-#include "launch/job/children.h"
 #include "launch/job/console.h"
 #include "launch/job/failure_report.h"
-#include "launch/job/oom_watch.h"
 #include "launch/job/processes.h"
 #include "launch/job/rank_process.h"
 #include "launch/job/remaining_ranks.h"
 #include "launch/plan.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 

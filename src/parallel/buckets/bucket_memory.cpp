@@ -10,9 +10,8 @@
 namespace lockstep::inline v0_2::detail {
 
 std::size_t shard_length(std::size_t numel, std::size_t element_size, int ranks) {
-  const auto line = slice_alignment / element_size;
-  const auto stride = line * static_cast<std::size_t>(ranks);
-  return (numel + stride - 1) / stride * line;
+  const auto count = static_cast<std::size_t>(ranks);
+  return round_up(numel, slice_alignment / element_size * count) / count;
 }
 
 ShardRange shard_of(const at::Tensor& values, const Group& group) {

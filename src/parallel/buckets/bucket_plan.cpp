@@ -59,11 +59,7 @@ void ParameterStrategies::check_patterns(std::span<const NamedTensor> parameters
 namespace lockstep::inline v0_2 {
 namespace {
 
-std::size_t round_up(std::size_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-/// The bucket that is being filled, for one dtype, device and strategy.
+/// The bucket that is being filled, for one dtype and strategy.
 struct OpenBucket {
   std::size_t bucket;  ///< index in the plan
   std::size_t cap;     ///< the bucket is full at this size. Units: bytes
@@ -114,14 +110,12 @@ std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters
     const auto& parameter = parameters[index];
     auto current = std::find_if(open.begin(), open.end(), [&](const OpenBucket& candidate) {
       const auto& bucket = plan[candidate.bucket];
-      return bucket.dtype == parameter.dtype && bucket.device == parameter.device &&
-             bucket.strategy == parameter.strategy;
+      return bucket.dtype == parameter.dtype && bucket.strategy == parameter.strategy;
     });
     if (current == open.end()) current = open.insert(open.end(), {plan.size(), 0});
     const auto begin_another = [&] {
       *current = {.bucket = plan.size(), .cap = plan.empty() ? caps.first : caps.rest};
-      plan.push_back(
-          {.dtype = parameter.dtype, .device = parameter.device, .strategy = parameter.strategy});
+      plan.push_back({.dtype = parameter.dtype, .strategy = parameter.strategy});
     };
     if (current->bucket == plan.size()) {
       begin_another();

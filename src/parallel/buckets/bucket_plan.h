@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
@@ -48,7 +47,6 @@ namespace lockstep::inline v0_2 {
 struct ParameterSpec {
   std::size_t numel = 0;
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
   std::size_t strategy = 0;  ///< parameters of different strategies have different buckets
 };
 
@@ -61,7 +59,6 @@ struct PlannedBucket {
   };
 
   at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
   std::size_t strategy = 0;
   std::size_t numel = 0;  ///< elements of all slices and the padding between them
   std::vector<Slice> slices = {};
@@ -70,8 +67,12 @@ struct PlannedBucket {
 /// Every slice begins at a multiple of this. Units: bytes.
 inline constexpr std::size_t slice_alignment = 64;
 
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 /// Distributes parameters over buckets in reverse order of registration, which is roughly the order
-/// in which a backward computes their gradients. A bucket has one dtype, device and strategy. Small
+/// in which a backward computes their gradients. A bucket has one dtype and strategy. Small
 /// parameters at the end of a full bucket move to the next one. Buckets are sorted by the expected
 /// time of their last gradient. Equal arguments give equal plans.
 std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters, BucketCaps caps);

@@ -175,7 +175,6 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
   for (const auto& [name, tensor] : parameters) {
     specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
                      .dtype = tensor.scalar_type(),
-                     .device = tensor.device(),
                      .strategy = strategies_.index_of(name)});
   }
   const bool is_transient = parts == PartMemory::own;

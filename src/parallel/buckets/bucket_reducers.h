@@ -167,6 +167,9 @@ class BucketReducers {
                                                 buckets_of_strategy_[reducer.strategy]);
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
+  /// Whether every step exchanges all gradients, and none exchanges parameters.
+  bool exchanges_every_gradient() const { return strategies_.exchanges_every_gradient(); }
+  const std::optional<device::CommStream>& comm_stream() const { return comm_stream_; }
 
   /// The product of later exchanges. Ranks: all.
   void set_product(Product product) { product_ = product; }

@@ -9,11 +9,13 @@
 #include <exception>
 #include <iterator>
 #include <map>
-#include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "parallel/reducer/gradient.h"
+#include "core/operation_error.h"
+#include "parallel/instances.h"
+#include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -64,6 +66,14 @@ bool CoalescedTensors::waits(std::size_t index) const {
   return memory.is_alias_of(tensor.storage()) && version == autograd_version(tensor);
 }
 
+bool CoalescedTensors::replace(std::size_t index, const at::Tensor& tensor) {
+  const auto& packed = packed_[index];
+  if (tensor.sizes() != packed.sizes() || tensor.scalar_type() != packed.scalar_type())
+    return false;
+  if (!tensors_[index].is_same(tensor)) tensors_[index] = tensor;
+  return true;
+}
+
 void CoalescedTensors::pack() {
   std::vector<at::Tensor> packed;
   std::vector<at::Tensor> tensors;
@@ -77,16 +87,26 @@ void CoalescedTensors::pack() {
 
 void CoalescedTensors::begin_broadcast(int root) {
   receives_ = group_.rank() != root;
-  if (!receives_) pack();
-  discard();
+  if (receives_) {
+    discard();
+  } else {
+    pack();  // what waits to be written is sent, and still written
+  }
   work_ = group_.broadcast(buffer_, root);
 }
 
-void CoalescedTensors::begin_average() {
+void CoalescedTensors::begin_average(const detail::CountedRanks& counted) {
   receives_ = true;
   pack();
   discard();
-  work_ = group_.all_reduce(buffer_.view(tensors_.front().scalar_type()), ReduceOp::avg);
+  const auto values = buffer_.view(tensors_.front().scalar_type());
+  const bool all_count = counted.number == group_.size();
+  if (!counted.has_own) {
+    values.zero_();
+  } else if (!all_count) {
+    values.div_(counted.number);
+  }
+  work_ = group_.all_reduce(values, all_count ? ReduceOp::avg : ReduceOp::sum);
 }
 
 void CoalescedTensors::end() {
@@ -115,17 +135,6 @@ void CoalescedTensors::write() {
 
 namespace lockstep::inline v0_2::detail {
 namespace {
-
-/// All BufferSyncs of this process.
-struct Registry {
-  std::mutex mutex;
-  std::vector<BufferSync*> all;
-};
-
-Registry& registry() {
-  static auto& all = *new Registry;  // never destroyed: wrappers may outlive any static object
-  return all;
-}
 
 /// In a backward, a forward recomputes an earlier one, with the buffers of that.
 bool is_in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
@@ -163,28 +172,35 @@ void ForwardGraph::end() {
   if (const auto buffers = buffers_.lock()) --buffers->graphs_;
 }
 
-BufferSync::BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy,
-                       const Group& group, bool sees_forwards)
-    : sees_forwards_(sees_forwards) {
+BufferSync::BufferSync(const ModelState& model, BufferPolicy policy, const Group& group,
+                       bool sees_forwards)
+    : model_(model.view), sees_forwards_(sees_forwards) {
   if (policy == BufferPolicy::none) return;
   std::map<at::ScalarType, std::vector<at::Tensor>> averaged;
   std::vector<at::Tensor> others;
-  for (const auto& [name, tensor] : buffers) {
+  for (const auto& [name, tensor] : model.buffers) {
     const bool average = policy == BufferPolicy::average && tensor.is_floating_point();
     (average ? averaged[tensor.scalar_type()] : others).push_back(tensor);
   }
   averaged_ = averaged.size();
   for (auto& [dtype, tensors] : averaged) all_.emplace_back(std::move(tensors), group);
   if (!others.empty()) all_.emplace_back(std::move(others), group);
-  const std::lock_guard lock(registry().mutex);
-  registry().all.push_back(this);
+  std::unordered_map<const void*, Place> places;
+  for (std::size_t collective = 0; collective < all_.size(); ++collective) {
+    const auto& tensors = all_[collective].tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      places[tensors[i].unsafeGetTensorImpl()] = {.collective = collective, .index = i};
+  }
+  model_.tensors().for_each_assigned_buffer([&](const at::Tensor& buffer) {
+    auto& place = places.at(buffer.unsafeGetTensorImpl());
+    places_.push_back(place);
+    place.is_repeated = true;
+  });
+  Instances<BufferSync>::all().list.push_back(this);
 }
 
 BufferSync::~BufferSync() {
-  {
-    const std::lock_guard lock(registry().mutex);
-    std::erase(registry().all, this);
-  }
+  std::erase(Instances<BufferSync>::all().list, this);
   try {
     write();
   } catch (const std::exception&) {
@@ -192,8 +208,37 @@ BufferSync::~BufferSync() {
   }
 }
 
+std::string BufferSync::take_tensors() {
+  if (all_.empty()) return {};
+  std::vector<at::Tensor> buffers;
+  model_.tensors().for_each_assigned_buffer(
+      [&](const at::Tensor& buffer) { buffers.push_back(buffer); });
+  if (buffers.size() != places_.size())
+    return concat("got ", buffers.size(), " buffers, expected ", places_.size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const auto& [collective, place, is_repeated] = places_[i];
+    auto& tensors = all_[collective];
+    const auto name = [&] { return model_.tensors().buffers()[i].name; };
+    if (is_repeated && !tensors.tensors()[place].is_same(buffers[i])) {
+      return concat("buffer ", name(),
+                    " is another tensor than under its first name, expected one tensor");
+    }
+    if (!tensors.replace(place, buffers[i])) {
+      return concat("buffer ", name(), " is now ", toString(buffers[i].scalar_type()), ' ',
+                    buffers[i].sizes(), ", expected the dtype and the sizes");
+    }
+  }
+  return {};
+}
+
 void BufferSync::prepare_forward() {
-  if (!is_in_backward()) write();
+  if (is_in_backward()) return;
+  if (const auto wrong = take_tensors(); !wrong.empty()) {
+    throw_invalid(sees_forwards_ ? "DistributedDataParallel" : "DistributedOptimizer", wrong,
+                  " as when the model was wrapped: wrap it again after changing it, or set "
+                  "buffer_policy = BufferPolicy::none");
+  }
+  write();
 }
 
 std::shared_ptr<ForwardGraph> BufferSync::begin_graph() {
@@ -205,11 +250,12 @@ bool BufferSync::take_unused_graph() {
   return has_unused_graph_ && !is_in_backward() && !std::exchange(has_told_, true);
 }
 
-void BufferSync::begin() {
+void BufferSync::begin(const CountedRanks& counted) {
+  take_tensors();  // others than at the construction are refused by the next forward
   for (std::size_t i = 0; i < all_.size(); ++i) {
     // A forward may have changed the buffers since, without a change of their versions.
     if (!sees_forwards_) all_[i].discard();
-    i < averaged_ ? all_[i].begin_average() : all_[i].begin_broadcast(0);
+    i < averaged_ ? all_[i].begin_average(counted) : all_[i].begin_broadcast(counted.first);
   }
 }
 
@@ -235,8 +281,8 @@ void BufferSync::write(const std::vector<NamedTensor>& buffers) {
   };
   std::vector<BufferSync*> syncs;
   {
-    const std::lock_guard lock(registry().mutex);
-    std::ranges::copy_if(registry().all, std::back_inserter(syncs), [&](const BufferSync* sync) {
+    const auto all = Instances<BufferSync>::all();
+    std::ranges::copy_if(all.list, std::back_inserter(syncs), [&](const BufferSync* sync) {
       if (!sync->sees_forwards_) return false;
       return std::ranges::any_of(sync->all_, [&](const CoalescedTensors& tensors) {
         return std::ranges::any_of(tensors.tensors(), is_written);

@@ -14,6 +14,7 @@
 #include "lockstep/group.h"
 #include "lockstep/model_view.h"
 #include "lockstep/work.h"
+#include "parallel/reducer/gradient.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -26,9 +27,9 @@ class CoalescedTensors {
 
   /// Begins a broadcast of root's tensors.
   void begin_broadcast(int root);
-  /// Begins to average the tensors over ranks. They must be of one floating dtype. Received values
-  /// that are not written yet count as the tensors' values.
-  void begin_average();
+  /// Begins to average the tensors over the ranks that count. They must be of one floating dtype.
+  /// Received values that are not written yet count as the tensors' values.
+  void begin_average(const detail::CountedRanks& counted);
   /// Completes the broadcast or the average. The received values wait for write().
   void end();
   /// Writes the received values, except those of tensors that the program has changed since end().
@@ -36,6 +37,9 @@ class CoalescedTensors {
   /// Whether received values wait for write().
   bool waits() const { return !places_.empty(); }
   void discard() { places_.clear(); }
+  /// Exchanges this tensor instead of the one at the index from now on. Returns whether it has the
+  /// sizes and the dtype of that.
+  bool replace(std::size_t index, const at::Tensor& tensor);
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
  private:
@@ -62,6 +66,7 @@ class CoalescedTensors {
 namespace lockstep::inline v0_2::detail {
 
 class BufferSync;
+struct ModelState;
 
 /// The graph of one forward of a wrapper. It may have saved buffers. Hooks on the forward's outputs
 /// own it.
@@ -96,21 +101,23 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
  public:
   /// sees_forwards: the wrapper calls begin_graph(). If not, received values wait for end_step().
   /// Throws: CommError when memory is short.
-  BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy, const Group& group,
-             bool sees_forwards);
+  BufferSync(const ModelState& model, BufferPolicy policy, const Group& group, bool sees_forwards);
   ~BufferSync();
   BufferSync(const BufferSync&) = delete;
   BufferSync& operator=(const BufferSync&) = delete;
 
   /// Call before a forward. Writes received values.
+  /// Throws: InvalidArgument when a TorchScript model's buffers have another number, sizes or
+  /// dtypes than when it was wrapped. So does begin_graph().
   void prepare_forward();
   /// The same before a forward with gradients. Returns its graph.
   std::shared_ptr<ForwardGraph> begin_graph();
   /// Whether the graph of an earlier forward has ended without a backward. True once.
   bool take_unused_graph();
 
-  /// end() waits for the collectives that begin() has issued. Ranks: all of the group.
-  void begin();
+  /// Begins to send the buffers of the ranks that count, or of the first of them. end() waits for
+  /// these collectives. Ranks: all of the group.
+  void begin(const CountedRanks& counted);
   void end();
   /// Without begin_graph(), writes the received values. The step has changed parameters, so it is
   /// where the graphs of earlier forwards end.
@@ -123,14 +130,26 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
  private:
   friend class ForwardGraph;
 
+  /// One of the model's buffers, in all_.
+  struct Place {
+    std::size_t collective;
+    std::size_t index;
+    bool is_repeated = false;  ///< it has an earlier name, too
+  };
+
+  /// Takes the tensors that the model has now: a forward of TorchScript may assign others. Returns
+  /// what prevents that, if anything does.
+  std::string take_tensors();
   bool waits() const;
   /// A graph that has saved a buffer then raises LibTorch's error.
   void write();
   void write_unless_used();
 
-  /// Averaged ones, one for each dtype, before those from rank 0.
+  /// Averaged ones, one for each dtype, before those of one rank.
   std::vector<CoalescedTensors> all_;
   std::size_t averaged_ = 0;
+  ModelView model_;
+  std::vector<Place> places_;  ///< of those that a forward can assign, in their order
   bool sees_forwards_;
   std::atomic<int> graphs_ = 0;  ///< of forwards; still to run
   std::atomic<bool> has_unused_graph_ = false;

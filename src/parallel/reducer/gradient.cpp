@@ -200,7 +200,8 @@ std::uint64_t digest_of_mean(const at::Tensor& mean) {
 Weights::Weights(const Group& group)
     : group_(group.host()),
       mine_(group_.empty({2}, at::kDouble)),
-      all_(group_.empty({2 * group.size()}, at::kDouble)) {}
+      all_(group_.empty({2 * group.size()}, at::kDouble)),
+      counted_{.number = group.size()} {}
 
 std::span<const Weights::OfRank> Weights::all() const {
   return {static_cast<const OfRank*>(all_.const_data_ptr()),
@@ -240,6 +241,17 @@ void Weights::check() {
   if (std::ranges::all_of(weights, [](const OfRank& weight) { return weight.first == 0; })) {
     refuse(-1, "0 on every rank, expected more on at least one");
   }
+}
+
+void Weights::count_ranks(bool is_first) {
+  check();
+  if (is_first) forget_counted();
+  if (!are_set_) return;
+  const auto weights = all();
+  const auto counts = [](const OfRank& weight) { return weight.first > 0; };
+  counted_ = {.first = static_cast<int>(std::ranges::find_if(weights, counts) - weights.begin()),
+              .number = static_cast<int>(std::ranges::count_if(weights, counts)),
+              .has_own = counts(weights[static_cast<std::size_t>(group_.rank())])};
 }
 
 double Weights::take_factor() {

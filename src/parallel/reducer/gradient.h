@@ -117,6 +117,13 @@ class FiniteCheck {
 /// without a change of the gradient's version. 0 for a mean on a device.
 std::uint64_t digest_of_mean(const at::Tensor& mean);
 
+/// The ranks that count in an exchange: all, or those with a weight above 0.
+struct CountedRanks {
+  int first = 0;
+  int number;
+  bool has_own = true;  ///< this rank is one of them
+};
+
 /// The weights of all ranks' gradients at the next exchange.
 class Weights {
  public:
@@ -130,6 +137,12 @@ class Weights {
   /// weighted mean. Exactly 1 when all weights are equal or none were set. Clears the weights.
   /// Throws: as check().
   double take_factor();
+  /// Determines counted() from the weights that were set. Without any, all ranks count in the first
+  /// exchange of a step, and those of the exchange before in a further one.
+  /// Throws: as check().
+  void count_ranks(bool is_first);
+  const CountedRanks& counted() const { return counted_; }
+  void forget_counted() { counted_ = {.number = group_.size()}; }
 
   /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, when a rank
   /// has set two different ones, or all are zero. Clears the weights then.
@@ -148,6 +161,7 @@ class Weights {
   at::Tensor mine_;
   at::Tensor all_;
   Work work_;
+  CountedRanks counted_;
   bool are_set_ = false;
 };
 

@@ -32,7 +32,8 @@ void keep_for_current_stream(const at::Tensor& tensor) {
 /// Copies a gradient that the program, or the caller, may drop before a device has copied it.
 void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
   if (values.is_cpu() && values.numel() > 0 && gradient.sizes() == values.sizes() &&
-      gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type()) {
+      gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type() &&
+      !gradient.is_neg()) {
     std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     return;
   }
@@ -191,12 +192,12 @@ void GradientSet::drop_not_finite(std::size_t bucket) {
 }
 
 /// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
-void GradientSet::move_out(const Member& member, const at::Tensor& gradient, bool is_read_only) {
+void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool is_read_only) {
   auto& bucket = reducers_[member.bucket].bucket;
   const auto& values = member.slice->values;
   // Autograd still has the gradient while hooks run, and the program may have it.
   if (reducers_.takes_gradient(member.bucket) && is_read_only &&
-      gradient.strides() == values.strides()) {
+      gradient.strides() == values.strides() && !gradient.is_neg()) {
     bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
   } else {
     copy_into(values, gradient);
@@ -222,7 +223,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
       return;
     }
     expect_copyable(gradient, *member.slice);
-    move_out(member, gradient, is_read_only);
+    move_in(member, gradient, is_read_only);
     return;
   }
   if (changed) return move_into_bucket(index);
@@ -287,7 +288,9 @@ std::exception_ptr GradientSet::take_error(std::int64_t step, const Group& group
     if (error != nullptr) continue;
     error = flag == replaced ? replaced_error(i, group) : layout_error(i, group);
   }
-  return error;
+  const auto finite_error = finite_check_.take_error(
+      {flag_bytes_, size()}, [this](std::size_t index) { return name_of(index); }, group);
+  return error != nullptr ? error : finite_error;
 }
 
 SyncTarget GradientSet::target(const Member& member, std::int64_t step) const {

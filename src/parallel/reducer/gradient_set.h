@@ -13,13 +13,45 @@
 
 #include "lockstep/group.h"
 #include "lockstep/model_view.h"
+#include "parallel/agree.h"
 #include "parallel/buckets/bucket_reducers.h"
 #include "parallel/reducer/consistency_check.h"
 #include "parallel/reducer/gradient.h"
 #include "parallel/reducer/sparse_gradients.h"
-#include "parallel/reducer/step_agreement.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// The state of one rank's gradients. The step agreement makes it the state of all ranks: the
+/// maximum of each byte. So a flag is set if some rank has set it.
+struct StepIntent {
+  Compared<std::uint64_t> means{0};    ///< digest of the gradients that are GradientState::averaged
+  Compared<std::uint64_t> edited{0};   ///< digest of the gradients that are GradientState::edited
+  Compared<std::uint32_t> step{0};     ///< steps of this optimizer so far
+  Compared<std::uint32_t> options{0};  ///< in step(): digest of the options of a divided update
+  std::uint8_t in_backward = 0;        ///< in a backward: 1 + the product, else 0
+  std::uint8_t in_step = 0;            ///< the same in step(), to take part in others' backward
+  std::uint8_t has_followed = 0;       ///< this step() has taken part in the exchange of a backward
+  std::uint8_t has_local = 0;          ///< a gradient is GradientState::local
+  std::uint8_t has_lost_mean = 0;      ///< a gradient no longer contains the last mean
+  std::uint8_t has_final_mean = 0;     ///< an averaged gradient must not be averaged again
+  std::uint8_t has_edited_mean = 0;    ///< an edited gradient is a mean that must not be
+  std::uint8_t padding = 0;
+
+  static std::uint8_t place_of(Product product) {
+    return static_cast<std::uint8_t>(1 + static_cast<int>(product));
+  }
+  /// That of the ranks in a backward. Where no rank runs one, part if some rank has it.
+  Product product() const {
+    const auto place = in_backward != 0 ? in_backward : in_step;
+    return static_cast<Product>(place == 0 ? 0 : place - 1);
+  }
+};
+static_assert(sizeof(StepIntent) == 56);
+
+/// It begins every exchange of a DistributedOptimizer, in a backward and in step(). A rank without
+/// a backward thereby takes part in the exchange of the other ranks' backward. step() averages
+/// gradients if they are local on any rank.
+using StepAgreement = MaxOverRanks<StepIntent>;
 
 /// The gradients of all parameters, bucket after bucket, then the sparse ones. It writes this
 /// rank's contribution to an exchange into the buckets, and sets .grad() after the exchange.
@@ -87,15 +119,11 @@ class GradientSet {
   std::span<std::uint8_t> sparse_changed() const {
     return {flag_bytes_ + first_.back(), members_.size() - first_.back()};
   }
+  bool checks_finite() const { return finite_check_.enabled(); }
   /// After the all_reduce of the flags: an InvalidArgument, the same on every rank, if some rank
-  /// has a sparse gradient of a parameter that is in a bucket, or has replaced a parameter; else
-  /// null. Clears the flags of these parameters.
+  /// has a sparse gradient of a parameter that is in a bucket, has replaced a parameter, or has a
+  /// gradient that is not finite; else null. Clears the flags of these parameters. Ranks: all.
   std::exception_ptr take_error(std::int64_t step, const Group& group);
-  /// The same if some rank has a gradient that is not finite. Ranks: all.
-  std::exception_ptr take_not_finite_error(const Group& group) {
-    return finite_check_.take_error(
-        {flag_bytes_, size()}, [this](std::size_t index) { return name_of(index); }, group);
-  }
 
   /// Whether a backward of this rank has changed the gradient since the last exchange.
   bool is_local(std::size_t index) const { return members_[index].record.is_local(); }
@@ -146,7 +174,7 @@ class GradientSet {
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
-  void move_out(const Member& member, const at::Tensor& gradient, bool is_read_only);
+  void move_in(const Member& member, const at::Tensor& gradient, bool is_read_only);
   void set_mean(std::size_t index);
   void restore(std::size_t index);
   bool is_final_mean(const Member& member) const;

@@ -52,19 +52,12 @@ void GroupWrappers::reach(Reducer& member, const void* exchange) {
   end_agreement();  // of a backward that ended by an exception
   first_member_ = &member;
   is_agreed_ = false;
-  numbers_ = at::empty({2}, at::kLong);
-  auto* const numbers = numbers_.data_ptr<std::int64_t>();
-  numbers[0] = member.number();
-  numbers[1] = -numbers[0];
   const SourceScope scope(group_.communicator(), {.content = Source::Content::wrappers});
-  agreement_ = group_.all_reduce(numbers_, ReduceOp::max);
+  agreement_.begin(Compared<std::uint64_t>(member.number()));
 }
 
 void GroupWrappers::end_agreement() {
-  if (!agreement_.pending()) return;
-  agreement_.wait();
-  const auto* const numbers = numbers_.const_data_ptr<std::int64_t>();
-  is_agreed_ = numbers[0] == -numbers[1];
+  if (agreement_.pending()) is_agreed_ = agreement_.end().is_equal();
 }
 
 bool GroupWrappers::may_begin(const void* exchange) {

@@ -2,11 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "lockstep/group.h"
-#include "lockstep/work.h"
+#include "parallel/agree.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -30,7 +31,7 @@ class GroupWrappers {
  public:
   /// The instance that all wrappers of the group's communicator share.
   static std::shared_ptr<GroupWrappers> of(const Group& group);
-  explicit GroupWrappers(const Group& group) : group_(group.host()) {}
+  explicit GroupWrappers(const Group& group) : group_(group.host()), agreement_(group) {}
 
   /// Adds the wrapper, unless it is a member.
   void add_member(Reducer& wrapper);
@@ -58,9 +59,8 @@ class GroupWrappers {
   std::vector<Reducer*> members_;    ///< in order of number
   const void* first_ = nullptr;      ///< the first exchange
   Reducer* first_member_ = nullptr;  ///< its wrapper, if that is one of several members
-  Work agreement_;                   ///< on that wrapper
-  at::Tensor numbers_;               ///< {n, −n} for its number n; then their maxima over ranks
-  bool is_agreed_ = true;            ///< the first exchange may begin buckets
+  MaxOverRanks<Compared<std::uint64_t>> agreement_;  ///< on that wrapper's number
+  bool is_agreed_ = true;                            ///< the first exchange may begin buckets
 };
 
 }  // namespace lockstep::detail

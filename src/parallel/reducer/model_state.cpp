@@ -76,7 +76,7 @@ std::vector<NamedTensor> trainable(const ModelState& model) {
 }  // namespace
 
 ModelState::ModelState(const ModelView& model)
-    : parameters(unique(model.parameters())), buffers(unique(model.buffers())) {
+    : view(model), parameters(unique(model.parameters())), buffers(unique(model.buffers())) {
   model.tensors().add_sparse(sparse);
 }
 
@@ -130,15 +130,18 @@ std::vector<NamedTensor> trainable(const ModelState& model, GradientLayout layou
   return parameters;
 }
 
+void check_copyable(const ModelState& model, const Group& group) {
+  for (const auto& [name, tensor] : model.parameters)
+    check_copyable("parameter", name, tensor, group);
+  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
+}
+
 void check_trainable(const ModelState& model, const Group& group) {
   const auto parameters = trainable(model);
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient");
   }
-  // Frozen parameters and buffers are broadcast, too.
-  for (const auto& [name, tensor] : model.parameters)
-    check_copyable("parameter", name, tensor, group);
-  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
+  check_copyable(model, group);  // frozen parameters and buffers are broadcast, too
   for (const auto& [name, tensor] : parameters) {
     if (!tensor.is_leaf()) refuse(name, "got the result of a computation, expected a leaf");
     if (!is_reducible(tensor.scalar_type())) {

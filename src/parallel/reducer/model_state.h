@@ -23,6 +23,8 @@ class ModelTensors {
   /// Calls fn with each parameter that the model has now, in the order of parameters(). Builds no
   /// names, which would take most of the time.
   virtual void for_each_parameter(c10::function_ref<void(const at::Tensor&)> fn) const = 0;
+  /// The same for buffers, of a model whose forward can put other tensors in their places.
+  virtual void for_each_assigned_buffer(c10::function_ref<void(const at::Tensor&)> /*fn*/) const {}
 
   /// Adds the weights of the layers that are set to give sparse gradients.
   virtual void add_sparse(std::unordered_set<const void*>& /*parameters*/) const {}
@@ -44,6 +46,7 @@ struct ModelState {
     return sparse.contains(parameter.unsafeGetTensorImpl());
   }
 
+  ModelView view;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
   std::unordered_set<const void*> sparse;  ///< parameters with sparse gradients
@@ -59,6 +62,9 @@ enum class GradientLayout : bool { dense, sparse };
 
 /// The parameters that require a gradient and have gradients of this layout.
 std::vector<NamedTensor> trainable(const ModelState& model, GradientLayout layout);
+
+/// Throws: InvalidArgument when values of another rank cannot be copied into a tensor.
+void check_copyable(const ModelState& model, const Group& group);
 
 /// Throws: InvalidArgument when the model has no trainable parameter, or a tensor that cannot be
 /// averaged or broadcast.

@@ -89,6 +89,11 @@ class OfScript final : public ModelTensors {
       if (type.is_parameter(slot)) fn(tensor);
     });
   }
+  void for_each_assigned_buffer(Visit fn) const override {
+    walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
+      if (type.is_buffer(slot)) fn(tensor);
+    });
+  }
   void add_sparse(Sparse& parameters) const override {
     walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
       if (type.is_parameter(slot) && is_sparse_layer(type)) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "parallel/instances.h"
 #include "parallel/reducer/gradient.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -33,9 +34,11 @@ ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callback cal
     : callback_(std::make_shared<const Callback>(std::move(callback))) {
   for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
   for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
+  Instances<ParameterHooks>::all().list.push_back(this);
 }
 
 ParameterHooks::~ParameterHooks() {
+  std::erase(Instances<ParameterHooks>::all().list, this);
   for (const auto& hooked : hooked_) {
     if (hooked.accumulator) hooked.accumulator->del_post_hook(hooked.key);
   }
@@ -115,6 +118,7 @@ void ParameterHooks::find_replaced(const std::function<bool(std::size_t)>& is_re
 /// The suspects among some parameters.
 std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
     const std::vector<std::size_t>& parameters, const Graph& graph) const {
+  const auto all = Instances<ParameterHooks>::all();
   std::vector<Suspect> suspects;
   auto first = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t last = 0;
@@ -127,11 +131,13 @@ std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
     }
     if (is_hooked(*accumulator)) continue;
     const auto& leaf = accumulator->variable;
-    // A new accumulator of a parameter has no hook yet.
-    const auto is_leaf = [&](const Hooked& hooked) {
-      return hooked.parameter.tensor.is_same(leaf);
+    // A new accumulator of a parameter has no hook yet, maybe one of another wrapper.
+    const auto has_leaf = [&](const ParameterHooks* one) {
+      return std::ranges::any_of(one->hooked_, [&](const Hooked& hooked) {
+        return hooked.parameter.tensor.is_same(leaf);
+      });
     };
-    if (std::ranges::any_of(hooked_, is_leaf)) continue;
+    if (std::ranges::any_of(all.list, has_leaf)) continue;
     for (const auto index : parameters) {
       const auto& tensor = hooked_[index].parameter.tensor;
       if (tensor.requires_grad() && !graph.contains(hooked_[index].accumulator.get()) &&

@@ -23,7 +23,7 @@
 // 2. GradientSet::move_into_bucket() copies the gradient into its slice of a bucket, and .grad()
 //    becomes the slice. On a device, step 4 copies all gradients of a bucket at once, by
 //    move_all_into(). A bucket with TransientMemory has memory from step 4 on,
-//    where move_out() moves the gradients into it.
+//    where move_in() moves the gradients into it.
 // 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
 //    order that is the same on every rank, so one may wait for another. In the first backward, and
 //    in one with others nested in it, no bucket begins before the end.
@@ -37,10 +37,10 @@
 //    it was elsewhere. If this rank has only a part of the mean, GradientShard has it, and .grad()
 //    is undefined.
 //
-// Under no_sync() there is only step 1. A rank whose loss reaches no parameter begins with step 4:
-// the hook of watch() on the wrapper's output has queued the callback. A rank without a loss begins
-// with it in average_local_gradients(), and one that did not reach this wrapper, but another, in
-// finish_backward().
+// Under no_sync() there is only step 1. A rank without gradients begins with step 6. If its loss
+// reaches no parameter, the hook of watch() on the wrapper's output has queued the callback. If it
+// has no loss, DistributedOptimizer::step() calls average_local_gradients(). If it reached another
+// wrapper only, GroupWrappers calls finish_backward().
 
 namespace lockstep::inline v0_2::detail {
 
@@ -48,9 +48,9 @@ namespace lockstep::inline v0_2::detail {
 /// the run even if the callback was not called.
 class Reducer::Backward {
  public:
-  Backward(Reducer& reducer, int id)
+  Backward(Reducer& reducer, int id, bool is_first)
       : task(id),
-        factor(reducer.factor_of(id)),
+        factor(reducer.factor_of(id, is_first)),
         round(reducer.reducers_, SyncTarget::gradients, reducer.step_),
         ready(reducer.gradients_.size()),
         group_(reducer.group_),
@@ -91,7 +91,6 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
                  const UpdateNeeds& needs, const Source& owner)
     : group_(group),
       host_(group.host()),
-      comm_stream_(comm_stream_of(group)),
       owner_(owner),
       needs_optimizer_(needs.option),
       wrappers_(GroupWrappers::of(group)),
@@ -104,10 +103,8 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
       positions_(group),
       buffers_(
-          std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
+          std::make_shared<BufferSync>(model, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
-      parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()),
-      check_finite_(options.check_finite),
       hooks_(gradients_.parameters(), [this](std::size_t parameter, const at::Tensor& incoming) {
         as_operation("backward", [&] { on_gradient(parameter, incoming); });
       }) {
@@ -153,9 +150,12 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
 /// The weight factor of this rank's gradients in a backward. Autograd numbers backwards in the
 /// order of their begins: if one with a higher number has ended its exchange, it was nested in this
 /// one, and has taken the weights.
-double Reducer::factor_of(int task) {
+double Reducer::factor_of(int task, bool is_first) {
   const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
-  if (!had_nested) last_factor_ = weights_.take_factor();
+  if (!had_nested) {
+    weights_.count_ranks(is_first);
+    last_factor_ = weights_.take_factor();
+  }
   return last_factor_;
 }
 
@@ -167,10 +167,10 @@ void Reducer::check_optimizer() const {
                    "DistributedOptimizer(optimizer, ddp), and call its step()");
 }
 
-std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
+std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task, bool is_first) {
   check_optimizer();
   gradients_.begin_backward();
-  return std::make_shared<Backward>(*this, task);
+  return std::make_shared<Backward>(*this, task, is_first);
 }
 
 /// The current backward; of nested backwards, the outermost.
@@ -214,8 +214,8 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
            "before the first of them");
   }
   // A device copies the gradients of a bucket at once.
-  if (incoming.defined() && !comm_stream_) gradients_.move_into_bucket(parameter);
-  backward->streams.add_current(comm_stream_);
+  if (incoming.defined() && !reducers_.comm_stream()) gradients_.move_into_bucket(parameter);
+  backward->streams.add_current(reducers_.comm_stream());
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
@@ -243,7 +243,7 @@ void Reducer::begin_agreement(Backward& backward) {
   if (!backward.agreement_begun && has_optimizer_) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
-                      .in_backward = StepAgreement::place_of(reducers_.product()),
+                      .in_backward = StepIntent::place_of(reducers_.product()),
                       .has_lost_mean = some_in_step_ && gradients_.has_lost_mean()});
   }
   backward.agreement_begun = true;
@@ -254,11 +254,11 @@ void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
   const auto bucket = reducers_.at(backward.round.next());
   const bool exchanges = reducers_.target(bucket, step_) == SyncTarget::gradients;
-  if (exchanges && comm_stream_) {
-    backward.streams.order_before_current(*comm_stream_);
+  if (exchanges && reducers_.comm_stream()) {
+    backward.streams.order_before_current(*reducers_.comm_stream());
     gradients_.move_all_into(bucket);
   }
-  const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
+  const CommStreamScope on_comm_stream(reducers_.comm_stream(), backward.streams);
   if (exchanges) {
     begin_agreement(backward);
     gradients_.prepare(bucket, backward.factor);
@@ -268,7 +268,7 @@ void Reducer::begin_next(Backward& backward) {
     } else if (backward.factor != 1) {
       values.mul_(backward.factor);
     }
-  } else if (check_finite_) {
+  } else if (gradients_.checks_finite()) {
     gradients_.set_flags(bucket, 1);
   }
   backward.round.begin_next();
@@ -276,7 +276,7 @@ void Reducer::begin_next(Backward& backward) {
 
 void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
-  const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
+  const CommStreamScope on_comm_stream(reducers_.comm_stream(), backward.streams);
   try {
     finish_on_stream(backward);
   } catch (...) {
@@ -321,10 +321,10 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   // the order of collectives on every rank.
   round.wait_to_begin();
   begin_agreement(backward);
-  const auto all = has_optimizer_ ? agreement_.end() : StepIntent{};
+  const auto all = has_optimizer_ ? end_agreement() : StepIntent{};
   some_in_step_ = all.in_backward != 0 && all.in_step != 0;
   // Parameters stay equal only under strategies that average every gradient.
-  if (!parameters_may_differ_) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
+  if (!parameters_may_differ()) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
   gradients_.prepare_sparse(backward.factor);
   auto flags = begin_flags();
   begin_buffers();
@@ -364,14 +364,12 @@ Work Reducer::begin_flags() {
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   positions_.check(gradients_.position_bytes());
-  const auto error = gradients_.take_error(step_, group_);
-  const auto finite_error = gradients_.take_not_finite_error(group_);
-  return error ? error : finite_error;
+  return gradients_.take_error(step_, group_);
 }
 
 void Reducer::begin_buffers() {
   const SourceScope scope(group_.communicator(), source(Source::Content::buffers));
-  buffers_->begin();
+  buffers_->begin(weights_.counted());
 }
 
 void Reducer::average_local_gradients() {
@@ -384,12 +382,13 @@ void Reducer::average_local_gradients() {
     const auto all = agree(has_followed);
     const Request request(*this, all.product());
     if (all.in_backward == 0) {
+      check_options(all.options.is_equal());
       some_in_step_ = false;
       const bool exchanges = prepare_step(all, has_followed);
       gradients_.forget_means_from_step();
       if (!exchanges) return;
     }
-    const auto backward = new_backward(-1);
+    const auto backward = new_backward(-1, all.in_backward != 0);
     backward->agreement_begun = true;
     finish(*backward);
     if (all.in_backward == 0) return;

@@ -2,18 +2,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/operation.h"
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "parallel/agree.h"
 #include "parallel/buckets/bucket_reducers.h"
 #include "parallel/reducer/buffer_sync.h"
 #include "parallel/reducer/consistency_check.h"
@@ -22,7 +25,6 @@
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/parameter_hooks.h"
 #include "parallel/reducer/sparse_gradients.h"
-#include "parallel/reducer/step_agreement.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -32,6 +34,13 @@ struct UpdateNeeds {
   /// other memory, and requires a DistributedOptimizer.
   const char* option = nullptr;
   std::optional<PartMemory> parts = {};  ///< as BucketReducers takes it
+};
+
+/// An option of an optimizer's parameter group.
+struct UpdateOption {
+  std::size_t group;
+  const char* name;
+  double value;
 };
 
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
@@ -64,6 +73,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// whose program may have other optimizers, backwards may add to the means of all parameters that
   /// it does not update. Ranks: all, between the same two backwards.
   void attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized);
+  /// From then on, ranks compare the options before each update. For updates that ranks divide:
+  /// each rank would update its part with its own options, and all would keep equal parameters.
+  void compare_options(std::function<std::vector<UpdateOption>()> options) {
+    options_ = std::move(options);
+  }
   void detach_optimizer();
   /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
   void check_optimizer() const;
@@ -113,7 +127,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// such as clipping.
   /// Throws: InvalidArgument, on every rank, when a strategy with error feedback would have to
   /// average a mean that a rank has changed in place. The same when other ranks dropped a mean
-  /// whose exchange this rank had joined, and accumulated gradients after that.
+  /// whose exchange this rank had joined, and accumulated gradients after that, or when the ranks'
+  /// options differ (compare_options()).
   void average_local_gradients();
 
   /// Call after all ranks have changed their gradients alike, once and in place. The averaged ones
@@ -131,7 +146,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// end_without_exchange() once other ranks can read this rank's gradients. It returns one byte
   /// per parameter, bucket after bucket: whether some rank has changed its gradient. After it, all
   /// ranks have ended their backward and their gradients can be read. Ranks: all.
-  /// Throws: InvalidArgument, on every rank, for a gradient that is not finite (check_finite).
+  /// Throws: InvalidArgument, on every rank, for a gradient that is not finite (check_finite), and
+  /// when the ranks' options differ.
   void end_local_backward(const at::Tensor& loss);
   double begin_without_exchange();
   std::span<const std::uint8_t> end_without_exchange();
@@ -148,7 +164,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void exchange_parameters();
 
   /// Whether parameters and optimizer state may differ between ranks.
-  bool parameters_may_differ() const { return parameters_may_differ_; }
+  bool parameters_may_differ() const { return !reducers_.exchanges_every_gradient(); }
 
   /// Every rank's parameters = their mean over ranks, if they may differ. Ranks: all.
   void average_parameters();
@@ -165,8 +181,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void update_membership();
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
-  double factor_of(int task);
-  std::shared_ptr<Backward> new_backward(int task);
+  double factor_of(int task, bool is_first);
+  std::shared_ptr<Backward> new_backward(int task, bool is_first = true);
   std::shared_ptr<Backward> join_backward();
   bool may_begin(const Backward& backward) const;
   bool exchanges_gradients() const;
@@ -181,13 +197,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();
+  StepIntent end_agreement();
   StepIntent agree(bool has_followed);
+  std::uint64_t digest_of_options() const;
+  void check_options(bool are_equal) const;
   bool prepare_step(const StepIntent& all, bool has_followed);
   InvalidArgument dropped_mean_error() const;
 
   Group group_;
   Group host_;  ///< for flags and agreements
-  std::optional<device::CommStream> comm_stream_;
   Source owner_;
   const char* needs_optimizer_;  ///< the option that requires a DistributedOptimizer; else null
   bool has_optimizer_ = false;   ///< a DistributedOptimizer is attached
@@ -200,10 +218,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ConsistencyCheck check_;
   PositionCheck positions_;
   std::shared_ptr<BufferSync> buffers_;
-  bool parameters_may_differ_;
-  bool check_finite_;
   ParameterHooks hooks_;
   std::weak_ptr<Backward> backward_;
+  std::function<std::vector<UpdateOption>()> options_;  ///< null if ranks do not compare them
   std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
   bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()
   bool has_exchanged_ = false;  ///< a backward has ended with an exchange

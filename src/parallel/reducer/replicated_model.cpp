@@ -41,8 +41,6 @@ BucketCaps default_buckets() {
   return caps;
 }
 
-bool default_share_memory() { return usable_environment().share_memory; }
-
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->pause();
 }
@@ -129,7 +127,7 @@ void check_shareable(const ModelState& model, const Group& group,
 
 UpdateNeeds needs_of(const DataParallelOptions& options) {
   // With one copy of everything, shard has no effect.
-  if (options.share_memory) return {.option = "share_memory"};
+  if (shares_memory(options)) return {.option = "share_memory"};
   if (options.shard == Shard::none) return {};
   return {.option = "shard",
           .parts = options.shard == Shard::gradients ? PartMemory::own : PartMemory::bucket};
@@ -163,7 +161,7 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   const auto state = state_of(model, options);
   check_trainable(state, group);
   strategies.check_patterns(state.parameters);
-  if (options.share_memory) {
+  if (shares_memory(options)) {
     check_shareable(state, group, options);
   } else if (options.shard != Shard::none) {
     check_shardable(group, options);
@@ -187,7 +185,7 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
       options.buckets.first, " and ", options.buckets.rest, " bytes, ",
       same_seed ? "same_seed" : "broadcast", ", buffers ", policies.of(options.buffer_policy),
       ", verify_every ", options.verify_every ? std::to_string(*options.verify_every) : "default",
-      ", shard ", shards.of(options.shard), options.share_memory ? ", share_memory" : "",
+      ", shard ", shards.of(options.shard), shares_memory(options) ? ", share_memory" : "",
       options.optimized_only ? ", optimized_only" : "",
       options.check_finite ? ", check_finite" : ""));
   return lines;
@@ -210,6 +208,7 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
   group.communicator().set_source(source);
   try {
     check(model_, group, options, front_end);
+    options_.share_memory = shares_memory(options);
     const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
@@ -254,6 +253,11 @@ void ReplicatedModel::check_unchanged() const {
   if (wrapped != wrapped_.end()) fail("parameter ", wrapped->named.name, " was removed");
 }
 
+bool ReplicatedModel::wraps(const at::Tensor& parameter) const {
+  return std::ranges::any_of(
+      wrapped_, [&](const Wrapped& wrapped) { return wrapped.named.tensor.is_same(parameter); });
+}
+
 std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
   check_unchanged();
   reducer_->check_optimizer();
@@ -261,7 +265,8 @@ std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
   if (reducer_->buffers().take_unused_graph()) {
     log::notice(at_rank(operation_, group_,
                         "got a forward with gradients that no backward followed, expected a "
-                        "backward, or a forward under NoGradGuard: if another rank has run that "
+                        "backward, or a forward under NoGradGuard (detach() of its output is too "
+                        "late): if another rank has run that "
                         "backward, the ranks average gradients of different steps from there on"));
   }
   return reducer_->buffers().begin_graph();

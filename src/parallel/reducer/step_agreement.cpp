@@ -1,5 +1,3 @@
-#include "parallel/reducer/step_agreement.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -9,6 +7,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
@@ -28,27 +27,6 @@ namespace {
 constexpr const char* step_name = "lockstep/step";
 
 }  // namespace
-
-StepAgreement::StepAgreement(const Group& group)
-    : group_(group.host()), bytes_(group_.empty({sizeof(StepIntent)}, at::kByte)) {}
-
-void StepAgreement::begin(const StepIntent& own) {
-  step_ = own.step.value;
-  std::memcpy(bytes_.mutable_data_ptr(), &own, sizeof own);
-  work_ = group_.all_reduce(bytes_, ReduceOp::max);
-}
-
-StepIntent StepAgreement::end() {
-  work_.wait();
-  StepIntent all;
-  std::memcpy(static_cast<void*>(&all), bytes_.const_data_ptr(), sizeof all);
-  if (!all.step.is_equal()) {
-    throw invalid_at("DistributedOptimizer", group_, "got ", step_,
-                     " steps so far on this rank, and another number on another rank, expected the "
-                     "same number on all ranks: call step() on all ranks or on none");
-  }
-  return all;
-}
 
 /// Whether the gradient is in the memory of a mean that must not be averaged again.
 bool GradientSet::is_final_mean(const Member& member) const {
@@ -165,6 +143,7 @@ void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_
 
 void Reducer::detach_optimizer() {
   has_optimizer_ = false;
+  options_ = nullptr;
   update_membership();
 }
 
@@ -179,8 +158,9 @@ void Reducer::update_membership() {
 
 /// For a step that exchanges no gradients.
 void Reducer::exchange_flags() {
-  if (!check_finite_ && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
-  for (std::size_t i = 0; check_finite_ && i < reducers_.size(); ++i) gradients_.set_flags(i, 1);
+  if (!gradients_.checks_finite() && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
+  for (std::size_t i = 0; gradients_.checks_finite() && i < reducers_.size(); ++i)
+    gradients_.set_flags(i, 1);
   begin_flags().wait();
   if (const auto error = end_flags()) std::rethrow_exception(error);
 }
@@ -231,41 +211,81 @@ InvalidArgument Reducer::dropped_mean_error() const {
       "some ranks omit: call step() before zero_grad(), or run a backward on every rank");
 }
 
+/// Throws: InvalidArgument, on every rank, when the ranks have made unequal numbers of steps.
+StepIntent Reducer::end_agreement() {
+  const auto all = agreement_.end();
+  if (!all.step.is_equal()) {
+    throw invalid_at("DistributedOptimizer", group_, "got ", step_,
+                     " steps so far on this rank, and another number on another rank, expected the "
+                     "same number on all ranks: call step() on all ranks or on none");
+  }
+  return all;
+}
+
 /// The step agreement of a rank in step().
 StepIntent Reducer::agree(bool has_followed) {
   auto own = gradients_.intent(step_);
   own.has_followed = has_followed;
-  own.in_step = StepAgreement::place_of(reducers_.product());
+  own.in_step = StepIntent::place_of(reducers_.product());
+  own.options = Compared(static_cast<std::uint32_t>(digest_of_options()));
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   agreement_.begin(own);
-  return agreement_.end();
+  return end_agreement();
+}
+
+std::uint64_t Reducer::digest_of_options() const {
+  if (!options_) return 0;
+  std::vector<double> values;
+  for (const auto& option : options_()) values.push_back(option.value);
+  return digest(std::as_bytes(std::span(values)));
+}
+
+/// Throws: InvalidArgument, on every rank, unless the ranks' options are equal. Ranks: all.
+void Reducer::check_options(bool are_equal) const {
+  if (are_equal) return;
+  std::vector<std::string> lines;
+  for (const auto& [group, name, value] : options_())
+    lines.push_back(concat(name, ' ', shortest(value), " of parameter group ", group));
+  const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+  const auto differing =
+      difference(group_, lines).value_or(LineDifference{.text = "different options"});
+  throw invalid_in("DistributedOptimizer", group_, "got ", differing.text,
+                   ", expected the same options of the optimizer on all ranks, because each rank "
+                   "updates a part of the parameters: set them on every rank");
 }
 
 double Reducer::begin_without_exchange() {
+  weights_.count_ranks(true);
   const double factor = weights_.take_factor();
   for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
   return factor;
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {
+  // No exchange here uses the bytes of the consistency check.
+  Compared options(digest_of_options());
+  std::memcpy(gradients_.check_bytes().data(), &options, sizeof options);
   auto flags = begin_flags();
   begin_buffers();
   flags.wait();
   buffers_->end();
+  std::memcpy(&options, gradients_.check_bytes().data(), sizeof options);
   const auto error = end_flags();
   gradients_.end_without_exchange();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
+  check_options(options.is_equal());
   return gradients_.changed();
 }
 
 void Reducer::before_update() {
-  if (parameters_may_differ_) reducers_.before_update(step_);
+  if (parameters_may_differ()) reducers_.before_update(step_);
 }
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
-  if (parameters_may_differ_) reducers_.count_skipped(step);
+  weights_.forget_counted();
+  if (parameters_may_differ()) reducers_.count_skipped(step);
   if (reducers_.exchanges(SyncTarget::parameters, step)) {
     begin_buffers();
     reducers_.exchange_parameters(step);
@@ -275,7 +295,7 @@ void Reducer::exchange_parameters() {
 }
 
 void Reducer::average_parameters() {
-  if (!parameters_may_differ_) return;
+  if (!parameters_may_differ()) return;
   begin_buffers();
   reducers_.average_parameters();
   buffers_->end();

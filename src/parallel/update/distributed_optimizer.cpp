@@ -1,12 +1,7 @@
 #include "lockstep/distributed_optimizer.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
-#include <cmath>
 #include <exception>
 #include <memory>
 #include <unordered_set>
@@ -19,14 +14,23 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "parallel/agree.h"
+#include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
+#include "parallel/shared_memory.h"
 #include "parallel/update/own_step.h"
-#include "parallel/update/sharded_update.h"
-#include "parallel/update/shared_update.h"
+#include "parallel/update/sharded_parameters.h"
 #include "parallel/update/update.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
+
+std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> parameters;
+  for (const auto& parameter : all_parameters(optimizer))
+    parameters.insert(parameter.unsafeGetTensorImpl());
+  return parameters;
+}
 
 /// The optimizer's own step, on every rank.
 class WholeUpdate final : public Update {
@@ -49,9 +53,28 @@ class WholeUpdate final : public Update {
 
 }  // namespace
 
-void Update::check(const torch::optim::Optimizer& optimizer, const DataParallelOptions& options) {
-  if (options.share_memory) {
-    SharedUpdate::check(optimizer);
+void Update::check(const torch::optim::Optimizer& optimizer, const ModelView& model,
+                   const DataParallelOptions& options) {
+  const bool shares = shares_memory(options);
+  // Of such parameters, .grad() is not the mean, or all ranks write the same memory.
+  if (model && !options.optimized_only && (shares || options.shard == Shard::gradients)) {
+    const auto optimized = addresses_of_parameters(optimizer);
+    for (const auto& [name, parameter] : model.parameters()) {
+      if (!parameter.requires_grad() || optimized.contains(parameter.unsafeGetTensorImpl())) {
+        continue;
+      }
+      throw InvalidArgument(
+          concat(shares ? "share_memory" : "shard = Shard::gradients", ": parameter ", name,
+                 " is not in the optimizer, expected all that require a gradient: add it to the "
+                 "optimizer, freeze it, construct the DistributedOptimizer with the model and "
+                 "optimized_only, or ",
+                 shares ? "set share_memory = false" : "set another shard"));
+    }
+  }
+  if (shares) {
+    if (const auto* own = dynamic_cast<const ElementwiseOptimizer*>(&optimizer))
+      return own->check_shareable();
+    check_elementwise(optimizer, "share_memory");
   } else if (options.shard != Shard::none) {
     check_elementwise(optimizer, "shard");
   }
@@ -59,11 +82,13 @@ void Update::check(const torch::optim::Optimizer& optimizer, const DataParallelO
 
 std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                        const Group& group, const DataParallelOptions& options) {
+  const bool shares = shares_memory(options);
+  if (!shares && options.shard == Shard::none)
+    return std::make_unique<WholeUpdate>(optimizer, reducer);
+  reducer.compare_options([&optimizer] { return options_of(optimizer); });
   // With one copy of everything, shard has no effect.
-  if (options.share_memory) return std::make_unique<SharedUpdate>(reducer, group, optimizer);
-  if (options.shard != Shard::none)
-    return std::make_unique<ShardedUpdate>(reducer, group, optimizer);
-  return std::make_unique<WholeUpdate>(optimizer, reducer);
+  return shares ? shared_update(optimizer, reducer, group)
+                : sharded_update(optimizer, reducer, group);
 }
 
 at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
@@ -76,13 +101,6 @@ at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
 
 namespace lockstep::inline v0_2 {
 namespace {
-
-std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
-  std::unordered_set<const void*> parameters;
-  for (const auto& parameter : detail::all_parameters(optimizer))
-    parameters.insert(parameter.unsafeGetTensorImpl());
-  return parameters;
-}
 
 /// Checks that the optimizer has each parameter once, and that the model has all of them. Others
 /// would be updated by each rank's own gradient.
@@ -108,7 +126,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
 
 /// The parameters that the optimizer updates, and all buffers.
 ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
-  const auto optimized = addresses_of_parameters(optimizer);
+  const auto optimized = detail::addresses_of_parameters(optimizer);
   auto parameters = model.parameters();
   std::erase_if(parameters, [&](const NamedTensor& named) {
     return !optimized.contains(named.tensor.unsafeGetTensorImpl());
@@ -120,19 +138,32 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
                                                    const ModelView& model, const Group& group,
                                                    DataParallelOptions options) {
   check_parameters(optimizer, model, group);
-  all_or_none(group, [&] { detail::Update::check(optimizer, options); });
+  all_or_none(group, [&] { detail::Update::check(optimizer, model, options); });
   const auto make = [&](const ModelView& wrapped) {
     return std::make_shared<detail::ReplicatedModel>(wrapped, group, options,
                                                      detail::FrontEnd::distributed_optimizer);
   };
   if (!options.optimized_only || !model) return make(model);
+  detail::ModelState all(model);
+  all_or_none(group, [&] { detail::check_copyable(all, group); });
+  const SourceScope scope(group.communicator(), {.owner = Source::Owner::distributed_optimizer,
+                                                 .content = Source::Content::model});
+  const bool same_seed = options.initial_sync == InitialSync::same_seed;
+  detail::agree(group, "DistributedOptimizer", detail::describe(all, same_seed));
   const auto part = optimized_part(optimizer, model);
   // A list of tensors does not tell which of them belong to sparse layers.
-  detail::ModelState all(model);
   all.declare_sparse(options.sparse_gradients);
   options.sparse_gradients.clear();
   for (const auto& named : part.parameters()) {
     if (all.has_sparse_gradient(named.tensor)) options.sparse_gradients.push_back(named.name);
+  }
+  if (!same_seed) {
+    const auto optimized = detail::addresses_of_parameters(optimizer);
+    all.buffers.clear();  // they belong to the part, which is copied when it is wrapped
+    std::erase_if(all.parameters, [&](const NamedTensor& named) {
+      return optimized.contains(named.tensor.unsafeGetTensorImpl());
+    });
+    detail::broadcast(all, group, 0);
   }
   return make(part);
 }
@@ -148,7 +179,7 @@ std::shared_ptr<detail::ReplicatedModel> DistributedOptimizer::checked(
     const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped) {
   check_parameters(optimizer, wrapped->model(), wrapped->group());
   all_or_none(wrapped->group(), [&] {
-    detail::Update::check(optimizer, wrapped->options());
+    detail::Update::check(optimizer, wrapped->model(), wrapped->options());
     wrapped->reducer().check_unattached();
     wrapped->check_movable();
   });
@@ -160,7 +191,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : optimizer_(optimizer), model_(std::move(model)) {
   const auto& group = model_->group();
   model_->reducer().attach_optimizer(
-      [parameters = addresses_of_parameters(optimizer)](const auto& parameter) {
+      [parameters = detail::addresses_of_parameters(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());
       });
   try {
@@ -183,6 +214,25 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : DistributedOptimizer(optimizer, model, group,
                            DataParallelOptions{.strategy = std::move(strategy)}) {}
 
+void DistributedOptimizer::check_unchanged() {
+  model_->check_unchanged();
+  std::size_t index = 0;
+  for (const auto& group : optimizer_.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const void* const own = parameter.unsafeGetTensorImpl();
+      if (index == parameters_.size()) parameters_.push_back(nullptr);
+      if (own != parameters_[index] && !model_->wraps(parameter)) {
+        detail::throw_invalid("DistributedOptimizer", "parameter #", index,
+                              " of the optimizer, of sizes ", parameter.sizes(),
+                              ", was added after the construction, and the model that was wrapped "
+                              "lacks it, so that its gradient is not averaged: construct the "
+                              "DistributedOptimizer after the last parameter is added");
+      }
+      parameters_[index++] = own;
+    }
+  }
+}
+
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const auto product = update_->product();
   // The program reads no .grad() before the update.
@@ -190,7 +240,7 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   if (loss.defined() && loss.requires_grad()) loss.backward();
   if (product == detail::Product::none) {
     detail::as_operation("DistributedOptimizer", [&] {
-      model_->check_unchanged();
+      check_unchanged();
       model_->reducer().hook_new_accumulators();
       if (loss.defined() && loss.requires_grad()) model_->reducer().end_local_backward(loss);
       update(detail::UpdateGradients::local);
@@ -203,7 +253,7 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
 
 void DistributedOptimizer::step() {
   detail::as_operation("DistributedOptimizer", [&] {
-    model_->check_unchanged();
+    check_unchanged();
     model_->reducer().average_local_gradients();
     update(detail::UpdateGradients::averaged);
   });
@@ -211,7 +261,7 @@ void DistributedOptimizer::step() {
 
 at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure) {
   return detail::as_operation("DistributedOptimizer", [&] {
-    const bool shares = model_->options().share_memory;
+    const bool shares = detail::shares_memory(model_->options());
     if (replicas_may_differ() || shares) {
       throw InvalidArgument(detail::concat(
           "DistributedOptimizer: step(closure): got ",
@@ -220,7 +270,7 @@ at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure
           "decisions must be the same on every rank: use another strategy, such as fp32, without "
           "share_memory"));
     }
-    model_->check_unchanged();
+    check_unchanged();
     auto& reducer = model_->reducer();
     auto loss = update_->step([&] {
       const auto own_loss = closure();
@@ -234,7 +284,7 @@ at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure
 
 void DistributedOptimizer::average_gradients() {
   detail::as_operation("DistributedOptimizer", [&] {
-    model_->check_unchanged();
+    check_unchanged();
     model_->reducer().average_local_gradients();
   });
 }
@@ -269,95 +319,12 @@ void DistributedOptimizer::weight(double samples) {
   model_->set_weight(samples);
 }
 
+const Group& DistributedOptimizer::group() const { return model_->group(); }
+
 State DistributedOptimizer::state() const { return model_->state(); }
 
 void DistributedOptimizer::load_state(const State& state) {
   detail::as_operation("load_state", [&] { model_->load_state(state); });
-}
-
-namespace {
-
-/// The norm of several vectors as one, from their norms. It accumulates powers in Double, in the
-/// order of the calls.
-class TotalNorm {
- public:
-  explicit TotalNorm(double type) : type_(type) {}
-
-  void add(const at::Tensor& values) {
-    if (values.numel() == 0) return;
-    const double norm =
-        at::linalg_vector_norm(values, type_, {}, false, at::kDouble).item<double>();
-    add(std::isinf(type_) ? norm : std::pow(norm, type_));
-  }
-  /// Adds the sum() of another rank.
-  void add(double sum) {
-    if (!std::isinf(type_)) {
-      sum_ += sum;
-    } else if (std::isnan(sum) || sum > sum_) {  // std::max could drop NaN
-      sum_ = sum;
-    }
-  }
-  /// The sum of powers, or the largest magnitude.
-  double sum() const { return sum_; }
-  double value() const { return std::isinf(type_) ? sum_ : std::pow(sum_, 1 / type_); }
-
- private:
-  double type_;
-  double sum_ = 0;
-};
-
-/// Clips gradients of which this rank has parts, and gradients that every rank has.
-double clip(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& whole,
-            const Group& group, double max_norm, double norm_type) {
-  TotalNorm own(norm_type);
-  for (const auto& part : parts) own.add(part);
-  if (group.rank() == 0) {
-    for (const auto& gradient : whole) own.add(gradient);
-  }
-  const auto sum = at::empty({1}, at::kDouble).fill_(own.sum());
-  const auto sums = at::empty({group.size()}, at::kDouble);
-  group.all_gather(sums, sum).wait();
-  TotalNorm total(norm_type);
-  for (int rank = 0; rank < group.size(); ++rank) total.add(sums[rank].item<double>());
-  const double factor = max_norm / (total.value() + 1e-6);
-  if (!(factor >= 1)) {  // also for NaN
-    for (const auto* gradients : {&parts, &whole}) {
-      for (const auto& gradient : *gradients) gradient.mul_(factor);
-    }
-  }
-  return total.value();
-}
-
-}  // namespace
-
-double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type) {
-  constexpr const char* operation = "clip_grad_norm";
-  return detail::as_operation(operation, [&] {
-    if (!(max_norm >= 0)) {
-      detail::throw_invalid(operation, "got max_norm = ", max_norm, ", expected 0 or more");
-    }
-    if (!(norm_type >= 1)) {
-      detail::throw_invalid(operation, "got norm_type = ", norm_type,
-                            ", expected 1 or more, such as 2 or infinity");
-    }
-    if (optimizer.replicas_may_differ()) {
-      detail::throw_invalid(
-          operation,
-          "got a strategy that does not average every gradient, so that the ranks "
-          "have different gradients, expected one that does, such as fp32");
-    }
-    optimizer.average_gradients();
-    const auto parameters = detail::all_parameters(optimizer.optimizer());
-    const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
-    if (sharded == nullptr || !sharded->divides_gradients())
-      return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> whole;
-    for (const auto& parameter : parameters) {
-      if (parameter.grad().defined()) whole.push_back(parameter.grad());
-    }
-    return clip(sharded->gradients(), whole, sharded->group(), max_norm, norm_type);
-  });
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <typeinfo>
 #include <vector>
 
@@ -112,9 +113,10 @@ void visit(torch::optim::LBFGSParamState& state, const Field& field) {
   field("ro", state.ro());
 }
 
-/// Calls visit() with a state as the one of these classes that it has. Returns whether it has one.
-template <class... Known, class Field>
-bool visit_as(torch::optim::OptimizerParamState& state, const Field& field) {
+/// Calls visit() with a state, or options, as the one of these classes that it has. Returns whether
+/// it has one.
+template <class... Known, class Base, class Field>
+bool visit_as(Base& state, const Field& field) {
   const auto try_one = [&](auto* known) {
     if (known != nullptr) visit(*known, field);
     return known != nullptr;
@@ -164,31 +166,31 @@ inline at::Tensor state_like(const torch::optim::Optimizer& optimizer,
                                           .requires_grad(false));
 }
 
+/// The name of the tensor that the optimizer adds to a parameter's state for its LowPrecision; null
+/// for none.
+inline const char* low_precision_field(const torch::optim::Optimizer& optimizer,
+                                       const at::Tensor& parameter) {
+  if (!has_low_precision_state(optimizer, parameter)) return nullptr;
+  const auto mode = low_precision_of(optimizer);
+  if (mode == LowPrecision::master) return "master_param";
+  return mode == LowPrecision::kahan ? "kahan_comp" : nullptr;
+}
+
 /// Whether a state has what the optimizer's next update of the parameter reads.
 inline bool has_low_precision_fields(const torch::optim::Optimizer& optimizer,
                                      const at::Tensor& parameter,
                                      torch::optim::OptimizerParamState& state) {
-  if (!has_low_precision_state(optimizer, parameter)) return true;
-  const auto& fields = dynamic_cast<LowPrecisionFields&>(state);
-  switch (low_precision_of(optimizer)) {
-    case LowPrecision::master:
-      return fields.master_param.defined();
-    case LowPrecision::kahan:
-      return fields.kahan_comp.defined();
-    default:
-      return true;
-  }
+  const char* const needed = low_precision_field(optimizer, parameter);
+  bool has_needed = needed == nullptr;
+  visit_low_precision(state, [&](std::string_view name, const at::Tensor& value) {
+    has_needed = has_needed || (name == needed && value.defined());
+  });
+  return has_needed;
 }
 
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
-
-/// The name of the tensor that a mode adds to the state of a parameter; null for none.
-inline const char* future_field(LowPrecision mode) {
-  if (mode == LowPrecision::master) return "master_param";
-  return mode == LowPrecision::kahan ? "kahan_comp" : nullptr;
-}
 
 /// The names of the tensors that an optimizer with these options adds for a parameter in its first
 /// step.

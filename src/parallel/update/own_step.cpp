@@ -1,13 +1,12 @@
 #include "parallel/update/own_step.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/util/Type.h>
 
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <typeinfo>
 #include <unordered_map>
@@ -54,17 +53,30 @@ std::vector<at::Tensor*> defined_tensors_of(OptimizerParamState& state) {
 
 }  // namespace
 
-ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
-  ParameterLists lists;
-  for (const auto& group : optimizer.param_groups()) lists.push_back(group.params());
-  return lists;
-}
-
 std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   for (const auto& group : optimizer.param_groups())
     all.insert(all.end(), group.params().begin(), group.params().end());
   return all;
+}
+
+std::vector<UpdateOption> options_of(torch::optim::Optimizer& optimizer) {
+  using namespace torch::optim;
+  std::vector<UpdateOption> options;
+  auto& groups = optimizer.param_groups();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    visit_as<SGDOptions, AdamOptions, AdamWOptions, RMSpropOptions, AdagradOptions>(
+        groups[g].options(), [&]<class Value>(const char* name, const Value& value) {
+          if constexpr (std::is_arithmetic_v<Value>) {
+            options.push_back({.group = g, .name = name, .value = static_cast<double>(value)});
+          } else {
+            const auto& [first, second] = value;
+            options.push_back({.group = g, .name = name, .value = first});
+            options.push_back({.group = g, .name = name, .value = second});
+          }
+        });
+  }
+  return options;
 }
 
 OptimizerParamState* find_state(const ParamStates& states, const at::Tensor& parameter) {
@@ -135,7 +147,7 @@ void check_listed_once(const torch::optim::Optimizer& optimizer, const char* ope
   }
 }
 
-/// The parameter group of a parameter. Parameters may be added to the optimizer at any time.
+/// The parameter group of a parameter. The program may change groups between steps.
 std::optional<std::size_t> ElementwiseStep::group_of(const at::Tensor& parameter) const {
   const auto& groups = optimizer_.param_groups();
   std::size_t count = 0;
@@ -155,33 +167,22 @@ bool ElementwiseStep::has(const at::Tensor& parameter) const {
   return group_of(parameter).has_value();
 }
 
-void ElementwiseStep::step_on(const at::Tensor& parameter, const at::Tensor& elements,
-                              const at::Tensor& gradient) {
-  ParameterLists lists(optimizer_.param_groups().size());
-  lists[*group_of(parameter)].push_back(elements);
-  elements.mutable_grad() = gradient;
-  detail::step_on(optimizer_, lists);
-  elements.mutable_grad().reset();
-}
-
-/// The state that the optimizer makes of a parameter: which tensors that has, follows from a step
-/// on no elements. Null if it has none. The tensors that an update will define are empty.
-std::unique_ptr<ElementwiseStep::ParamState> ElementwiseStep::first_state(
-    const at::Tensor& parameter) {
-  const auto none = at::empty({0}, parameter.options());
-  step_on(parameter, none, at::empty_like(none));
-  return take_state(optimizer_.state(), none);
-}
-
 std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
-  const at::NoGradGuard no_grad;
   if (auto* state = find_state(optimizer_.state(), parameter)) return defined_tensors_of(*state);
-  auto state = first_state(parameter);
-  if (state == nullptr) return {};
-  const auto tensors = defined_tensors_of(*state);
-  for (auto* tensor : tensors) tensor->reset();
-  add_steps(*state, -1);
-  first_states_[parameter.unsafeGetTensorImpl()] = std::move(state);
+  auto& state = first_states_[parameter.unsafeGetTensorImpl()];
+  with_class_of(optimizer_, [&]<class Class>(const Class&) {
+    state = Class::new_state(optimizer_, parameter);
+  });
+  std::vector<at::Tensor*> tensors;
+  const auto& options = optimizer_.param_groups()[*group_of(parameter)].options();
+  for (const std::string_view future : future_fields(options)) {
+    visit_elementwise(*state, [&]<class Value>(const char* name, Value& value) {
+      if constexpr (std::is_same_v<Value, at::Tensor>) {
+        if (name == future) tensors.push_back(&value);
+      }
+    });
+  }
+  if (tensors.empty()) first_states_.erase(parameter.unsafeGetTensorImpl());
   return tensors;
 }
 
@@ -202,7 +203,11 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
     add_steps(*state, -1);  // the step adds it
     optimizer_.state()[values.unsafeGetTensorImpl()] = std::move(state);
   }
-  step_on(parameter, values, elements.gradient);
+  ParameterLists lists(optimizer_.param_groups().size());
+  lists[*group_of(parameter)].push_back(values);
+  values.mutable_grad() = elements.gradient;
+  step_on(optimizer_, lists);
+  values.mutable_grad().reset();
   const auto updated = take_state(optimizer_.state(), values);
   if (updated == nullptr) return;
   const auto tensors = defined_tensors_of(*updated);

@@ -14,15 +14,18 @@
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/model_view.h"
+#include "parallel/reducer/reducer.h"
 
 namespace lockstep::inline v0_2::detail {
 
 /// Parameters of an optimizer, per parameter group.
 using ParameterLists = std::vector<std::vector<at::Tensor>>;
 
-ParameterLists parameters_of(const torch::optim::Optimizer& optimizer);
-/// The same in one list.
+/// The parameters of all groups.
 std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer);
+
+/// The options of all parameter groups that have the options of a LibTorch class.
+std::vector<UpdateOption> options_of(torch::optim::Optimizer& optimizer);
 
 /// An optimizer's state, by parameter.
 using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
@@ -72,8 +75,6 @@ class ElementwiseStep final : public ElementwiseOptimizer {
   using ParamState = torch::optim::OptimizerParamState;
 
   std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
-  std::unique_ptr<ParamState> first_state(const at::Tensor& parameter);
-  void step_on(const at::Tensor& parameter, const at::Tensor& elements, const at::Tensor& gradient);
 
   torch::optim::Optimizer& optimizer_;
   /// States of parameters whose first update has not begun.

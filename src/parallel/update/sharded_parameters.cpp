@@ -8,28 +8,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/instances.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
-
-/// The sharded optimizers of this process. Checkpoints refer to an optimizer only.
-struct Sharded {
-  std::mutex mutex;
-  std::map<const torch::optim::Optimizer*, ShardedParameters*> all;
-};
-
-Sharded& sharded() {
-  static Sharded all;
-  return all;
-}
 
 /// Calls fn with each parameter and this rank's part of it.
 template <class Function>
@@ -90,8 +78,9 @@ std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
 }
 
 at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like) {
-  return tensor.strides() == like.strides() ? tensor
-                                            : at::empty_like(like, tensor.options()).copy_(tensor);
+  return tensor.strides() == like.strides() && !tensor.is_neg()
+             ? tensor
+             : at::empty_like(like, tensor.options()).copy_(tensor);
 }
 
 void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
@@ -123,15 +112,11 @@ ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, co
   }
   cut(optimizer_.state());
   move_back();
-  const std::lock_guard lock(sharded().mutex);
-  sharded().all[&optimizer_] = this;
+  Instances<ShardedParameters>::all().list.push_back(this);
 }
 
 ShardedParameters::~ShardedParameters() {
-  {
-    const std::lock_guard lock(sharded().mutex);
-    sharded().all.erase(&optimizer_);
-  }
+  std::erase(Instances<ShardedParameters>::all().list, this);
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
@@ -150,9 +135,11 @@ ShardedParameters::~ShardedParameters() {
 }
 
 ShardedParameters* ShardedParameters::of(const torch::optim::Optimizer& optimizer) {
-  const std::lock_guard lock(sharded().mutex);
-  const auto found = sharded().all.find(&optimizer);
-  return found == sharded().all.end() ? nullptr : found->second;
+  // Checkpoints refer to an optimizer only.
+  const auto all = Instances<ShardedParameters>::all();
+  const auto is_of = [&](const auto* one) { return &one->optimizer_ == &optimizer; };
+  const auto found = std::ranges::find_if(all.list, is_of);
+  return found == all.list.end() ? nullptr : *found;
 }
 
 void ShardedParameters::move_back() {
@@ -251,12 +238,13 @@ ParamStates ShardedParameters::gather_state() const {
   return whole;
 }
 
-WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& group)
+WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group* group)
     : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
   if (sharded_ == nullptr) return;
   const auto& own = sharded_->group_;
-  if (group.size() != own.size()) {
-    throw CheckpointError(concat("optimizer: got a group of ", group.size(),
+  if (group == nullptr && own.size() > 1) return;
+  if (group != nullptr && group->size() != own.size()) {
+    throw CheckpointError(concat("optimizer: got a group of ", group->size(),
                                  " ranks, expected the ", own.size(),
                                  " ranks that share its state: pass the group of the "
                                  "DistributedOptimizer"));
@@ -269,13 +257,6 @@ WholeState::WholeState(const torch::optim::Optimizer* optimizer, const Group& gr
     own.communicator().fail(concat("checkpoint: ", error.what()));
     throw;
   }
-}
-
-WholeState::WholeState(const torch::optim::Optimizer* optimizer)
-    : sharded_(optimizer != nullptr ? ShardedParameters::of(*optimizer) : nullptr) {
-  const at::NoGradGuard no_grad;
-  if (sharded_ != nullptr && sharded_->group_.size() == 1)
-    sharded_->whole_ = sharded_->gather_state();
 }
 
 WholeState::~WholeState() {

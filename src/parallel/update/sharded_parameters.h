@@ -99,11 +99,10 @@ class ShardedParameters {
 /// effect for an optimizer that is null or not sharded.
 class [[nodiscard]] WholeState {
  public:
-  /// Ranks: all that shard the optimizer.
+  /// group: the ranks that save; null for a single process, which has no effect if other ranks
+  /// share the optimizer. Ranks: all that shard the optimizer.
   /// Throws: CheckpointError, on every rank, if the group has another number of ranks.
-  WholeState(const torch::optim::Optimizer* optimizer, const Group& group);
-  /// For a single process. No effect if other ranks share the optimizer.
-  explicit WholeState(const torch::optim::Optimizer* optimizer);
+  explicit WholeState(const torch::optim::Optimizer* optimizer, const Group* group = nullptr);
   ~WholeState();
   WholeState(const WholeState&) = delete;
   WholeState& operator=(const WholeState&) = delete;

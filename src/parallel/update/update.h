@@ -25,9 +25,11 @@ enum class UpdateGradients : bool {
 /// state are, and which elements this rank updates.
 class Update {
  public:
-  /// Throws: InvalidArgument unless the optimizer supports options.share_memory and options.shard.
-  static void check(const torch::optim::Optimizer& optimizer, const DataParallelOptions& options);
-  /// The update of these options: of every parameter on every rank, SharedUpdate or ShardedUpdate.
+  /// Throws: InvalidArgument unless the optimizer supports options.share_memory and options.shard,
+  /// and has the parameters that they need.
+  static void check(const torch::optim::Optimizer& optimizer, const ModelView& model,
+                    const DataParallelOptions& options);
+  /// The update of these options: of every parameter on every rank, shared or sharded.
   /// check() must accept the optimizer. Reducer and optimizer must outlive it.
   /// Ranks: all of the group.
   /// Throws: InvalidArgument, on every rank. CommError when memory is short.
@@ -49,5 +51,12 @@ class Update {
   /// gradients, and returns the mean loss. Returns what the optimizer returns. Ranks: all.
   virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
 };
+
+/// The updates of DataParallelOptions::share_memory and of shard; parameters, ranks and exceptions
+/// as of Update::create(). With shared memory, the parameters of all ranks must be equal.
+std::unique_ptr<Update> shared_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                      const Group& group);
+std::unique_ptr<Update> sharded_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                       const Group& group);
 
 }  // namespace lockstep::detail

@@ -4,6 +4,7 @@
 #include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <fstream>
@@ -129,6 +130,18 @@ TEST(Control, RankThatHasLeftMayEnd) {
   world.watchers[1]->control().leave();
   EXPECT_TRUE(world.watchers[1]->knows_of_none());
   EXPECT_TRUE(world.watchers[2]->knows_of_none());
+}
+
+TEST(Control, SingleRankWakesSeldom) {
+  const auto switches = [] {
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return used.ru_nvcsw;
+  };
+  const Control alone({}, [](const Failure&) {});
+  const auto before = switches();
+  std::this_thread::sleep_for(1s);
+  EXPECT_LT(switches() - before, 300);
 }
 
 TEST(Control, SilentHostIsNamedWithItsRanks) {

@@ -77,23 +77,56 @@ inline std::string heard(const detail::Descriptor& socket) {
   return text;
 }
 
-inline std::string hello(const control::Offer& offer, const control::Settings& settings,
-                         std::uint64_t process = 1, std::uint64_t attempt = 1) {
-  control::Hello content{.token = offer.token,
-                         .process = process,
-                         .attempt = attempt,
-                         .rank = settings.rank,
-                         .size = settings.size};
+/// The next bytes of a connection.
+inline std::string received(const detail::Descriptor& socket, std::size_t count) {
+  std::string bytes(count, '\0');
+  EXPECT_EQ(::recv(socket.get(), bytes.data(), count, MSG_WAITALL), static_cast<ssize_t>(count));
+  return bytes;
+}
+
+inline const auto header_bytes = control::encode({}).size();
+inline control::Nonce challenge(const detail::Descriptor& socket) {
+  control::Nonce nonce{};
+  received(socket, header_bytes + nonce.size()).copy(nonce.data(), nonce.size(), header_bytes);
+  return nonce;
+}
+
+/// The answer of a rank to the challenge that this connection gets.
+inline std::string hello(const detail::Descriptor& socket, const control::Offer& offer,
+                         const control::Settings& settings, std::uint64_t process = 1,
+                         std::uint64_t attempt = 1) {
+  control::Hello content{
+      .process = process, .attempt = attempt, .rank = settings.rank, .size = settings.size};
   control::set_text(content.version, settings.version);
   control::set_text(content.host, settings.host);
-  return control::encode({.kind = control::Kind::hello, .payload = control::bytes_of(content)});
+  auto macs = control::macs_of(offer.token, {.purpose = settings.purpose,
+                                             .gatherer = offer.rank,
+                                             .joiner = settings.rank,
+                                             .of_gatherer = challenge(socket),
+                                             .of_joiner = content.nonce});
+  return control::encode({.kind = control::Kind::hello, .payload = control::bytes_of(content)},
+                         &macs.to_gatherer);
+}
+
+/// The answer of rank 1 of a control connection to a challenge, and the MACs that follow.
+struct Answer {
+  std::string bytes;
+  control::ConnectionMacs macs;
+};
+inline Answer challenged(const detail::Descriptor& socket, const control::Offer& offer) {
+  control::Parties parties{.purpose = "control", .gatherer = offer.rank, .joiner = 1};
+  say(socket, control::encode({.kind = control::Kind::challenge,
+                               .payload = control::bytes_of(parties.of_gatherer)}));
+  auto bytes = received(socket, header_bytes + sizeof(control::Hello) + control::FrameMac::bytes);
+  bytes.copy(parties.of_joiner.data(), parties.of_joiner.size(), header_bytes);
+  return {.bytes = bytes, .macs = control::macs_of(offer.token, parties)};
 }
 
 /// Connects as this rank, and waits until rank 0 has accepted it.
 inline detail::Descriptor accepted(const control::Offer& offer, const control::Settings& settings,
                                    std::uint64_t process = 1, std::uint64_t attempt = 1) {
   auto socket = stranger(offer.addresses[0]);
-  say(socket, hello(offer, settings, process, attempt));
+  say(socket, hello(socket, offer, settings, process, attempt));
   char byte = 0;
   EXPECT_EQ(::recv(socket.get(), &byte, 1, 0), 1);
   return socket;

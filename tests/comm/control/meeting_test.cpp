@@ -140,10 +140,10 @@ TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
   const auto silent = stranger(offer.addresses[0]);
   stranger(offer.addresses[0]);
   const auto half = stranger(offer.addresses[0]);
-  say(half, hello(offer, rank_of(1, 2)).substr(0, 50));
+  say(half, hello(half, offer, rank_of(1, 2)).substr(0, 50));
   {
     const auto gone = stranger(offer.addresses[0]);
-    say(gone, hello(offer, rank_of(1, 2)).substr(0, 9));
+    say(gone, hello(gone, offer, rank_of(1, 2)).substr(0, 9));
   }
   const auto browser = stranger(offer.addresses[0]);
   say(browser, "GET / HTTP/1.1\r\n\r\n");
@@ -152,7 +152,7 @@ TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
   say(liar, std::string("LSc1\0\0\xff\xff", 8));
   EXPECT_THAT(heard(liar), HasSubstr("refuses: the received frame is of another Lockstep version"));
   const auto other_kind = stranger(offer.addresses[0]);
-  say(other_kind, control::encode({.kind = control::Kind::heartbeat}));
+  say(other_kind, control::encode({.kind = control::Kind::left}));
   EXPECT_THAT(heard(other_kind), HasSubstr("refuses: its first frame is not a hello"));
 
   auto wrong = offer;
@@ -170,7 +170,7 @@ TEST(Meeting, PiecesOfAHelloAreOne) {
   Gathering gathering(rank_of(0, 2));
   auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
   const auto slow = stranger(gathering.offer().addresses[0]);
-  for (const char byte : hello(gathering.offer(), rank_of(1, 2, "b"))) say(slow, {&byte, 1});
+  for (const char byte : hello(slow, gathering.offer(), rank_of(1, 2, "b"))) say(slow, {&byte, 1});
   EXPECT_EQ(waiting.get().front().host, "b");
 }
 
@@ -181,6 +181,7 @@ TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
   auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
   std::vector<Descriptor> sockets;
   for (int i = 0; i < 1000; ++i) sockets.push_back(stranger(offer.addresses[0]));
+  challenge(sockets.front());
   EXPECT_EQ(heard(sockets.front()), "") << "the oldest is closed, and may connect again";
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
   EXPECT_EQ(waiting.get().size(), 1u);
@@ -253,6 +254,19 @@ TEST(Meeting, NobodyListensThere) {
   EXPECT_THAT(thrown([&] { join(offer, settings); }),
               AllOf(StartsWith("timeout: control: rank 1 of 2 on host b tried for "),
                     HasSubstr(": Connection refused")));
+}
+
+TEST(Meeting, SearchThatBlocksCountsWhole) {
+  auto settings = rank_of(1, 2, "b");
+  settings.timeout = 1s;  // three seconds with those that rank 0 has to time out first
+  int searches = 0;
+  const auto search = [&]() -> control::Offer {
+    ++searches;
+    std::this_thread::sleep_for(2s);
+    throw CommError("no rank 0 yet");
+  };
+  EXPECT_THAT(thrown([&] { join(search, settings); }), HasSubstr("no rank 0 yet"));
+  EXPECT_LE(searches, 2);
 }
 
 TEST(Meeting, OffersAreComparedWithoutTheBytesBetweenTheirFields) {

@@ -89,6 +89,13 @@ TEST_F(Hierarchical, DeadlockOfRanksOfAHostIsNamedOnEveryRank) {
   EXPECT_EQ(count(text, "DistributedDataParallel #2) for rank 0; issue the operations"), 4) << text;
 }
 
+/// No stage of the two is in the same group of ranks.
+TEST_F(Hierarchical, UnlikeCollectivesAreADeadlock) {
+  const auto text = said(4, "other-collective", "aabb");
+  EXPECT_EQ(count(text, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"), 4)
+      << text;
+}
+
 TEST_F(Hierarchical, MessageMismatchIsNamedOnBothSides) {
   const auto text = said(4, "other-message", "abab");
   EXPECT_GE(count(text, "message #1 from rank 0 to rank 1 differs: the receiver expected "), 2)
@@ -152,7 +159,7 @@ TEST_F(Hierarchical, MembersCreateGroupsWhileOperationsAreInFlight) {
 
 TEST_F(Hierarchical, MemberThatDoesNotCallIsNamed) {
   const auto text = said(3, "new-group-without-a-member", "aba");
-  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 3 s for rank 1"), 3)
+  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"), 3)
       << text;
 }
 
@@ -197,14 +204,14 @@ class TwoHosts : public Mpi {
     if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
   }
 
-  Ended run(const std::string& behaviour, const std::string& mpirun = "mpirun",
-            const std::string& per_host = "2") {
+  Ended run(const std::string& behaviour, const std::string& per_host = "2",
+            const std::string& heartbeat = "30") {
     auto environment = variables();
-    environment["LOCKSTEP_HEARTBEAT"] = "2";
+    environment["LOCKSTEP_HEARTBEAT"] = heartbeat;
     environment["MASTER_ADDR"] = "10.77.0.1";  // the first host of tools/two-hosts
     environment["MASTER_PORT"] = "29500";
-    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", per_host, "--mpirun",
-                     mpirun, LOCKSTEP_MPI_RANK_PROGRAM, behaviour, folder_.path().string()},
+    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", per_host,
+                     LOCKSTEP_MPI_RANK_PROGRAM, behaviour, folder_.path().string()},
                     environment)
         .wait();
   }
@@ -248,7 +255,7 @@ class TwoHosts : public Mpi {
       if (by_mpi) continue;
       EXPECT_THAT(of_rank, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
     }
-    EXPECT_LT(until_known(3), 2s);
+    EXPECT_LT(until_known(3), 15s);  // half of the heartbeat limit
     // OpenMPI 5 writes a byte 0, at which a regular expression ends.
     EXPECT_THAT(ended.err, HasSubstr("lockstep: rank 3 on host lockstep"));
     EXPECT_THAT(ended.err, HasSubstr("-2 has ended"));
@@ -272,36 +279,27 @@ TEST_F(TwoHosts, HalvesAreWhatTravels) {
 
 // The request for a long message would queue behind the bytes of the other direction's message.
 TEST_F(TwoHosts, PartsTravelBothWaysAtTheSameTime) {
-  const auto ended = run("both-ways-over-the-link", "mpirun", "1");
+  const auto ended = run("both-ways-over-the-link", "1");
   if (ended.code == 77) GTEST_SKIP() << ended.err;
   EXPECT_EQ(ended.out, "both ways\n") << ended.err;
 }
 
 TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
-  const auto ended = run("cut-the-link");
+  const auto ended = run("cut-the-link", "2", "4");
   if (ended.code == 77) GTEST_SKIP() << ended.err;
   const auto words = last_words(4);
   for (const int rank : {0, 1}) {
     EXPECT_THAT(words[static_cast<std::size_t>(rank)],
-                ContainsRegex("no heartbeat from host lockstep[0-9]+-2 \\(ranks 2, 3\\) for 2\\."))
+                ContainsRegex("no heartbeat from host lockstep[0-9]+-2 \\(ranks 2, 3\\) for 4\\."))
         << ended.err;
   }
   for (const int rank : {2, 3}) {
     EXPECT_THAT(words[static_cast<std::size_t>(rank)],
-                ContainsRegex("no heartbeat from host lockstep[0-9]+-1 \\(rank 0\\) for 2\\."))
+                ContainsRegex("no heartbeat from host lockstep[0-9]+-1 \\(rank 0\\) for 4\\."))
         << ended.err;
   }
-  // The limit of 2 s does not count time in which the machine stopped a process.
-  EXPECT_LT(until_known(4), 5s);
-}
-
-// OpenMPI's mpirun alone would wait for the other host's daemon for ever.
-TEST_F(TwoHosts, JobEndsAfterALinkIsCutForGood) {
-  const auto ended = run("cut-for-good", LOCKSTEP_BINARY_DIR "/lockstep mpirun --linger 2");
-  if (ended.code == 77) GTEST_SKIP() << ended.err;
-  EXPECT_EQ(ended.code, 1) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("still runs 2 s after the last rank of this host ended"));
-  for (const auto& words : last_words(4)) EXPECT_THAT(words, HasSubstr("no heartbeat from host "));
+  // The limit of 4 s does not count time in which the machine stopped a process.
+  EXPECT_LT(until_known(4), 12s);
 }
 
 TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) { expect_last_named("kill-the-last"); }

@@ -16,7 +16,8 @@
 
 namespace lockstep::testing {
 
-/// The network between the ranks: "mpi", or "tcp" in the ctest entry comm/tcp.
+/// The network between the ranks: "mpi", or "tcp" and "ucx" in the ctest entries comm/tcp and
+/// comm/ucx.
 inline std::string network() {
   const char* name = std::getenv("LOCKSTEP_TEST_NETWORK");
   return name != nullptr ? name : "mpi";

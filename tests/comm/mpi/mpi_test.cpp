@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/messages/join_record.h"
+#include "comm/messages/options.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
 
@@ -63,7 +63,7 @@ TEST_F(Mpi, MembersCreateGroupsWhileOperationsAreInFlight) {
 
 TEST_F(Mpi, MemberThatDoesNotCallIsNamed) {
   const auto text = said(3, "new-group-without-a-member");
-  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 3 s for rank 1"), 3)
+  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"), 3)
       << text;
 }
 
@@ -201,7 +201,9 @@ TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
   EXPECT_THAT(Launched(command(3, "exit-3"), variables()).wait().code, ::testing::AnyOf(3, 1, 9));
   const auto killed = Launched(command(3, "kill-9"), variables()).wait();
   EXPECT_NE(killed.code, 0);
-  EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
+  // Over TCP another rank can hear of the death and end before the launcher has noticed it.
+  EXPECT_THAT(killed.out + killed.err,
+              ::testing::AnyOf(HasSubstr("signal 9"), HasSubstr("rank 1 on host ")));
 }
 
 TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
@@ -258,8 +260,9 @@ TEST_F(OfMpi, BrokenLibraryEndsEveryRankWithItsWords) {
   const auto ended =
       Launched({LOCKSTEP_MPI_RANK_PROGRAM, "one-of-four"}, {{"OMPI_MCA_pml", "nosuch"}}).wait();
   EXPECT_NE(ended.code, 0);
-  EXPECT_THAT(ended.out + ended.err,
-              ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT")));
+  // Sometimes Open MPI fails to show a part of its help.
+  EXPECT_THAT(ended.out + ended.err, ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
+                                                      HasSubstr("nosuch"), HasSubstr("show_help")));
 }
 
 TEST(NoMpi, SaysWhy) {

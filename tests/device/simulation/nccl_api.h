@@ -39,7 +39,6 @@ enum ncclDataType_t {
   ncclBfloat16 = 9,
 };
 
-/// Values from ncclNumOps on are those of ncclRedOpCreatePreMulSum.
 enum ncclRedOp_t : int {
   ncclSum = 0,
   ncclProd = 1,
@@ -49,10 +48,7 @@ enum ncclRedOp_t : int {
   ncclNumOps = 5,
 };
 
-enum ncclScalarResidence_t { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
-
 constexpr int nccl_undefined = INT_MIN;
-constexpr int nccl_no_color = -1;
 constexpr unsigned nccl_magic = 0xcafebeef;
 
 struct ncclConfig_t {
@@ -74,18 +70,10 @@ const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config);
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
-                           ncclConfig_t* config);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result);
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device);
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t dtype,
-                                      ncclScalarResidence_t residence, ncclComm_t comm);
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                            ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t dtype,

@@ -49,11 +49,8 @@ void reduce(const std::vector<const Announcement*>& ranks,
   std::vector<Value> sum(count);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const auto* in = reinterpret_cast<const Element*>(memory[r] + ranks[r]->in) + first;
-    const bool scaled = call.op >= ncclNumOps;
-    const auto factor = static_cast<Value>(scaled ? ranks[r]->factor : 1);
     for (std::size_t i = 0; i < count; ++i) {
-      auto value = static_cast<Value>(in[i]);
-      if (scaled) value = static_cast<Value>(value * factor);
+      const auto value = static_cast<Value>(in[i]);
       sum[i] = r == 0 ? value : combine(call.op, sum[i], value);
     }
   }
@@ -111,35 +108,6 @@ std::size_t width(int dtype) {
       return 8;
     default:
       return 0;
-  }
-}
-
-double to_double(const void* scalar, int dtype) {
-  const auto read = [scalar]<class T>(T value) {
-    std::memcpy(static_cast<void*>(&value), scalar, sizeof value);
-    return value;
-  };
-  switch (dtype) {
-    case ncclFloat16:
-      return static_cast<double>(read(Float16{}));
-    case ncclBfloat16:
-      return static_cast<double>(static_cast<float>(read(Bfloat16{})));
-    case ncclFloat32:
-      return static_cast<double>(read(float{}));
-    case ncclFloat64:
-      return read(double{});
-    case ncclInt8:
-      return read(std::int8_t{});
-    case ncclUint8:
-      return read(std::uint8_t{});
-    case ncclInt32:
-      return read(std::int32_t{});
-    case ncclUint32:
-      return read(std::uint32_t{});
-    case ncclInt64:
-      return static_cast<double>(read(std::int64_t{}));
-    default:
-      return static_cast<double>(read(std::uint64_t{}));
   }
 }
 

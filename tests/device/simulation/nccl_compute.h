@@ -10,9 +10,6 @@ namespace lockstep::simulation::nccl {
 /// Bytes of an element, 0 for a dtype that the double does not have.
 std::size_t width(int dtype);
 
-/// A scalar of the dtype.
-double to_double(const void* scalar, int dtype);
-
 /// The result of a collective for one rank, of what all ranks announced and the start of their
 /// memory. It reduces in the order of ranks: float and double in their dtype, 16-bit floats in
 /// float.

@@ -44,13 +44,6 @@ namespace {
 constexpr int default_version = 22907;
 constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
 
-/// The factor of a PreMulSum: a value, or where a device has it.
-struct Factor {
-  ncclDataType_t dtype;
-  double value;
-  const void* on_device;
-};
-
 }  // namespace
 
 /// A rank's communicator. It is never deleted, so that a call after its end is a fault and no
@@ -61,21 +54,16 @@ struct ncclComm {
   std::uint64_t id = 0;  // of the name
   int size = 0, rank = 0, device = 0;
   bool is_blocking = true;
-  // The start of a part: what remains to be done before its world is known.
-  ncclComm* parent = nullptr;
-  std::uint64_t split = 0;
-  int color = 0;
 
   std::atomic<bool> is_ready{false}, is_finalized{false}, is_destroyed{false}, is_aborted{false};
   std::atomic<int> error{ncclSuccess};
   std::atomic<int> polls{0};
   std::atomic<int> kernels{0};  // launched and not at their end
-  std::mutex start_mutex;       // of join() and the start of a part
+  std::mutex start_mutex;       // of join()
 
   // Operations that the host has issued; guarded by issue_mutex.
-  std::uint64_t collectives = 0, splits = 0;
+  std::uint64_t collectives = 0;
   std::map<int, std::uint64_t> sends, receives;
-  std::vector<std::optional<Factor>> factors;
   // Operations that kernels have finished.
   std::atomic<std::uint64_t> collectives_done{0};
   std::array<std::atomic<std::uint64_t>, most_ranks> sends_done{}, receives_done{};
@@ -108,7 +96,6 @@ bool may_share_devices() {
   const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return version >= 23000 && text != nullptr && std::string_view(text) == "1";
 }
-std::atomic<bool> abort_waits_for_device{false};
 std::map<std::uint64_t, ncclComm*>& communicators() {  // by address; never deleted
   static auto& all = *new std::map<std::uint64_t, ncclComm*>;
   return all;
@@ -141,7 +128,6 @@ struct Call {
   int peer;  // or root
   ncclComm* comm;
   Stream* stream;
-  std::optional<Factor> factor = {};
   std::uint64_t number = 0;  // of its kind and peer, from 1
   std::vector<nccl::Issued> orders = {};
   bool hangs = false;
@@ -221,13 +207,8 @@ bool advance_collective(Call& c) {
   if (c.step == 0) {
     if (comm.collectives_done + 1 != c.number) return false;
     auto& a = own.announcement;
-    a = {c.operation, c.count, c.dtype, std::min<int>(c.op, ncclNumOps), c.peer, 1, 0, 0, {}};
+    a = {c.operation, c.count, c.dtype, c.op, c.peer, 0, 0, {}};
     if (c.reads() && c.count > 0) a.in = simulation::arena_offset(c.in);
-    if (c.factor) {
-      a.factor = c.factor->on_device == nullptr
-                     ? c.factor->value
-                     : nccl::to_double(simulation::shadow(c.factor->on_device), c.factor->dtype);
-    }
     for (const auto& order : c.orders) a.orders[a.order_count++] = order;
     own.announced = c.number;
     c.step = 1;
@@ -379,9 +360,6 @@ void launch(std::vector<Call> calls) {
     for (const auto& c : mine) {
       if (c.reads()) accesses.push_back({c.in, c.in_bytes(), false});
       if (c.writes()) accesses.push_back({c.out, c.out_bytes(), true});
-      if (c.factor && c.factor->on_device != nullptr) {
-        accesses.push_back({c.factor->on_device, nccl::width(c.factor->dtype), false});
-      }
       name += name_of(c.operation);
     }
     auto held = std::make_shared<std::vector<Call>>(std::move(mine));
@@ -458,17 +436,7 @@ ncclResult_t check(Call& c) {
   if (c.is_message() && c.peer == comm.rank && group_depth == 0) {
     return fault(ncclInvalidUsage, text(c) + ": a message to itself needs a group");
   }
-  if (c.op >= ncclNumOps) {
-    const auto which = static_cast<std::size_t>(c.op - ncclNumOps);
-    const std::lock_guard lock(issue_mutex);
-    if (which >= comm.factors.size() || !comm.factors[which]) {
-      return fault(ncclInvalidArgument, text(c) + ": the operator was destroyed or is another's");
-    }
-    c.factor = comm.factors[which];
-    if (c.factor->dtype != c.dtype) {
-      return fault(ncclInvalidArgument, text(c) + ": the operator has another dtype");
-    }
-  } else if (c.op < 0) {
+  if (c.op < 0 || c.op >= ncclNumOps) {
     return fault(ncclInvalidArgument, text(c) + ": no such operator");
   }
   if (c.count == 0) return ncclSuccess;
@@ -543,39 +511,20 @@ ncclResult_t advance_start(ncclComm& comm) {
   if (comm.is_ready || comm.error != ncclSuccess) {
     return static_cast<ncclResult_t>(comm.error.load());
   }
-  if (comm.parent != nullptr && comm.world == nullptr) {
-    auto& parent = *comm.parent;
-    if (parent.is_aborted) return ncclInvalidUsage;
-    std::vector<std::pair<int, int>> order;  // key, rank of the parent
-    for (int r = 0; r < parent.size; ++r) {
-      const auto& split = parent.world->splits[r];
-      if (split.announced < comm.split) return ncclInProgress;
-      if (split.color == comm.color) order.emplace_back(split.key, r);
-    }
-    std::ranges::sort(order);
-    const auto own = std::ranges::find(order, parent.rank, &std::pair<int, int>::second);
-    comm.rank = static_cast<int>(own - order.begin());
-    comm.size = static_cast<int>(order.size());
-    parent.world->splits[parent.rank].read = comm.split;
-    comm.name = parent.name + "-" + std::to_string(comm.split) + "-" + std::to_string(comm.color);
-    if (const auto result = enter(comm); result != ncclSuccess) comm.error = result;
+  if (comm.world->joined < comm.size) return ncclInProgress;
+  nccl::remove_name(comm.name);
+  {
+    const std::lock_guard names(faults_mutex);
+    unjoined_names.erase(comm.name);
   }
-  if (comm.error == ncclSuccess) {
-    if (comm.world->joined < comm.size) return ncclInProgress;
-    nccl::remove_name(comm.name);
-    {
-      const std::lock_guard names(faults_mutex);
-      unjoined_names.erase(comm.name);
-    }
-    for (int a = 0; a < comm.size; ++a) {
-      for (int b = 0; b < a && !may_share_devices(); ++b) {
-        if (comm.world->members[a].device != comm.world->members[b].device) continue;
-        if (comm.world->members[a].host != comm.world->members[b].host) continue;
-        last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
-                     std::to_string(a) + " both on device " +
-                     std::to_string(comm.world->members[a].device);
-        comm.error = ncclInvalidUsage;
-      }
+  for (int a = 0; a < comm.size; ++a) {
+    for (int b = 0; b < a && !may_share_devices(); ++b) {
+      if (comm.world->members[a].device != comm.world->members[b].device) continue;
+      if (comm.world->members[a].host != comm.world->members[b].host) continue;
+      last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
+                   std::to_string(a) + " both on device " +
+                   std::to_string(comm.world->members[a].device);
+      comm.error = ncclInvalidUsage;
     }
   }
   if (comm.error != ncclSuccess) return static_cast<ncclResult_t>(comm.error.load());
@@ -613,20 +562,10 @@ void add(ncclComm* comm) {
   communicators()[reinterpret_cast<std::uint64_t>(comm)] = comm;
 }
 
-bool has_kernels(const ncclComm& comm, bool of_device) {
-  if (comm.kernels > 0) return true;
-  const std::lock_guard lock(issue_mutex);
-  return of_device && std::ranges::any_of(communicators(), [&](const auto& each) {
-           return each.second->device == comm.device && each.second->kernels > 0;
-         });
-}
-
-/// Waits for the communicator's kernels, or all of its device. False: they still run after the
-/// time.
-bool wait_for_kernels(const ncclComm& comm, std::optional<std::chrono::seconds> longest,
-                      bool of_device = false) {
+/// Waits for the communicator's kernels. False: they still run after the time.
+bool wait_for_kernels(const ncclComm& comm, std::optional<std::chrono::seconds> longest) {
   const auto begin = std::chrono::steady_clock::now();
-  while (has_kernels(comm, of_device) && !simulation::exiting()) {
+  while (comm.kernels > 0 && !simulation::exiting()) {
     if (longest && std::chrono::steady_clock::now() - begin > *longest) return false;
     pause_briefly();
   }
@@ -651,7 +590,6 @@ void nccl_double_fail_rank(int rank, int operation, int result) {
 void nccl_double_fail(int operation, int result) { nccl_double_fail_rank(-1, operation, result); }
 void nccl_double_slow_init(int polls) { slow_init = polls; }
 void nccl_double_slow_groups(int polls) { slow_groups = polls; }
-void nccl_double_abort_waits_for_device(int on) { abort_waits_for_device = on != 0; }
 void nccl_double_set_version(int number) { version = number == 0 ? default_version : number; }
 
 ncclResult_t ncclGetVersion(int* number) {
@@ -717,44 +655,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   return start(*comm);
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
-                           ncclConfig_t* config) {
-  *made = nullptr;
-  if (const auto result = check_config(config); result != ncclSuccess) return result;
-  if (const auto result = check_life(comm, "ncclCommSplit"); result != ncclSuccess) return result;
-  if (color < 0 && color != nccl_no_color) {
-    return fault(ncclInvalidArgument, "ncclCommSplit: a negative color");
-  }
-  std::uint64_t number = 0;
-  {
-    const std::lock_guard lock(issue_mutex);
-    number = ++comm->splits;
-  }
-  auto& own = comm->world->splits[comm->rank];
-  for (int r = 0; r < comm->size; ++r) {  // all have read the split before this one
-    while (comm->world->splits[r].read + 1 < number) {
-      if (comm->is_aborted || simulation::exiting()) return ncclInvalidUsage;
-      pause_briefly();
-    }
-  }
-  own.color = color;
-  own.key = key;
-  if (color == nccl_no_color) own.read = number;
-  own.announced = number;
-  if (color == nccl_no_color) return ncclSuccess;
-  auto* part = new ncclComm;
-  part->parent = comm;
-  part->split = number;
-  part->color = color;
-  part->device = comm->device;
-  part->is_blocking = config == nullptr || config->blocking == nccl_undefined
-                          ? comm->is_blocking
-                          : config->blocking != 0;
-  add(part);
-  *made = part;
-  return start(*part);
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (const auto result = check_life(comm, "ncclCommFinalize"); result != ncclSuccess)
     return result;
@@ -785,11 +685,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!is_known(comm) || comm->is_destroyed || comm->is_aborted.exchange(true)) {
     return fault(ncclInvalidArgument, "ncclCommAbort of a communicator that has ended");
   }
-  if (comm->world != nullptr) ++comm->world->ended;
-  if (!wait_for_kernels(*comm, longest_end, abort_waits_for_device)) {
-    return fault(ncclInternalError,
-                 "ncclCommAbort by rank " + std::to_string(comm->rank) +
-                     ": a kernel of another communicator, or work before a kernel, does not end");
+  ++comm->world->ended;
+  if (!wait_for_kernels(*comm, longest_end)) {
+    return fault(ncclInternalError, "ncclCommAbort by rank " + std::to_string(comm->rank) +
+                                        ": work before a kernel does not end");
   }
   return ncclSuccess;
 }
@@ -807,53 +706,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     *result = ncclInProgress;
   }
   if (*result == ncclSuccess && comm->is_finalized && comm->kernels > 0) *result = ncclInProgress;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  if (const auto result = check_life(comm, "ncclCommCount"); result != ncclSuccess) return result;
-  *count = comm->size;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  if (const auto result = check_life(comm, "ncclCommUserRank"); result != ncclSuccess)
-    return result;
-  *rank = comm->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
-  if (const auto result = check_life(comm, "ncclCommCuDevice"); result != ncclSuccess)
-    return result;
-  *device = comm->device;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t dtype,
-                                      ncclScalarResidence_t residence, ncclComm_t comm) {
-  if (const auto result = check_life(comm, "ncclRedOpCreatePreMulSum"); result != ncclSuccess) {
-    return result;
-  }
-  if (nccl::width(dtype) == 0) return fault(ncclInvalidArgument, "PreMulSum: no such dtype");
-  const bool on_device = residence == ncclScalarDevice;
-  if (on_device != simulation::is_device_memory(scalar)) {
-    return fault(ncclInvalidArgument, "PreMulSum: the scalar is not where its residence says");
-  }
-  const std::lock_guard lock(issue_mutex);
-  comm->factors.push_back(
-      Factor{dtype, on_device ? 0 : nccl::to_double(scalar, dtype), on_device ? scalar : nullptr});
-  *op = static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(comm->factors.size()) - 1);
-  return ncclSuccess;
-}
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
-  if (const auto result = check_life(comm, "ncclRedOpDestroy"); result != ncclSuccess)
-    return result;
-  const std::lock_guard lock(issue_mutex);
-  const auto which = static_cast<std::size_t>(op - ncclNumOps);
-  if (op < ncclNumOps || which >= comm->factors.size() || !comm->factors[which]) {
-    return fault(ncclInvalidArgument, "ncclRedOpDestroy: no operator of this communicator");
-  }
-  comm->factors[which].reset();
   return ncclSuccess;
 }
 

@@ -28,11 +28,6 @@ void nccl_double_slow_init(int polls);
 /// Lets each group of operations of such a communicator be in progress for so many calls.
 void nccl_double_slow_groups(int polls);
 
-/// Whether ncclCommAbort also waits for the device's kernels of other communicators, as it does
-/// where it frees device memory (default: 0). A thread that aborts one communicator after the
-/// other then hangs, which is a fault after 10 s.
-void nccl_double_abort_waits_for_device(int on);
-
 /// Sets the version that ncclGetVersion returns, as 21903 for 2.19.3. 0: the default.
 void nccl_double_set_version(int version);
 }

@@ -35,7 +35,6 @@ struct Announcement {
   Operation operation;
   std::uint64_t count;
   int dtype, op, root;
-  double factor;     // of PreMulSum
   std::uint64_t in;  // offset in the rank's device memory
   int order_count;
   Issued orders[most_orders];  // on other communicators, before this collective
@@ -47,11 +46,6 @@ struct Slot {
   std::atomic<std::uint64_t> announced;
   std::atomic<std::uint64_t> read;
   Announcement announcement;
-};
-struct Split {
-  std::atomic<std::uint64_t> announced;
-  std::atomic<std::uint64_t> read;
-  int color, key;
 };
 /// Of a pair of ranks.
 struct Message {
@@ -77,7 +71,6 @@ struct World {
   std::atomic<int> ended;  // called ncclCommDestroy or ncclCommAbort
   Member members[most_ranks];
   Slot slots[most_ranks];
-  Split splits[most_ranks];
   Message messages[most_ranks][most_ranks];  // from, to
 };
 

@@ -119,11 +119,11 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 /// ranks. The argument selects a behaviour:
 /// - where: also prints its host, the sum over the ranks of its host, and the sum over ranks with
 /// the same local rank.
-/// - kill: a signal ends rank 1, and the others print their error.
 /// - throw: rank 1 throws an error that the program does not catch; throw-once: only until a
 /// restart.
 /// - libtorch: rank 1 meets an error of LibTorch that the program does not catch; libtorch-main:
 /// that run_main() catches.
+/// - leave-main: all ranks but the last return to run_main() before its operation.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - no-data: every rank does so before its first collective.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
@@ -137,6 +137,11 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   if (behaviour == "libtorch-main") return lockstep::run_main(argc, argv, meet_error_of_libtorch);
+  if (behaviour == "leave-main") {
+    return lockstep::run_main(argc, argv, [](const lockstep::Group& world) {
+      if (world.rank() + 1 == world.size()) world.barrier().wait();
+    });
+  }
   try {
     if (behaviour == "denormals-late") at::sum(at::ones({1 << 20}));  // starts OpenMP's threads
     lockstep::InitOptions options;
@@ -144,6 +149,12 @@ int main(int argc, char** argv) {
     const bool is_rank_1 = rank != nullptr && rank == std::string_view("1");
     if (behaviour == "denormals-kept" || (behaviour == "denormals-mixed" && is_rank_1)) {
       options.flush_denormals = false;
+    }
+    if (behaviour == "twice") {
+      try {
+        lockstep::init(options);
+      } catch (const lockstep::InvalidArgument&) {
+      }
     }
     const auto world = lockstep::init(options);
     if (behaviour.starts_with("denormals")) {
@@ -158,7 +169,6 @@ int main(int argc, char** argv) {
     const bool throws = behaviour == "throw" || (behaviour == "throw-once" && !again);
     if (throws && world.rank() == 1) throw std::runtime_error("no such data");
     if (behaviour == "libtorch") meet_error_of_libtorch(world);
-    if (behaviour == "kill" && world.rank() == 1) ::raise(SIGKILL);
     if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
     if (behaviour == "no-data") {
       throw lockstep::DataError("no data for rank " + std::to_string(world.rank()));

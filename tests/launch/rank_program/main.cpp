@@ -42,7 +42,6 @@ std::shared_ptr<lockstep::host::World> world() {
 
 std::shared_ptr<Communicator> join() {
   const auto& environment = Environment::get();
-  lockstep::detail::keep_error_file();
   return lockstep::host::create(world(), environment.rank.value(),
                                 {.timeout = environment.timeout});
 }
@@ -264,6 +263,11 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
      }},
 };
 
+void record(const lockstep::detail::ErrorRecord& error) {
+  const int rank = Environment::get().rank.value();
+  world()->record_error(rank, error, rank);
+}
+
 /// Ranks that all fail, the chosen rank last although it has the cause.
 struct FailingTogether {
   std::function<int()> chosen;
@@ -295,22 +299,20 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
     {"last-with-own-error",
      {.chosen =
           [] {
-            lockstep::detail::leave_error_record({.text = "disk full"});
+            record({.text = "disk full"});
             become_known();
             return fail_after_others();
           },
       .others =
           [](int chosen) {
             const auto text = "rank " + std::to_string(chosen) + ": disk full";
-            lockstep::detail::leave_error_record({.rank = chosen, .repeats = true, .text = text});
+            record({.rank = chosen, .repeats = true, .text = text});
             return fail_silently(chosen);
           }}},
     {"printed-error",
      {.chosen =
           [] {
-            const int rank = Environment::get().rank.value();
-            world()->record_error(rank, "rank " + std::to_string(rank) + ": disk full", rank);
-            lockstep::detail::leave_error_record({.text = "disk full"});
+            record({.text = "disk full"});
             std::cerr << "program: disk full" << std::endl;
             become_known();
             return 1;
@@ -319,13 +321,12 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
     {"raised-error",
      {.chosen =
           [] {
-            lockstep::detail::leave_error_record({.raised = true, .text = "disk full"});
+            record({.raised = true, .text = "disk full"});
             return print_and_fail_last();
           },
       .others =
           [](int chosen) {
-            lockstep::detail::leave_error_record(
-                {.rank = chosen, .repeats = true, .raised = true, .text = "disk full"});
+            record({.rank = chosen, .repeats = true, .raised = true, .text = "disk full"});
             std::cerr << "disk full" << std::endl;
             return fail_silently(chosen);
           }}},
@@ -333,26 +334,26 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
      {.chosen = print_and_fail_last,
       .others =
           [](int chosen) {
-            lockstep::detail::leave_error_record({.raised = true, .text = "caught"});
+            record({.raised = true, .text = "caught"});
             return fail_silently(chosen);
           }}},
     {"last-with-printed-error",
      {.chosen =
           [] {
-            lockstep::detail::leave_error_record({.text = "disk full"});
+            record({.text = "disk full"});
             std::cerr << "program: disk full" << std::endl;
             become_known();
             return fail_after_others();
           },
       .others =
           [](int chosen) {
-            lockstep::detail::leave_error_record({.text = "disk full"});
+            record({.text = "disk full"});
             std::cerr << "a warning" << std::endl;
             return fail_silently(chosen);
           }}},
     {"never-ends-with-own-error",
      {.chosen = []() -> int {
-        lockstep::detail::leave_error_record({.text = "disk full"});
+        record({.text = "disk full"});
         become_known();
         sleep_on();
       },

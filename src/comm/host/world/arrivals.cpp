@@ -108,7 +108,7 @@ void JoinedRanks::add(int rank, pid_t pid) {
   if (pid != 0) processes_.emplace_back(rank, ProcessWatch(pid));
 }
 
-std::string JoinedRanks::missing() const {
+std::string JoinedRanks::missing_text() const {
   std::string text;
   for (std::size_t rank = 0; rank < joined_.size(); ++rank) {
     if (!joined_[rank]) text += concat(text.empty() ? "" : ", ", rank);

@@ -48,7 +48,7 @@ class JoinedRanks {
   bool complete() const;
   bool can_join(int rank) const;
   void add(int rank, pid_t pid);
-  std::string missing() const;
+  std::string missing_text() const;
   /// -1 if all ranks have joined.
   int lowest_missing() const;
   /// A rank that has joined and whose process has ended.

@@ -182,7 +182,7 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
       fail({.kind = Failure::Kind::left,
             .rank = *rank,
             .text = concat(call, ": rank ", *rank, " of ", size, " ended while ranks ",
-                           joined.missing(), " had still to call ", call)});
+                           joined.missing_text(), " had still to call ", call)});
     }
     if (const auto why = check ? check() : std::nullopt) {
       fail({.text = concat(call, " rank 0 of ", size, ": ", *why)});
@@ -190,9 +190,9 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
     if (!joined.complete() && until.passed()) {
       fail({.kind = Failure::Kind::timeout,
             .rank = joined.lowest_missing(),
-            .text =
-                concat(call, ": rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                       " s for ranks ", joined.missing(), " to call ", call, pending.dropped())});
+            .text = concat(call, ": rank 0 of ", size, " waited ", timeout.count() / 1000.0,
+                           " s for ranks ", joined.missing_text(), " to call ", call,
+                           pending.dropped())});
     }
   }
   return world;

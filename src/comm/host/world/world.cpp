@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "comm/host/world/wake_flag.h"
+#include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
 namespace {
@@ -58,32 +58,38 @@ std::optional<Failure> World::failure() const {
   const bool explained = failure.kind == Kind::error || failure.kind == Kind::left ||
                          failure.kind == Kind::abandoned || failure.kind == Kind::crashed;
   // The second step follows a rank that repeats another's error to that rank.
-  for (int step = 0; step < 2 && explained && has_recorded_error(failure.rank); ++step) {
+  for (int step = 0; step < 2 && explained && failure.rank >= 0 && failure.rank < size(); ++step) {
     const auto& state = arena_->rank(failure.rank);
-    failure = {.kind = Kind::error, .rank = state.error_origin, .text = state.error_text};
+    const auto error = state.error.readable() ? error_of(failure.rank) : std::nullopt;
+    if (!error) break;
+    const auto who =
+        error->is_of_rank() ? "" : detail::concat("rank ", state.error_world_rank, ": ");
+    failure = {.kind = Kind::error, .rank = state.error_origin, .text = who + error->text};
   }
   return failure;
 }
 
 int World::failed_elsewhere() const { return arena_->header().failed_elsewhere; }
 
-void World::record_error(int rank, std::string_view text, int origin) noexcept {
+void World::record_error(int rank, const detail::ErrorRecord& record, int world_rank) noexcept {
   auto& state = arena_->rank(rank);
+  const bool is_failure = record.of_world() && arena_->header().failed.readable();
+  if (record.raised || is_failure) {
+    if (!state.error.readable()) state.error_slot.write(record);
+    return;
+  }
   state.error.write_once([&] {
-    state.error_origin = origin >= 0 && origin < size() ? origin : rank;
-    copy_text(state.error_text, sizeof state.error_text, text);
+    // The ranks of one world follow one another.
+    const int origin = record.rank - world_rank + rank;
+    const bool is_other = record.is_of_rank() && origin >= 0 && origin < size();
+    state.error_origin = is_other ? origin : rank;
+    state.error_world_rank = world_rank;
+    state.error_slot.write(record);
   });
 }
 
-bool World::has_recorded_error(int rank) const {
-  return rank >= 0 && rank < size() && arena_->rank(rank).error.readable();
-}
-
-void World::keep(std::shared_ptr<World> world) noexcept {
-  static std::mutex mutex;
-  static std::shared_ptr<World> kept;
-  const std::lock_guard lock(mutex);
-  kept = std::move(world);
+std::optional<detail::ErrorRecord> World::error_of(int rank) const {
+  return arena_->rank(rank).error_slot.read();
 }
 
 void World::leave(int rank, std::string_view how) noexcept {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/error_record.h"
 #include "core/failure.h"
 
 namespace lockstep::inline v0_2::host {
@@ -62,15 +63,12 @@ class World {
   int failed_elsewhere() const;
 
   /// Records the error by which a rank ends, before the rank leaves. The world does not fail by
-  /// this; other ranks fail when they wait for the rank. Only the first error of a rank is
-  /// recorded. origin is the rank that raised the error first, if this rank repeats another rank's
-  /// error; else the rank itself.
-  void record_error(int rank, std::string_view text, int origin) noexcept;
-  bool has_recorded_error(int rank) const;
-
-  /// Keeps a world until the process ends, or until the next call. For a rank that has left by an
-  /// exception, which the program may still record.
-  static void keep(std::shared_ptr<World> world) noexcept;
+  /// this; other ranks fail when they wait for the rank. Only the first error of a rank explains a
+  /// failure, and none that was only raised or that is itself the world's failure. world_rank: the
+  /// number of the rank in texts.
+  void record_error(int rank, const detail::ErrorRecord& record, int world_rank) noexcept;
+  /// The error that the rank has recorded last.
+  std::optional<detail::ErrorRecord> error_of(int rank) const;
 
   /// Records that the rank's process has ended; how is "exit code 0", "SIGKILL", … Ranks that wait
   /// for it fail with both in the error text. If the rank has failed, the caller also calls fail().

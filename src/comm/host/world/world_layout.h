@@ -7,6 +7,7 @@
 #include "comm/announcement.h"
 #include "comm/atomics.h"
 #include "comm/host/world/once_record.h"
+#include "core/error_record.h"
 #include "core/failure.h"
 
 // The layout of a world's shared memory. Everything is zero in a new world. There are only numbers
@@ -28,7 +29,7 @@ using detail::StdAtomics;
 template <class Atomics>
 struct BasicHeader {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 10;
+  static constexpr std::uint32_t expected_version = 11;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -99,10 +100,12 @@ struct BasicRankState {
 
   BasicWaitRecord<Atomics> wait;
 
-  /// State of the error that the rank has recorded.
+  /// State of the error that the rank has recorded. An error that explains no failure is in
+  /// error_slot only.
   alignas(cache_line) OnceRecord<Atomics, error_accesses> error;
   Plain<std::int32_t> error_origin;  ///< the rank that raised the error first
-  char error_text[1024];
+  std::int32_t error_world_rank;     ///< the number of the rank in texts
+  detail::ErrorSlot error_slot;
 };
 
 /// A counter that one rank writes and others read, alone in its cache line.

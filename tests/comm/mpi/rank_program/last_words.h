@@ -74,17 +74,6 @@ inline int cut_the_link(Communicator& group, const LastWords& words) {
   return 1;
 }
 
-/// Rank 0 cuts the link between the hosts for good.
-inline int cut_for_good(Communicator& group, const LastWords& words) {
-  if (group.rank() == 0) {
-    group.barrier().wait();
-    words.leave("cut", "");
-    if (std::system("ip link set link0 down") != 0) return 98;
-  }
-  words.meet_the_end(group, [&] { group.barrier().wait(); });
-  return 1;
-}
-
 /// The last rank is killed while the others wait for its message, or for one of any rank: OpenMPI
 /// itself may end a rank that sends to a dead one.
 inline int kill_the_last(Communicator& group, const LastWords& words, bool from_any) {

@@ -234,7 +234,7 @@ int new_group_in_flight() {
 
 /// Rank 0 waits for a member that never calls new_group().
 int new_group_without_a_member() {
-  const auto group = join({{.timeout = 3s}});
+  const auto group = join({{.timeout = 6s}});  // MPI_Init is part of it
   return expect_failure(group, [&] {
     group->barrier().wait();
     if (group->rank() == 0) {
@@ -359,6 +359,16 @@ int deadlock() {
               .number = static_cast<std::uint16_t>(is_other ? 2 : 1),
               .bucket = 0});
     own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+  });
+}
+
+/// The other ranks are in a barrier.
+int other_collective() {
+  const auto group = join({{.timeout = 60s}});
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+    group->barrier().wait();
   });
 }
 
@@ -582,6 +592,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"new-group-without-a-member", new_group_without_a_member},
     {"abandon", abandon},
     {"fail-elsewhere", fail_elsewhere},
+    {"other-collective", other_collective},
     {"other-dtype", other_dtype},
     {"other-dtype-of-a-host", other_dtype_of_a_host},
     {"other-source", other_source},
@@ -596,7 +607,6 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"leave", leave},
     {"give-up", give_up},
     {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
-    {"cut-for-good", [] { return cut_for_good(*join_as_found(), LastWords(argument)); }},
     {"kill-the-last", [] { return kill_the_last(false); }},
     {"kill-the-last-of-any", [] { return kill_the_last(true); }},
     {"stopped-job",

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/control/address_source.h"
+#include "comm/control/joining.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/mpi/mpi.h"
 #include "comm/tcp/tcp.h"
@@ -47,15 +47,17 @@ inline std::size_t own_number() {
   return std::stoul(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK"));
 }
 
-/// Whether ranks exchange messages over TCP, not MPI.
-inline bool over_tcp() {
+/// Whether ranks exchange messages without MPI: over TCP, or over UCX with
+/// LOCKSTEP_TRANSPORT=ucx.
+inline bool without_mpi() {
   const char* network = std::getenv("LOCKSTEP_TEST_NETWORK");
-  return network != nullptr && network == std::string_view("tcp");
+  return network != nullptr && network != std::string_view("mpi");
 }
 
 /// The world of all processes that MPI's launcher has started.
-inline Group create_flat(const mpi::Options& options) {
-  if (!over_tcp()) return mpi::create(options);
+inline Group create_flat(mpi::Options options) {
+  if (!without_mpi()) return mpi::create(options);
+  options.transport = Environment::get().transport;
   const char* master = std::getenv("MASTER_ADDR");
   const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
   const auto port = static_cast<std::uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
@@ -70,7 +72,7 @@ inline Group create_flat(const mpi::Options& options) {
 
 inline Group create_on_hosts(const mpi::Options& options) {
   const host::Options inside{.timeout = options.timeout};
-  if (!over_tcp()) return hierarchical::create_over_mpi(options, inside);
+  if (!without_mpi()) return hierarchical::create_over_mpi(options, inside);
   const auto flat = [&](const messages::Options& network) { return create_flat({network}); };
   return hierarchical::create({.make_flat = flat,
                                .between_hosts = options,

@@ -1,7 +1,7 @@
-#include "comm/messages/join_record.h"
+#include "comm/messages/options.h"
 
-#include <cstddef>
-
+#include "comm/cost/cost.h"
+#include "core/enum_names.h"
 #include "core/numeric/digest.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
@@ -9,6 +9,24 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {
+namespace {
+
+constexpr detail::EnumNames<Algorithm::ring> algorithms("auto", "direct", "ring");
+
+}  // namespace
+
+std::string_view name(Algorithm algorithm) { return algorithms.of(algorithm); }
+
+Algorithm parse_algorithm(std::string_view text) { return algorithms.parse("algorithm:", text); }
+
+Algorithm cheapest(const Placement& placement, std::size_t bytes) {
+  const Costs costs;
+  const double length = static_cast<double>(bytes);
+  return costs.seconds(mpi_ring(placement, length), placement) <
+                 costs.seconds(mpi_direct(placement, length), placement)
+             ? Algorithm::ring
+             : Algorithm::direct;
+}
 
 JoinRecord join_record_of(const std::string& host, Algorithm algorithm) {
   return {.host = detail::digest(std::as_bytes(std::span(host))),

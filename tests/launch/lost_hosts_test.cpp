@@ -1,0 +1,224 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/text.h"
+#include "tests/launch/hosts_by_ssh.h"
+#include "tests/launch/job_on_nodes.h"
+
+// Restarts after the loss of a host: --spare and --min-hosts.
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Arguments restart_once{"--max-restarts", "1", "--restart-delay", "0"};
+/// Ranks that print their place and end in the second attempt.
+const Arguments show_place{"sh", "-c",
+                           "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on "
+                           "$(hostname).; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100"};
+
+Arguments joined(Arguments words, const std::vector<Arguments>& others) {
+  for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
+  return words;
+}
+
+class LostHosts : public HostsBySsh {
+ protected:
+  /// The options, restart_once, and show_place on the first three hosts.
+  Arguments job(const Arguments& options) const {
+    return hosts_.command(joined({"--hosts", hosts_.list()}, {options, restart_once, show_place}));
+  }
+  std::string place(int rank, int size, int host) const {
+    return concat("at ", rank, '/', size, " on ", hosts_.name(host), ".\n");
+  }
+  const Launched::Variables variables_{{"LOCKSTEP_HEARTBEAT", "3"}};
+};
+
+TEST_F(LostHosts, AreReplacedBySpares) {
+  for (const bool cut : {true, false}) {
+    Launched launcher(job({"--spare", hosts_.name(3) + ":1"}), variables_);
+    launcher.await_output("on lockstep", 4);
+    const auto started = hosts_.started();
+    if (cut) {
+      hosts_.cut(1);
+    } else {
+      for (const auto pid :
+           numbers_after(launcher.output(), concat("[1 ", hosts_.name(1), "] pid")))
+        kill(pid, SIGKILL);
+      kill(numbers_after(started, hosts_.name(1)).at(0), SIGKILL);
+    }
+    const auto ended = launcher.wait();
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 1 of 1: "),
+                                 HasSubstr(concat("lockstep: host ", hosts_.name(3),
+                                                  " replaces host ", hosts_.name(1), ": "))));
+    EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 3, 0)), HasSubstr(place(1, 3, 3)),
+                                 HasSubstr(place(2, 3, 2))));
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+    hosts_.join(1);
+  }
+}
+
+TEST_F(LostHosts, AreThoseWhoseSshEnds) {
+  const auto relay = (folder_ / "relay").string();
+  // Copies its stdin to the launcher by a process, whose end is the end of the launcher's stdin.
+  std::ofstream(relay) << "#!/bin/sh\nfifo=" << relay << ".$1; mkfifo $fifo; exec 3<&0\n"
+                       << "cat <&3 >$fifo & echo $1 $! >>" << relay << ".started\n"
+                       << hosts_.ssh() << " \"$@\" <$fifo; code=$?; kill $!; exit $code\n";
+  std::filesystem::permissions(relay, std::filesystem::perms::owner_all);
+  auto words = job({"--spare", hosts_.name(3) + ":1"});
+  std::ranges::replace(words, hosts_.ssh(), relay);
+  Launched launcher(words, variables_);
+  launcher.await_output("on lockstep", 4);
+  kill(numbers_after(contents(relay + ".started"), hosts_.name(1)).at(0), SIGKILL);
+  const auto ended = launcher.wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("node 1 of 3 failed first: its launcher has ended"),
+                               Not(HasSubstr("SIGTERM"))));
+  EXPECT_THAT(ended.out, HasSubstr(place(1, 3, 3)));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, MayBeLostWhileTheOthersJoinAgain) {
+  const auto slow = (folder_ / "slow").string();
+  std::ofstream(slow) << "#!/bin/sh\nwhile [ $1 = " << hosts_.name(3) << " -a ! -e " << slow
+                      << ".go ]; do sleep 0.1; done; exec " << hosts_.ssh() << " \"$@\"\n";
+  std::filesystem::permissions(slow, std::filesystem::perms::owner_all);
+  auto words =
+      hosts_.command({"--hosts", hosts_.list(), "--spare", hosts_.name(3) + ":1", "--min-hosts",
+                      "2", "--max-restarts", "2", "--restart-delay", "0", "sh", "-c",
+                      "echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on $(hostname).; "
+                      "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"});
+  std::ranges::replace(words, hosts_.ssh(), slow);
+  Launched launcher(words, variables_);
+  launcher.await_output("on lockstep", 4);
+  hosts_.cut(1);
+  EXPECT_TRUE(launcher.await_error("replaces host"));
+  std::this_thread::sleep_for(std::chrono::seconds(4));  // host 2 has joined again
+  hosts_.cut(2);
+  std::ofstream(slow + ".go").put('x');
+  const auto ended = launcher.wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 2 of 2: node 2 of 3 failed first"),
+                               HasSubstr("lockstep: starts without node 2 of 3 (--min-hosts)")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 2, 0)), HasSubstr(place(1, 2, 3))));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, AreLeftOut) {
+  Launched launcher(job({"--min-hosts", "2"}), variables_);
+  launcher.await_output("on lockstep", 4);
+  hosts_.cut(1);
+  const auto ended = launcher.wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("lockstep: starts without node 1 of 3 (--min-hosts)"));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 2, 0)), HasSubstr(place(1, 2, 2))));
+  EXPECT_LT(ended.seconds.count(), 40);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, EndTheJobIfTooFewAreLeft) {
+  Launched launcher(job({"--min-hosts", "3"}), variables_);
+  launcher.await_output("on lockstep", 4);
+  hosts_.cut(2);
+  const auto ended = launcher.wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr(concat("run: host ", hosts_.name(2), ": it was lost")));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, AreReplacedBeforeTheFirstStart) {
+  const auto ended =
+      Launched(hosts_.command({"--hosts", concat(SimulatedHosts::address(0), ":1,nowhere:1"),
+                               "--spare", concat("neither:1,", hosts_.name(3), ":2"), "sh", "-c",
+                               "echo at $LOCKSTEP_RANK on $(hostname)."}))
+          .wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("lockstep: host neither replaces host nowhere: ssh or the "
+                                   "launcher there ended with exit code"));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr(concat("at 1 on ", hosts_.name(3))),
+                               HasSubstr(concat("at 2 on ", hosts_.name(3)))));
+}
+
+TEST_F(LostHosts, RefuseContradictoryOptions) {
+  EXPECT_THAT(run_lockstep({"-n", "1", "--spare", "b:1", "true"}).err,
+              HasSubstr("got --spare without --hosts or --hostfile"));
+  EXPECT_THAT(run_lockstep({"-n", "1", "--min-hosts", "2", "true"}).err,
+              HasSubstr("--min-hosts: got 2, expected 1 to 1, the number of hosts"));
+  EXPECT_THAT(run_lockstep({"--hosts", "localhost:1,b:1", "--spare", "c", "true"}).err,
+              HasSubstr("--spare: got 'c', expected HOST:RANKS"));
+}
+
+const Arguments two_of_three = joined({"--min-hosts", "2"}, {restart_once, show_place});
+
+TEST_F(Nodes, GoOnWithoutALostOne) {
+  count_ = 3;
+  variables_["LOCKSTEP_HEARTBEAT"] = "3";
+  start_all(two_of_three);
+  kill(launcher(1).pid(), SIGKILL);
+  const auto ended = wait();
+  for (const int node : {0, 2}) {
+    const auto& one = ended[static_cast<std::size_t>(node)];
+    EXPECT_EQ(one.code, 0) << one.err;
+    EXPECT_THAT(one.err, HasSubstr("lockstep: starts without node 1 of 3 (--min-hosts)"));
+  }
+  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nat 0/3 "), HasSubstr("[1] at 1/3 ")));
+  EXPECT_THAT(ended[2].out, HasSubstr("[2] at 2/3 "));
+}
+
+TEST_F(Nodes, WaitForOneThatIsStartedAgain) {
+  count_ = 3;
+  start_all(two_of_three);
+  kill(launcher(1).pid(), SIGKILL);
+  EXPECT_TRUE(launcher(0).await_error("restart 1 of 1"));
+  start(1, 1, two_of_three);
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_THAT(ended[0].err, Not(HasSubstr("starts without")));
+  EXPECT_THAT(ended[2].out, HasSubstr("[3] at 3/4 "));
+  EXPECT_THAT(ended[3].out, HasSubstr("[2] at 2/4 "));
+}
+
+TEST_F(Nodes, TakeTheirPlaceAtTheNextRestart) {
+  count_ = 3;
+  variables_["LOCKSTEP_HEARTBEAT"] = "12";
+  const Arguments words{"--max-restarts",
+                        "2",
+                        "--restart-delay",
+                        "0",
+                        "--min-hosts",
+                        "1",
+                        "--timeout",
+                        "60",
+                        "sh",
+                        "-c",
+                        "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE.; "
+                        "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"};
+  start_all(words);
+  kill(launcher(1).pid(), SIGKILL);
+  kill(launcher(2).pid(), SIGKILL);
+  launcher(0).await_output("at 0/2.\n");  // alone
+  launcher(0).await_output("[1] at 1/2.\n");
+  start(1, 1, words);
+  start(2, 1, words);
+  kill(numbers_after(launcher(0).output(), "\n[1] pid").back(), SIGKILL);
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_THAT(ended[0].out, HasSubstr("at 0/4.\n"));
+  EXPECT_THAT(ended[4].out, HasSubstr("[3] at 3/4.\n"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
