@@ -71,9 +71,11 @@ TEST_F(Restarted, GoesOnWithoutALostHost) {
   constexpr int epochs = 8;
   auto words = hosts.command(
       {"--hosts", concat(SshHosts::address(0), ":1,", hosts.name(1), ":1,", hosts.name(2), ":1"),
-       "--min-hosts", "2", "--max-restarts", "1", "--restart-delay", "0", bin + "mnist_cnn"});
+       "--min-hosts", "2", "--max-restarts", "1", "--restart-delay", "0",
+       // The ranks notice the loss before the launchers, and end.
+       "env", "LOCKSTEP_HEARTBEAT=6", bin + "mnist_cnn"});
   for (const auto& word : arguments(epochs, "lost")) words.push_back(word);
-  Launched job(words, {{"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_HEARTBEAT", "6"}});
+  Launched job(words, {{"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_HEARTBEAT", "9"}});
   job.await_output("epoch 3/");
   hosts.cut(1);
   // The ranks wait for one another, so that none saves the state of a later epoch.

@@ -125,7 +125,9 @@ std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member
   const auto& error = facts[static_cast<std::size_t>(cause)].error;
   const bool own_error = has_own_text(error);
   if (recorded == cause) {
-    found.role = std::max(found.role, Role::failed);
+    // A failure of the world that this host's memory does not hold came over the network.
+    const bool came_from_another_host = error && error->of_world() && !world.raised_failure(cause);
+    if (!came_from_another_host) found.role = std::max(found.role, Role::failed);
     found.kind = failure->kind;
     // The report names the signal already.
     const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
