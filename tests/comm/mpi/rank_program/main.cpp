@@ -1,10 +1,11 @@
 #include <mpi.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -21,11 +22,9 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
-#include "tests/comm/mpi/rank_program/last_words.h"
 #include "tests/comm/mpi/rank_program/link_bytes.h"
 #include "tests/comm/mpi/rank_program/overlap.h"
 #include "tests/comm/mpi/rank_program/process.h"
-#include "tests/comm/stopped_job.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
 /// With a third, a letter for each rank, it is on the host of that letter.
@@ -44,7 +43,6 @@ using lockstep::testing::Group;
 using lockstep::testing::hosts;
 using lockstep::testing::join;
 using lockstep::testing::join_as_found;
-using lockstep::testing::LastWords;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
 
@@ -75,11 +73,6 @@ int conformance() {
   lockstep::testing::check_new_group(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
-}
-
-int kill_the_last(bool from_any) {
-  ::signal(SIGTERM, SIG_IGN);
-  return lockstep::testing::kill_the_last(*join_as_found(), LastWords(argument), from_any);
 }
 
 /// Says why it could not join, and stays.
@@ -147,17 +140,6 @@ int other_algorithm() {
   const bool first = own_number() == 0;
   try {
     join({{.timeout = 20s, .algorithm = first ? Algorithm::ring : Algorithm::direct}});
-  } catch (const lockstep::InvalidArgument& error) {
-    say(error.what());
-  }
-  return 0;
-}
-
-/// Rank 0 flushes denormals, and the others keep them.
-int other_denormals() {
-  lockstep::flush_denormals(own_number() == 0);
-  try {
-    join();
   } catch (const lockstep::InvalidArgument& error) {
     say(error.what());
   }
@@ -372,17 +354,6 @@ int other_collective() {
   });
 }
 
-/// A member of the group and one outside of it find the same cause.
-int other_order_in_a_half() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    const auto half = group->split(group->rank() / 2, 0);
-    if (group->rank() == 1) half->broadcast(floats, 8, DType::f32, 0).wait();
-    if (group->rank() == 0) half->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-    group->barrier().wait();
-  });
-}
-
 int other_message() {
   const auto group = join();
   return expect_failure(group, [&] {
@@ -426,17 +397,17 @@ int sources_leave() {
 /// The others come when rank 0 has waited too long.
 int late() {
   const auto group = join();
-  const LastWords words(std::filesystem::path(argument).parent_path());
+  const auto timed_out = std::filesystem::path(argument).parent_path() / "timed-out";
   return expect_failure(group, [&] {
     if (group->rank() > 0) {
-      words.await("timed-out");
+      while (!std::filesystem::exists(timed_out)) ::usleep(1000);
       group->barrier().wait();
       return;
     }
     try {
       group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
     } catch (const lockstep::TimeoutError&) {
-      words.leave("timed-out", "");
+      std::ofstream(timed_out).put('x');
       throw;
     }
   });
@@ -459,12 +430,6 @@ int give_up() {
     if (group->rank() == 1) group->fail("this rank gives up");
     group->barrier().wait();
   });
-}
-
-int barriers_of_the_others(const std::function<int()>& fn) {
-  const auto group = join();
-  if (group->rank() == 1) return fn();
-  for (;;) group->barrier().wait();
 }
 
 /// The program's own MPI, for as many threads as the argument says, and who makes progress.
@@ -584,7 +549,6 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"both-ways-over-the-link", both_ways_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
-    {"other-denormals", other_denormals},
     {"out-of-order", out_of_order},
     {"other-reduction", other_reduction},
     {"split-in-flight", split_in_flight},
@@ -599,24 +563,12 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"other-dtypes", other_dtypes},
     {"all-give-up", all_give_up},
     {"deadlock", deadlock},
-    {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
     {"other-tag", other_tag},
     {"sources-leave", sources_leave},
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},
-    {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
-    {"kill-the-last", [] { return kill_the_last(false); }},
-    {"kill-the-last-of-any", [] { return kill_the_last(true); }},
-    {"stopped-job",
-     [] {
-       // MPI_Init alone may take 2 s on a busy machine.
-       lockstep::testing::stop_for_longer_than(5s, *join({{.timeout = 5s}}));
-       return 0;
-     }},
-    {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
-    {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},
     {"own-level", own_level},
     {"overlap",
