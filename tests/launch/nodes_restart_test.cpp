@@ -103,33 +103,6 @@ class NodesOnHosts : public Nodes {
   SimulatedHosts hosts_{3};
 };
 
-TEST_F(NodesOnHosts, EndWhenALinkIsCut) {
-  variables_["LOCKSTEP_HEARTBEAT"] = "3";
-  start_hosts(sleep_on);
-  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
-  hosts_.cut(1);
-  const auto ended = wait();
-  for (const int node : {0, 1, 2}) {
-    const auto lost = node == 1 ? 0 : 1;
-    const auto& one = ended[static_cast<std::size_t>(node)];
-    EXPECT_EQ(one.code, 1);
-    EXPECT_THAT(
-        one.err,
-        HasSubstr(concat("node ", lost, " of 3 failed first: no heartbeat from its ",
-                         "launcher for 3 s (LOCKSTEP_HEARTBEAT) (host ", hosts_.name(lost), ")")));
-  }
-}
-
-TEST_F(NodesOnHosts, NameTheHostOfTheFirstCause) {
-  start_hosts(script(2, "exit 3"));
-  for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 3);
-    EXPECT_THAT(one.err,
-                HasSubstr(concat("rank 2 of 3 failed first: it ended with exit code 3 (host ",
-                                 hosts_.name(2))));
-  }
-}
-
 TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
   const Arguments bench{lockstep_program(), "bench", "all_reduce", "--backend", "tcp",
                         "--check",          "--max", "64KiB",      "--factor",  "64",

@@ -113,14 +113,6 @@ TEST_F(Nodes, ReportTheSameFirstCause) {
   }
 }
 
-TEST_F(Nodes, EndWhenARankIsKilled) {
-  start_all(script(2, "kill -KILL $$"));
-  for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 128 + SIGKILL);
-    EXPECT_THAT(one.err, HasSubstr("rank 2 of 3 failed first: it was ended by SIGKILL"));
-  }
-}
-
 TEST_F(Nodes, EndWhenALauncherIsKilled) {
   count_ = 3;
   for (const int killed : {0, 1}) {
