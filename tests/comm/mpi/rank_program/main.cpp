@@ -46,6 +46,16 @@ using lockstep::testing::join_as_found;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
 
+/// Says what fn threw once all ranks have joined.
+int fail_after_a_barrier(const std::function<void(const Group&)>& fn,
+                         std::chrono::milliseconds timeout = 20s) {
+  const auto group = join({{.timeout = timeout}});
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    fn(group);
+  });
+}
+
 /// The ranks of a host share memory, where the host's groups use it.
 void check_places_of_host(Communicator& group) {
   const auto of_host = group.split(group.hosts()[static_cast<std::size_t>(group.rank())], 0);
@@ -161,9 +171,7 @@ int out_of_order() {
 
 /// Rank 1 averages what the others sum.
 int other_reduction() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // from here on all have joined
+  return fail_after_a_barrier([](const Group& group) {
     const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
     group->all_reduce(floats, 8, DType::f32, op).wait();
   });
@@ -229,9 +237,7 @@ int new_group_without_a_member() {
 
 /// An exception leaves the scope of rank 0's operation, whose memory then goes.
 int abandon() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // from here on all have joined
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() != 0) return group->barrier().wait();
     try {
       std::vector<float> gone(4'000'000, 1);
@@ -263,9 +269,7 @@ int fail_elsewhere() {
 }
 
 int other_dtype() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     auto work = group->rank() == 1 ? group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum)
                                    : group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
     work.wait();
@@ -274,9 +278,7 @@ int other_dtype() {
 
 /// The ranks of the second host sum other elements than those of the first.
 int other_dtype_of_a_host() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     auto work = group->hosts()[static_cast<std::size_t>(group->rank())] > 0
                     ? group->all_reduce(doubles, 32, DType::f64, ReduceOp::sum)
                     : group->all_reduce(floats, 32, DType::f32, ReduceOp::sum);
@@ -286,9 +288,7 @@ int other_dtype_of_a_host() {
 
 /// Rank 1 sums for another wrapper.
 int other_source() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     const auto number = static_cast<std::uint16_t>(group->rank() == 1 ? 2 : 1);
     const lockstep::SourceScope of_wrapper(*group,
                                            {.owner = lockstep::Source::Owner::distributed_optimizer,
@@ -301,9 +301,7 @@ int other_source() {
 
 /// Two operations differ. The second one is shorter, so that its announcements may be sent first.
 int other_dtypes() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     std::vector<double> large(256), small(1);
     const bool is_other = group->rank() == 1;
     const auto sum = [&](std::vector<double>& data) {
@@ -319,9 +317,7 @@ int other_dtypes() {
 
 /// Every rank ends the world at the same time.
 int all_give_up() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     group->fail("this rank gives up");
     group->barrier().wait();
   });
@@ -346,18 +342,16 @@ int deadlock() {
 
 /// The other ranks are in a barrier.
 int other_collective() {
-  const auto group = join({{.timeout = 60s}});
-  return expect_failure(group, [&] {
-    group->barrier().wait();
-    if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-    group->barrier().wait();
-  });
+  return fail_after_a_barrier(
+      [](const Group& group) {
+        if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+        group->barrier().wait();
+      },
+      60s);
 }
 
 int other_message() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // no rank is in join() any more
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
     if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
     group->barrier().wait();
@@ -424,9 +418,7 @@ int leave() {
 }
 
 int give_up() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() == 1) group->fail("this rank gives up");
     group->barrier().wait();
   });
