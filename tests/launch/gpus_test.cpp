@@ -252,19 +252,6 @@ TEST(NcclVersion, IsRead) {
   EXPECT_EQ(detail::nccl_version_text(22907), "2.29.7");
 }
 
-TEST(NcclVersion, OfTheLibraryThatTheVariableNames) {
-  const ScopedVariable library("LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL);
-  const auto found_with = [](const char* version) {
-    const ScopedVariable variable("FAKE_NCCL_VERSION", version);
-    return find_nccl();
-  };
-  EXPECT_EQ(found_with("21900").version, "2.19.0");
-  EXPECT_EQ(found_with("21900").problem, "");
-  EXPECT_THAT(found_with("21900").file, HasSubstr("fake_nccl"));
-  EXPECT_EQ(found_with("21805").version, "2.18.5");
-  EXPECT_THAT(found_with("21805").problem, HasSubstr("too old, 2.19 or newer is needed"));
-}
-
 TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
   const TemporaryFolder folder;
   const auto libtorch = folder / "torch" / "lib";
