@@ -23,16 +23,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const Arguments restart_once{"--max-restarts", "1", "--restart-delay", "0"};
+const auto restart_once = restarts(1);
 /// Ranks that print their place and end in the second attempt.
-const Arguments show_place{"sh", "-c",
-                           "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on "
-                           "$(hostname).; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100"};
-
-Arguments joined(Arguments words, const std::vector<Arguments>& others) {
-  for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
-  return words;
-}
+const auto show_place = shell(
+    "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on $(hostname).; "
+    "[ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100");
 
 class LostHosts : public HostsBySsh {
  protected:
@@ -182,18 +177,10 @@ TEST_F(Nodes, WaitForOneThatIsStartedAgain) {
 TEST_F(Nodes, TakeTheirPlaceAtTheNextRestart) {
   count_ = 3;
   variables_["LOCKSTEP_HEARTBEAT"] = "12";
-  const Arguments words{"--max-restarts",
-                        "2",
-                        "--restart-delay",
-                        "0",
-                        "--min-hosts",
-                        "1",
-                        "--timeout",
-                        "60",
-                        "sh",
-                        "-c",
-                        "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE.; "
-                        "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"};
+  const auto words =
+      joined(restarts(2), {{"--min-hosts", "1", "--timeout", "60"},
+                           shell("echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE.; "
+                                 "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100")});
   start_all(words);
   kill(launcher(1).pid(), SIGKILL);
   kill(launcher(2).pid(), SIGKILL);

@@ -66,11 +66,7 @@ TEST_F(AttackedNodes, EndWithTheCause) {
     start_by_relay(sleep_on);
     for (int node = 0; node < 2; ++node) launcher(node).await_output("pid ");
     relay_->attack(attack);
-    for (const auto& one : wait()) {
-      EXPECT_EQ(one.code, 1);
-      EXPECT_THAT(one.err,
-                  HasSubstr("node 1 of 2 failed first: the MAC of a received frame is wrong"));
-    }
+    expect_all(1, "node 1 of 2 failed first: the MAC of a received frame is wrong");
   }
 }
 
