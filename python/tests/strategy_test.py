@@ -420,14 +420,6 @@ def refused_models(rank, size):
     assert tensor.item() == size
 
 
-def killed(rank, size):
-    model, _, _ = hooked("topk:0.1")
-    backward(model, rank, 0)
-    if rank == size - 1:
-        os._exit(7)
-    raises(dist.DistBackendError, [f"rank {size - 1}"], lambda: backward(model, rank, 1))
-
-
 def refused_on_one_rank(rank, size):
     """One rank alone passes the Strategy of another model, and stays: the other ranks raise its error at once."""
     _, of_another, _ = hooked("topk:0.1")
@@ -511,9 +503,6 @@ class StrategyTest(unittest.TestCase):
 
     def test_refusal_of_one_rank(self):
         ranks.run(refused_on_one_rank, 3)
-
-    def test_killed_rank(self):
-        ranks.run(killed, 3, ends=(2,))
 
     def test_another_backend(self):
         ranks.run(another_backend, 2, "gloo")

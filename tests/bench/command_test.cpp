@@ -76,6 +76,8 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
       {"all_reduce -n 100000", "-n is 100000"},
       {"all_reduce --min 2MiB --max 1MiB", "more than --max"},
       {"all_reduce --max 900TiB", "memory available"},
+      {"all_reduce --max 16000000TiB", "memory available"},
+      {"all_reduce --min 0", "--min is 0"},
       {"all_reduce --factor 1", "--factor"},
       {"all_reduce --repeats -1", "--repeats"},
       {"all_reduce --min 1QB", "--min"},

@@ -5,46 +5,10 @@
 
 #include <limits>
 
-#include "lockstep/error.h"
-
 namespace lockstep::bench {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-void expect_refused(const Settings& settings, const char* text) {
-  try {
-    check(settings);
-    ADD_FAILURE() << "accepted, expected an error with " << text;
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
-
-TEST(Settings, DefaultsAreUsable) { EXPECT_NO_THROW(check(Settings{})); }
-
-TEST(Settings, RefusesWhatCannotBeMeasured) {
-  Settings settings;
-  settings.ranks = 0;
-  expect_refused(settings, "-n is 0");
-  settings.ranks = 100000;
-  expect_refused(settings, "-n is 100000");
-  settings = {};
-  settings.min_bytes = 0;
-  expect_refused(settings, "--min is 0");
-  settings = {};
-  settings.min_bytes = settings.max_bytes + 1;
-  expect_refused(settings, "more than --max");
-  settings = {};
-  settings.factor = 1;
-  expect_refused(settings, "--factor is 1");
-  settings = {};
-  settings.max_bytes = std::size_t{1} << 50;
-  expect_refused(settings, "memory available");
-  settings.max_bytes = std::numeric_limits<std::size_t>::max();
-  expect_refused(settings, "memory available");
-}
 
 TEST(Settings, SizesGrowByTheFactorUpToTheLargest) {
   Settings settings;

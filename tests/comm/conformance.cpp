@@ -285,26 +285,36 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
 }
 
-void gather_varying(Communicator& group, const Case& c, int root) {
-  const auto counts = counts_of(group, c, true);
+void gather(Communicator& group, const Case& c, int root, bool varying) {
+  const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
   const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
   const bool is_root = group.rank() == root;
   const Bytes expected = is_root ? joined(inputs) : Bytes();
   const Buffer output(group, c.place, Bytes(expected.size()));
-  group.gather(input.data(), is_root ? output.data() : nullptr, counts, c.dtype, root).wait();
-  output.expect(expected, c.text(group, concat("gather of varying counts to ", root)));
+  auto* const to = is_root ? output.data() : nullptr;
+  (varying ? group.gather(input.data(), to, counts, c.dtype, root)
+           : group.gather(input.data(), to, c.count, c.dtype, root))
+      .wait();
+  output.expect(
+      expected,
+      c.text(group, concat(varying ? "gather of varying counts to " : "gather to ", root)));
 }
 
-void scatter_varying(Communicator& group, const Case& c, int root) {
-  const auto counts = counts_of(group, c, true);
+void scatter(Communicator& group, const Case& c, int root, bool varying) {
+  const auto counts = counts_of(group, c, varying);
   const auto parts = make_parts(c, counts);
   const auto& mine = parts[static_cast<std::size_t>(group.rank())];
   const bool is_root = group.rank() == root;
   const Buffer input(group, c.place, is_root ? joined(parts) : Bytes());
   const Buffer output(group, c.place, Bytes(mine.size()));
-  group.scatter(is_root ? input.data() : nullptr, output.data(), counts, c.dtype, root).wait();
-  output.expect(mine, c.text(group, concat("scatter of varying counts from ", root)));
+  const auto* const from = is_root ? input.data() : nullptr;
+  (varying ? group.scatter(from, output.data(), counts, c.dtype, root)
+           : group.scatter(from, output.data(), c.count, c.dtype, root))
+      .wait();
+  output.expect(
+      mine,
+      c.text(group, concat(varying ? "scatter of varying counts from " : "scatter from ", root)));
 }
 
 /// The part of one rank for another has a length of its own; some are empty.
@@ -332,26 +342,6 @@ void all_to_all_varying(Communicator& group, const Case& c) {
   group.all_to_all(input.data(), output.data(), sent, received, c.dtype).wait();
   output.expect(expected, c.text(group, "all_to_all of varying counts"));
   input.expect(in, c.text(group, "the input of all_to_all of varying counts"));
-}
-
-void gather(Communicator& group, const Case& c, int root) {
-  const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
-  const bool is_root = group.rank() == root;
-  const Bytes expected = is_root ? joined(inputs) : Bytes();
-  const Buffer output(group, c.place, Bytes(expected.size()));
-  group.gather(input.data(), is_root ? output.data() : nullptr, c.count, c.dtype, root).wait();
-  output.expect(expected, c.text(group, concat("gather to ", root)));
-}
-
-void scatter(Communicator& group, const Case& c, int root) {
-  const auto parts = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const bool is_root = group.rank() == root;
-  const Buffer input(group, c.place, is_root ? joined(parts) : Bytes());
-  const Buffer output(group, c.place, Bytes(c.count * size_of(c.dtype)));
-  group.scatter(is_root ? input.data() : nullptr, output.data(), c.count, c.dtype, root).wait();
-  output.expect(parts[static_cast<std::size_t>(group.rank())],
-                c.text(group, concat("scatter from ", root)));
 }
 
 void all_to_all(Communicator& group, const Case& c) {
@@ -389,13 +379,13 @@ void check_case(Communicator& group, const Case& c) {
   reduce_scatter(group, c, ReduceOp::sum, false);
   reduce_scatter(group, c, has_reduction(c.dtype, ReduceOp::avg) ? ReduceOp::avg : ReduceOp::bxor,
                  true);
-  gather(group, c, last);
-  scatter(group, c, last);
+  gather(group, c, last, false);
+  scatter(group, c, last, false);
   all_to_all(group, c);
   // Parts of different lengths depend on the size of an element only.
   if (c.dtype == DType::f32 || c.dtype == DType::i16) {
-    gather_varying(group, c, last);
-    scatter_varying(group, c, last);
+    gather(group, c, last, true);
+    scatter(group, c, last, true);
     all_to_all_varying(group, c);
   }
   group.barrier().wait();

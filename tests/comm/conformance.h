@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -51,6 +52,9 @@ std::int64_t sum_of_ranks(Communicator& group, int rank);
 
 /// Waits with a limit, for any of several operations, and until another thread requests a stop.
 void check_waits(Communicator& group);
+
+/// Throws: std::runtime_error naming the rank unless it is as expected.
+void require(bool as_expected, const Communicator& group, const std::string& what);
 
 /// A message of one number.
 Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag);

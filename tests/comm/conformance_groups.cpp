@@ -1,10 +1,8 @@
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/comm/conformance.h"
 
 namespace lockstep::testing {
@@ -17,12 +15,6 @@ std::int64_t sum_of_ranks(Communicator& group, int rank) {
 
 namespace {
 
-void require_group(bool as_expected, const Communicator& group, const std::string& what) {
-  if (as_expected) return;
-  throw std::runtime_error(
-      detail::concat("rank ", group.rank(), " of ", group.size(), ": new_group: got ", what));
-}
-
 /// Several operations of the same group at the same time, of which some are staged between hosts.
 void check_sums(Communicator& group) {
   std::vector<float> floats(100'003, static_cast<float>(group.rank() + 1));
@@ -32,10 +24,10 @@ void check_sums(Communicator& group) {
   of_numbers.wait();
   of_floats.wait();
   const std::int64_t expected = std::int64_t{group.size()} * (group.size() + 1) / 2;
-  require_group(numbers == std::vector<std::int64_t>(7, expected), group,
-                "another sum of integers");
-  require_group(floats == std::vector<float>(100'003, static_cast<float>(expected)), group,
-                "another sum of floats");
+  require(numbers == std::vector<std::int64_t>(7, expected), group,
+          "new_group: got another sum of integers");
+  require(floats == std::vector<float>(100'003, static_cast<float>(expected)), group,
+          "new_group: got another sum of floats");
 }
 
 }  // namespace
@@ -48,10 +40,12 @@ void check_new_group(Communicator& group) {
   if (group.rank() % 2 == 0) {
     const auto evens = group.new_group(members);
     const auto last = static_cast<int>(members.size()) - 1;
-    require_group(evens->rank() == last - group.rank() / 2 && evens->size() == last + 1, group,
-                  "another rank or size");
-    require_group(evens->world_rank(0) == group.world_rank(members[0]), group, "another rank 0");
-    require_group(sum_of_ranks(*evens, group.rank()) == last * (last + 1), group, "another sum");
+    require(evens->rank() == last - group.rank() / 2 && evens->size() == last + 1, group,
+            "new_group: got another rank or size");
+    require(evens->world_rank(0) == group.world_rank(members[0]), group,
+            "new_group: got another rank 0");
+    require(sum_of_ranks(*evens, group.rank()) == last * (last + 1), group,
+            "new_group: got another sum");
     check_sums(*evens);
     check_messages(*evens);
     // The same members again, while the first group exists, and groups of a new group.

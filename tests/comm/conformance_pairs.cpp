@@ -81,10 +81,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-void expect(bool as_expected, const Communicator& group, std::string_view what) {
-  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
-}
-
 /// Rank 0 chooses the order in which the others send.
 void check_order_of_completion(Communicator& group) {
   const int size = group.size();
@@ -103,12 +99,12 @@ void check_order_of_completion(Communicator& group) {
     const std::int64_t number = 10 * from;
     auto sent = group.send(&number, 1, DType::i64, from);
     const auto index = static_cast<std::size_t>(from);
-    expect(wait_any(works) == index, group, concat("wait_any did not return ", from));
+    require(wait_any(works) == index, group, concat("wait_any did not return ", from));
     works[index].wait();
-    expect(answers[index] == number, group, concat("wait_any: no answer from ", from));
+    require(answers[index] == number, group, concat("wait_any: no answer from ", from));
     sent.wait();
   }
-  expect(!wait_any(works), group, "wait_any of no operation returned one");
+  require(!wait_any(works), group, "wait_any of no operation returned one");
 }
 
 }  // namespace
@@ -119,22 +115,22 @@ void check_waits(Communicator& group) {
   const std::int64_t mine = group.rank();
   std::int64_t theirs = -1;
   Work received = group.recv(&theirs, 1, DType::i64, before);
-  expect(!received.wait_for(0s), group, "wait_for(0) returned before the message was sent");
-  expect(!received.wait_for(1ms), group, "wait_for() returned before the message was sent");
+  require(!received.wait_for(0s), group, "wait_for(0) returned before the message was sent");
+  require(!received.wait_for(1ms), group, "wait_for() returned before the message was sent");
   {
     std::stop_source source;
     const std::jthread other([&] { source.request_stop(); });
-    expect(
+    require(
         !wait_any({&received, 1}, std::chrono::steady_clock::time_point::max(), source.get_token()),
         group, "wait_any returned an operation after a stop");
   }
   group.barrier().wait();
   Work sent = group.send(&mine, 1, DType::i64, next);
-  expect(received.wait_for(20s), group, "wait_for() did not see the message");
-  expect(received.pending() && received.complete(), group, "wait_for() took the operation");
+  require(received.wait_for(20s), group, "wait_for() did not see the message");
+  require(received.pending() && received.complete(), group, "wait_for() took the operation");
   received.wait();
-  expect(theirs == before, group, "the message is another one");
-  expect(sent.wait_for(20s) && Work().wait_for(0s), group, "wait_for() of a complete operation");
+  require(theirs == before, group, "the message is another one");
+  require(sent.wait_for(20s) && Work().wait_for(0s), group, "wait_for() of a complete operation");
   sent.wait();
   check_order_of_completion(group);
 }

@@ -13,6 +13,10 @@
 
 namespace lockstep::testing {
 
+void require(bool as_expected, const Communicator& group, const std::string& what) {
+  if (!as_expected) throw std::runtime_error(detail::concat("rank ", group.rank(), ": ", what));
+}
+
 Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag) {
   return group.send(&number, 1, DType::i64, to, tag);
 }
@@ -23,10 +27,6 @@ Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint3
 namespace {
 
 using detail::concat;
-
-void require(bool as_expected, const Communicator& group, const std::string& what) {
-  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
-}
 
 /// One message of the random exchange. Receives of the tags 0 and 1 are from any source.
 struct Planned {

@@ -49,10 +49,6 @@ TEST_P(HostDenormals, AreFlushedInSums) {
   });
 }
 
-TEST_P(HostDenormals, AreKeptInSums) {
-  run_ranks(GetParam(), [](const auto& group) { check_denormals(*group); });
-}
-
 /// The errors of all ranks, each of which joins with that setting; "" where there is none.
 std::vector<std::string> what_joining_threw(int n, const std::function<bool(int rank)>& flushes) {
   const auto world = host::World::create(n);

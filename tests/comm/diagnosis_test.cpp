@@ -82,12 +82,6 @@ class Records {
   std::vector<std::pair<int, std::shared_ptr<FlightRecorder>>> recorders_;
 };
 
-TEST(Diagnosis, OfRanksThatDoNotWait) {
-  Records records(3, {0, 1, 2});
-  for (const int rank : {0, 1, 2}) records.complete(rank, 1);
-  EXPECT_EQ(records.diagnose().kind, Kind::none);
-}
-
 TEST(Diagnosis, NamesTheRankThatHasNotIssuedTheOperation) {
   Records records(3, {0, 1, 2});
   records.complete(2, 1);
@@ -142,15 +136,6 @@ TEST(Diagnosis, TakesTheBackendsWordForRanksOfOtherHosts) {
   records.of(0).set_missing(std::vector{3});
   records.of(1).set_missing(std::vector{3});
   EXPECT_THAT(records.diagnose().ranks, ElementsAre(3));
-}
-
-TEST(Diagnosis, OfAllRanksInOneOperationIsData) {
-  Records records(2, {0, 1});
-  records.wait(0, 1);
-  records.wait(1, 1);
-  const auto found = records.diagnose();
-  EXPECT_EQ(found.kind, Kind::transit);
-  EXPECT_THAT(found.waiting, ElementsAre(0, 1));
 }
 
 /// Each rank has done its step, and waits for the next one of the other.

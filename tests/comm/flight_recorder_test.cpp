@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -146,17 +145,6 @@ TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
   writer.join();
   EXPECT_GT(read, 0U);
   EXPECT_EQ(torn, 0U) << "of " << read;
-}
-
-TEST(FlightRecorder, IsReadableByItsUserAloneAndRemoved) {
-  auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 902});
-  const auto path = record_of_size(902)->path();
-  struct stat status {};
-  ASSERT_EQ(::stat(path.c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777, 0600U);
-  EXPECT_EQ(status.st_uid, ::geteuid());
-  recorder.reset();
-  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 /// A path in flight_folder of a recorder that this process makes later.

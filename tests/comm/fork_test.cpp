@@ -84,16 +84,6 @@ const ProcessBody exits_in_between("a child exits in the middle of a collective"
   group->barrier().wait();
 });
 
-const ProcessBody returns("a child returns from main", [](Held group) {
-  group->barrier().wait();
-  if (group->rank() == 1) {
-    const pid_t child = ::fork();
-    if (child == 0) return;
-    ::waitpid(child, nullptr, 0);
-  }
-  group->barrier().wait();
-});
-
 const ProcessBody throws("a child ends by an exception", [](Held group) {
   if (group->rank() == 1) {
     auto work = group->barrier();
@@ -145,7 +135,6 @@ TEST_P(Fork, LeavesTheParentsWorldAlone) {
 INSTANTIATE_TEST_SUITE_P(Host, Fork,
                          ::testing::Values("a child destroys its group",
                                            "a child exits in the middle of a collective",
-                                           "a child returns from main",
                                            "a child ends by an exception",
                                            "a child uses its group"),
                          [](const auto& test) {

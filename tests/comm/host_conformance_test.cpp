@@ -15,6 +15,7 @@ void check_all(const std::shared_ptr<Communicator>& group) {
   check_places(*group);
   check_split(*group);
   check_messages(*group);
+  check_tags(*group);
   check_waits(*group);
   check_denormals(*group);
 }

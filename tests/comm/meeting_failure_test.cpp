@@ -79,24 +79,19 @@ const auto rank_zero_named =
     AllOf(HasSubstr("rank 0 left the world (its process ended) before init"),
           Not(HasSubstr("never called init")));
 
-TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
-  const auto name = job("zero ends late");
-  OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
-  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
-  std::string thrown;
-  std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
-  while (!world->joined(1)) std::this_thread::yield();
-  zero.end();
-  waiting.join();
-  EXPECT_THAT(thrown, rank_zero_named);
-}
-
-TEST(ProcessesMeeting, RankZeroThatHasEndedIsNamed) {
-  const auto name = job("zero ends early");
-  OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
-  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
-  zero.end();
-  EXPECT_THAT(what_joining_throws(world, 1), rank_zero_named);
+TEST(ProcessesMeeting, RankZeroThatEndsBeforeOrWhileOthersWaitIsNamed) {
+  for (const bool before : {true, false}) {
+    const auto name = job(before ? "zero ends early" : "zero ends late");
+    OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+    if (before) zero.end();
+    std::string thrown;
+    std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
+    while (!before && !world->joined(1)) std::this_thread::yield();
+    zero.end();
+    waiting.join();
+    EXPECT_THAT(thrown, rank_zero_named);
+  }
 }
 
 TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {

@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/host/host.h"
-#include "comm/host/live_waits.h"
-#include "comm/host/world/world.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
 
-// Receives by tag and from any source, and their cancellation.
+// Receives by tag and from any source that fail.
 
 namespace lockstep::testing {
 namespace {
@@ -26,17 +23,6 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-const ProcessBody tagged("tagged messages", [](const auto& group) { check_tags(*group); });
-
-class TaggedMessages : public ::testing::TestWithParam<int> {};
-
-TEST_P(TaggedMessages, OfThreads) {
-  run_ranks(GetParam(), [](const auto& group) { check_tags(*group); });
-}
-TEST_P(TaggedMessages, OfProcesses) { expect_processes(GetParam(), "tagged messages"); }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, TaggedMessages, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(AnySource, IsServedInTurn) {
   run_ranks(3, [](const auto& group) {
@@ -128,58 +114,6 @@ TEST(AnySource, DeadlockOfAllSourcesIsFound) {
                                           "ranks 1, 2"),
                                 HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for "
                                           "rank 0"))));
-}
-
-/// Published waits of three ranks, as the search for deadlocks reads them.
-class WaitsForAny : public ::testing::Test {
- protected:
-  WaitsForAny() {
-    for (int rank = 0; rank < 3; ++rank) block_.membership(rank).rank.store(rank + 1);
-  }
-  host::PublishedWait wait(int rank, Collective collective, int peer) {
-    return {arena_.rank(rank), host::Waited{.group = arena_.offset_of(block_.base()),
-                                            .members = 3,
-                                            .member = rank,
-                                            .collective = collective,
-                                            .peer = peer,
-                                            .sequence = 1}};
-  }
-
-  std::shared_ptr<host::World> world_ = host::World::create(3);
-  const host::Arena& arena_ = world_->arena();
-  host::Block block_ = arena_.world_block();
-};
-
-TEST_F(WaitsForAny, AreNoDeadlockWhileOneRankComputes) {
-  const auto any = wait(0, Collective::recv, any_source);
-  const auto other = wait(1, Collective::recv, 0);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1));
-  const auto last = wait(2, Collective::recv, 1);
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 2));
-}
-
-TEST_F(WaitsForAny, EndByAMessageThatIsNotTaken) {
-  const auto any = wait(0, Collective::recv, any_source);
-  const auto other = wait(1, Collective::send, 0);
-  const auto last = wait(2, Collective::recv, 1);
-  block_.mailbox(1, 0).sends_begun.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 2));
-  block_.mailbox(1, 0).taken.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1))
-      << "rank 0 has taken the message of rank 1";
-}
-
-TEST_F(WaitsForAny, AreADeadlockIfASendFindsNoReceive) {
-  const auto first = wait(0, Collective::recv, 1);
-  const auto other = wait(1, Collective::send, 2);
-  const auto last = wait(2, Collective::recv, 0);
-  block_.mailbox(1, 2).sends_begun.store(1);
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
-  block_.mailbox(1, 2).open_recvs.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
 }
 
 }  // namespace

@@ -124,27 +124,6 @@ TEST_P(NormalisationOnDevices, OfAConvertedModelHasTheResultsOfTheCpu) {
   });
 }
 
-TEST_P(NormalisationOnDevices, UsesTheSamplesOfAllRanks) {
-  run([&](const Group& group) {
-    auto norm = torch::nn::BatchNorm1d(4);
-    norm->to(group.device());
-    auto net = torch::nn::Sequential(norm);
-    convert_sync_batchnorm(*net, group);
-    std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      parts.push_back(random_values({2 + rank, 4}, static_cast<std::uint64_t>(rank)) + rank);
-    }
-    const auto whole = at::cat(parts);
-    const at::Tensor own = parts[static_cast<std::size_t>(group.rank())];
-    const auto output = net->forward(own.to(group.device())).detach().cpu();
-    const auto mean = whole.mean(0);
-    const auto expected = (own - mean) / (whole.var(0, false) + 1e-5).sqrt();
-    EXPECT_TRUE(output.allclose(expected, 1e-4, 1e-5));
-    EXPECT_TRUE(norm->running_mean.cpu().allclose(mean * 0.1, 1e-4, 1e-5));
-    EXPECT_TRUE(norm->running_var.cpu().allclose(whole.var(0) * 0.1 + 0.9, 1e-4, 1e-5));
-  });
-}
-
 TEST_P(NormalisationOnDevices, RefusesAnInputOnTheCpu) {
   run([&](const Group& group) {
     SyncBatchNorm norm(torch::nn::BatchNormOptions(4), group.split(0));

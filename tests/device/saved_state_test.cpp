@@ -8,7 +8,6 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/strategy.h"
 #include "tests/device/on_devices.h"
@@ -99,36 +98,6 @@ TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
           expect_equal(second.state(), expected, tolerance());
         }
       }
-    });
-  }
-}
-
-TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
-  for (const auto* kind : {"sgd", "adam"}) {
-    const auto folder = folder_of_ranks();
-    run([&](const Group& group) {
-      TrainingRun first(group.host(), kind, "fp32");
-      first.train(0, 1);
-      first.checkpoint().save(folder / "run", {}, group);
-      TrainingRun second(group, kind, "fp32");
-      second.checkpoint().load(folder / "run", group);
-      std::size_t tensors = 0;
-      const auto expect_on_device = [&](const at::Tensor& tensor) {
-        if (!tensor.defined()) return;
-        ++tensors;
-        EXPECT_EQ(tensor.device(), group.device());
-      };
-      for (const auto& [key, state] : second.inner->state()) {
-        if (const auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(state.get())) {
-          expect_on_device(sgd->momentum_buffer());
-        }
-        if (const auto* adam = dynamic_cast<torch::optim::AdamParamState*>(state.get())) {
-          expect_on_device(adam->exp_avg());
-          expect_on_device(adam->exp_avg_sq());
-          expect_on_device(adam->max_exp_avg_sq());
-        }
-      }
-      EXPECT_GE(tensors, 6U);
     });
   }
 }

@@ -124,35 +124,6 @@ TEST_P(ScaledTrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
   }
 }
 
-TEST_P(ScaledTrainingOnDevices, HasTheResultsOfTrainingWithoutAScale) {
-  run([&](const Group& group) {
-    // A power of two changes no bit of a float32 gradient.
-    const auto train = [&](bool scaled) {
-      Net net;
-      net.to(group.device());
-      torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-      DistributedOptimizer optimizer(sgd, net, group);
-      GradScaler scaler(group, {.enabled = scaled});
-      for (int step = 0; step < 3; ++step) {
-        // Rank 0 accumulates two gradients, and has none in step 1.
-        if (step == 2) {
-          const auto local = optimizer.no_sync();
-          scaler.scale(loss_of(net.forward(inputs(group, 0)), group, 0)).backward();
-        }
-        if (step == 2 || step != 1 || group.rank() != 0) {
-          scaler.scale(loss_of(net.forward(inputs(group, 3 + step)), group, 3 + step)).backward();
-        }
-        scaler.unscale_(optimizer);
-        EXPECT_TRUE(scaler.step(optimizer));
-        scaler.update();
-        optimizer.zero_grad();
-      }
-      return values(net);
-    };
-    expect_equal(train(true), train(false), 0);
-  });
-}
-
 TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
   if (backend() == DeviceBackend::staged) GTEST_SKIP() << "staged exchanges wait for the host";
   if (on_gpus()) GTEST_SKIP() << "counts the waits of the simulated device";

@@ -102,42 +102,6 @@ TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
   }
 }
 
-TEST_F(Simulation, CopiesToPinnedMemoryAreAsynchronous) {
-  const auto x = at::full({1000}, 3.0, device);
-  const auto pinned = at::empty({1000}, at::TensorOptions().pinned_memory(true));
-  ASSERT_TRUE(pinned.is_pinned());
-  EXPECT_FALSE(at::empty({10}).is_pinned());
-  EXPECT_FALSE(x.is_pinned());
-  settle();
-  slow_down(0, current().native_handle(), 100000);
-  auto before = counts(0);
-  pinned.copy_(x, true);
-  c10::Event done(device_type());
-  done.record(current());
-  EXPECT_FALSE(done.query());
-  EXPECT_TRUE(pinned.isnan().all().item<bool>());
-  EXPECT_EQ((counts(0) - before).host_synchronisations, 0);
-  EXPECT_EQ((counts(0) - before).copies, 1);
-  done.synchronize();
-  EXPECT_TRUE(pinned.eq(3).all().item<bool>());
-  EXPECT_EQ((counts(0) - before).host_synchronisations, 1);
-
-  // The device reads pinned memory later: the host changes it too early here.
-  auto target = at::zeros({1000}, device);
-  settle();
-  target.copy_(pinned, true);
-  pinned.fill_(4);
-  EXPECT_TRUE(target.cpu().eq(4).all().item<bool>());
-  slow_down(0, current().native_handle(), 0);
-
-  before = counts(0);
-  auto pageable = at::empty({1000});
-  pageable.copy_(x, true);
-  EXPECT_TRUE(pageable.eq(3).all().item<bool>());
-  target.copy_(pageable, true);
-  EXPECT_EQ((counts(0) - before).host_synchronisations, 2);
-}
-
 TEST_F(Simulation, AutocastLowersThePrecision) {
   torch::nn::Linear model(3, 4);
   model->to(device);

@@ -192,12 +192,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, Streams,
 class CostOfAStep : public OnSimulation {};
 
 /// What one step costs, after some steps.
-struct Cost {
-  simulation::Counts of_step;
-};
-
-Cost cost_of_step(const std::string& strategy, bool wrapped) {
-  Cost cost;
+simulation::Counts cost_of_step(const std::string& strategy, bool wrapped) {
+  simulation::Counts cost;
   on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
     auto model = std::make_shared<torch::nn::SequentialImpl>(
         torch::nn::Linear(20, 30), torch::nn::BatchNorm1d(30), torch::nn::ReLU(),
@@ -207,13 +203,12 @@ Cost cost_of_step(const std::string& strategy, bool wrapped) {
     if (wrapped)
       ddp.emplace(model, group, DataParallelOptions{.strategy = parse_strategy(strategy)});
     const auto input = at::ones({4, 20}, options_of(group));
-    simulation::Counts before;
     for (int step = 0; step < 4; ++step) {
       simulation::synchronize_all();
-      before = simulation::counts();
+      const auto before = simulation::counts();
       model->zero_grad();
       (wrapped ? (*ddp)(input) : model->forward(input)).sum().backward();
-      cost.of_step = simulation::counts() - before;
+      cost = simulation::counts() - before;
     }
   });
   return cost;
@@ -223,17 +218,17 @@ TEST_F(CostOfAStep, OfFp32IsACopyAndACollectiveForEachBucket) {
   const auto plain = cost_of_step("fp32", false);
   const auto wrapped = cost_of_step("fp32", true);
   // One for the gradients of the only bucket, and one for the buffers of each dtype.
-  EXPECT_LE(wrapped.of_step.kernels, plain.of_step.kernels + 3);
-  EXPECT_EQ(wrapped.of_step.collectives, 2u);
-  EXPECT_EQ(wrapped.of_step.copies, plain.of_step.copies);
-  EXPECT_EQ(wrapped.of_step.host_synchronisations, plain.of_step.host_synchronisations);
+  EXPECT_LE(wrapped.kernels, plain.kernels + 3);
+  EXPECT_EQ(wrapped.collectives, 2u);
+  EXPECT_EQ(wrapped.copies, plain.copies);
+  EXPECT_EQ(wrapped.host_synchronisations, plain.host_synchronisations);
 }
 
 TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
   for (const auto* strategy : {"fp32", "fp16", "bf16", "topk:0.1", "power_sgd:rank=1",
                                // in pinned memory of the host
                                "threshold:0.01", "int8"}) {
-    EXPECT_EQ(cost_of_step(strategy, true).of_step.host_synchronisations, 0u) << strategy;
+    EXPECT_EQ(cost_of_step(strategy, true).host_synchronisations, 0u) << strategy;
   }
 }
 

@@ -114,15 +114,9 @@ class BadProgram : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(BadProgram, NotExecutable) {
+TEST_F(BadProgram, CannotRun) {
   expect_refused(make("plain", "#!/bin/sh\n", false), "not executable");
-}
-
-TEST_F(BadProgram, OfNoKnownFormat) {
   expect_refused(make("bytes", "what is this", true), "format");
-}
-
-TEST_F(BadProgram, WhoseInterpreterIsMissing) {
   expect_refused(make("script", "#!/no/such/shell\n", true), "No such file");
 }
 

@@ -169,16 +169,6 @@ TEST(Stopping, ReachesARankThatIgnoresSigterm) {
   EXPECT_FALSE(anything_left());
 }
 
-TEST(Stopping, ReachesDescendants) {
-  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "descendant", "1"});
-  job.await_output("descendant ");
-  const auto ranks = numbers_after(concat("\n", job.output()), "\npid");
-  ASSERT_EQ(ranks.size(), 1U);
-  kill(ranks.front(), SIGSEGV);
-  EXPECT_EQ(job.wait().code, 128 + SIGSEGV);
-  EXPECT_FALSE(anything_left());
-}
-
 TEST(Stopping, ReachesDescendantsThatLeftTheGroup) {
   const auto ended = run_lockstep({"-n", "2", rank_program(), "hidden-descendant", "0"});
   EXPECT_EQ(ended.code, 4);

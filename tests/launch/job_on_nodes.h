@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -39,6 +40,13 @@ class Nodes : public ::testing::Test {
     EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
     return all;
   }
+  /// Waits, and expects that every launcher has ended so and said that.
+  void expect_all(int code, const std::string& said = "") {
+    for (const auto& one : wait()) {
+      EXPECT_EQ(one.code, code) << one.err;
+      EXPECT_THAT(one.err, ::testing::HasSubstr(said));
+    }
+  }
 
   int count_ = 2;
   std::string master_ = "127.0.0.1";
@@ -47,13 +55,22 @@ class Nodes : public ::testing::Test {
   std::deque<Launched> launchers_;
 };
 
+/// Options of a job that may restart so many times.
+inline Arguments restarts(int most) {
+  return {"--max-restarts", std::to_string(most), "--restart-delay", "0"};
+}
+inline Arguments shell(const std::string& script) { return {"sh", "-c", script}; }
+inline Arguments joined(Arguments words, const std::vector<Arguments>& others) {
+  for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
+  return words;
+}
+
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-inline const Arguments sleep_on{"sh", "-c", "echo pid $$; exec sleep 100"};
+inline const auto sleep_on = shell("echo pid $$; exec sleep 100");
 /// A rank that ends so, and others that go on.
 inline Arguments script(int rank, const std::string& end) {
-  return {"sh", "-c",
-          lockstep::detail::concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
-                                   "; fi; exec sleep 100")};
+  return shell(lockstep::detail::concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ",
+                                        end, "; fi; exec sleep 100"));
 }
 
 }  // namespace lockstep::testing

@@ -89,25 +89,6 @@ TEST(Losses, OfLogFilesAreTold) {
   EXPECT_EQ(contents(folder / "rank-1.out"), "out\n");
 }
 
-TEST(Losses, OfLogFilesOnAFullDisk) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can mount a small disk";
-  const TemporaryFolder folder;
-  const auto logs = folder.path().string();
-  // The mount is this shell's own and ends with it.
-  const auto mount = concat("mount -t tmpfs -o size=64k none ", logs);
-  if (std::system(concat("unshare -m ", mount, " 2>/dev/null").c_str()) != 0) {
-    GTEST_SKIP() << "this container may not mount";
-  }
-  const auto ended =
-      Launched({"/usr/bin/env", "unshare", "-m", "/bin/sh", "-c",
-                concat(mount, " && ", quoted(lockstep_program()), " run -q -n 2 --log-dir ", logs,
-                       " sh -c 'seq 30000'; code=$?; ls -l ", logs, " >&2; exit $code")})
-          .wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("lockstep: output was lost: "), HasSubstr(full)));
-  EXPECT_THAT(ended.out, ::testing::EndsWith("\n30000\n")) << "the job went on";
-}
-
 TEST(Losses, OfAnEarlierAttemptAreTold) {
   const TemporaryFolder folder;
   const auto ended = run_with_full(folder.path(), {"attempt-0/rank-0.out"},

@@ -19,18 +19,12 @@ using ::testing::HasSubstr;
 
 TEST_F(Nodes, StartAgainTogether) {
   TemporaryFolder folder;
-  const Arguments words{"--max-restarts",
-                        "2",
-                        "--restart-delay",
-                        "0",
-                        "--log-dir",
-                        folder.path(),
-                        "sh",
-                        "-c",
-                        "echo attempt $LOCKSTEP_RESTART_COUNT $LOCKSTEP_TOKEN; "
-                        "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 20 ] || exit 3; "
-                        "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 01 ] || exit 4; "
-                        "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"};
+  const auto words =
+      joined(restarts(2), {{"--log-dir", folder.path()},
+                           shell("echo attempt $LOCKSTEP_RESTART_COUNT $LOCKSTEP_TOKEN; "
+                                 "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 20 ] || exit 3; "
+                                 "[ $LOCKSTEP_RANK$LOCKSTEP_RESTART_COUNT != 01 ] || exit 4; "
+                                 "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100")});
   start(0, 2, words);
   start(1, 1, words);
   for (const auto& one : wait()) {
@@ -55,13 +49,8 @@ TEST_F(Nodes, StartAgainTogether) {
 }
 
 TEST_F(Nodes, TakeTheLauncherThatReplacesALostOne) {
-  const Arguments words{"--max-restarts",
-                        "1",
-                        "--restart-delay",
-                        "0",
-                        "sh",
-                        "-c",
-                        "echo pid $$; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100"};
+  const auto words = joined(
+      restarts(1), {shell("echo pid $$; [ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100")});
   start(0, 1, words);
   start(1, 1, words);
   launcher(0).await_output("pid ");
@@ -82,10 +71,7 @@ TEST_F(Nodes, EndAtASignalBeforeARestart) {
   EXPECT_TRUE(launcher(0).await_error("restart 1 of 1"));
   EXPECT_TRUE(launcher(1).await_error("restart 1 of 1"));
   kill(launcher(1).pid(), SIGINT);
-  for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 3);
-    EXPECT_THAT(one.err, HasSubstr("not started again, as SIGINT asked it to end"));
-  }
+  expect_all(3, "not started again, as SIGINT asked it to end");
 }
 
 /// Launchers on simulated hosts.
@@ -102,33 +88,6 @@ class NodesOnHosts : public Nodes {
 
   SimulatedHosts hosts_{3};
 };
-
-TEST_F(NodesOnHosts, EndWhenALinkIsCut) {
-  variables_["LOCKSTEP_HEARTBEAT"] = "3";
-  start_hosts(sleep_on);
-  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
-  hosts_.cut(1);
-  const auto ended = wait();
-  for (const int node : {0, 1, 2}) {
-    const auto lost = node == 1 ? 0 : 1;
-    const auto& one = ended[static_cast<std::size_t>(node)];
-    EXPECT_EQ(one.code, 1);
-    EXPECT_THAT(
-        one.err,
-        HasSubstr(concat("node ", lost, " of 3 failed first: no heartbeat from its ",
-                         "launcher for 3 s (LOCKSTEP_HEARTBEAT) (host ", hosts_.name(lost), ")")));
-  }
-}
-
-TEST_F(NodesOnHosts, NameTheHostOfTheFirstCause) {
-  start_hosts(script(2, "exit 3"));
-  for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 3);
-    EXPECT_THAT(one.err,
-                HasSubstr(concat("rank 2 of 3 failed first: it ended with exit code 3 (host ",
-                                 hosts_.name(2))));
-  }
-}
 
 TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
   const Arguments bench{lockstep_program(), "bench", "all_reduce", "--backend", "tcp",
@@ -148,12 +107,8 @@ TEST_F(NodesOnHosts, NameTheRankThatTheRanksLost) {
   for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
   launcher(0).await_output("(B)");  // all have joined
   kill(numbers_after(launcher(1).output(), "pid").at(0), SIGKILL);
-  for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 128 + SIGKILL) << one.err;
-    EXPECT_THAT(one.err,
-                HasSubstr(concat("rank 1 of 3 failed first: it was ended by SIGKILL (host ",
-                                 hosts_.name(1))));
-  }
+  expect_all(128 + SIGKILL,
+             concat("rank 1 of 3 failed first: it was ended by SIGKILL (host ", hosts_.name(1)));
 }
 
 }  // namespace

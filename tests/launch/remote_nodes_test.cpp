@@ -179,23 +179,6 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
   }
 }
 
-TEST_F(HostsBySsh, EndWithTheFirstLauncherAndWithSsh) {
-  for (const bool first : {true, false}) {
-    Launched launcher(
-        hosts_.command({"--hosts", hosts_.list(), "sh", "-c", "echo pid $$; exec sleep 100"}));
-    launcher.await_output("pid ", 4);
-    const auto started = hosts_.started();
-    // The command in place of ssh has become the launcher of its host.
-    kill(first ? launcher.pid() : numbers_after(started, hosts_.name(1)).at(0), SIGKILL);
-    const auto ended = launcher.wait();
-    if (!first) {
-      EXPECT_EQ(ended.code, 1);
-      EXPECT_THAT(ended.err, HasSubstr("node 1 of 3 failed first: its launcher has ended"));
-    }
-    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
-  }
-}
-
 TEST_F(HostsBySsh, EndWithTheirStdin) {
   TemporaryFolder folder;
   const auto pipe = (folder / "pipe").string();

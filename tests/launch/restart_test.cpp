@@ -75,13 +75,6 @@ TEST(Restart, EndsWhenAllAreUsed) {
   EXPECT_FALSE(anything_left());
 }
 
-TEST(Restart, ThereIsNoneUnlessAskedFor) {
-  const auto ended = run_lockstep({"-n", "2", rank_program(), "exit-3", "1"});
-  EXPECT_EQ(ended.code, 3);
-  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 2U);
-  EXPECT_THAT(ended.err, Not(HasSubstr("start")));
-}
-
 TEST(Restart, TakesTheExitCodeOfTheLastAttempt) {
   EXPECT_EQ(run_script(2, "exit $((40 + LOCKSTEP_RESTART_COUNT))").code, 42);
 }

@@ -45,7 +45,7 @@ Ended ask_until(const std::string& job, const std::string& text) {
   }
 }
 
-TEST(Status, NamesAStoppedRank) {
+TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
   Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stop", "1"});
   job.await_output("pid ", 3);
   // A rank counts as waiting 0.2 s after it begins, so the two may appear one after the other.
@@ -58,9 +58,12 @@ TEST(Status, NamesAStoppedRank) {
                     HasSubstr(waits)));
   // The question has stopped and ended nobody.
   EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 0);
-  kill(job.pid(), SIGTERM);
-  job.wait();
-  EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 1);
+  EXPECT_THAT(flight_records(job.pid()), SizeIs(3));
+  kill(job.pid(), SIGKILL);
+  const auto ended = job.wait();
+  EXPECT_TRUE(await_all_ended(10s));
+  EXPECT_THAT(flight_records(ended.pid), IsEmpty());
+  EXPECT_EQ(run({"status", std::to_string(ended.pid)}).code, 1);
 }
 
 TEST(Status, KnowsNoOtherJob) {
@@ -140,17 +143,6 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
   // A later job in the same folder does not inherit the records.
   EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
   EXPECT_EQ(run({"explain", logs}).code, 2);
-}
-
-TEST(FlightRecords, EndWithAKilledLauncher) {
-  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stop", "1"});
-  job.await_output("pid ", 3);
-  EXPECT_THAT(ask_until(std::to_string(job.pid()), "stopped").out, HasSubstr("stopped"));
-  EXPECT_THAT(flight_records(job.pid()), SizeIs(3));
-  kill(job.pid(), SIGKILL);
-  const auto ended = job.wait();
-  EXPECT_TRUE(await_all_ended(10s));
-  EXPECT_THAT(flight_records(ended.pid), IsEmpty());
 }
 
 TEST(Explain, RefusesOtherFiles) {

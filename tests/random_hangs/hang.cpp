@@ -1,6 +1,7 @@
 #include "tests/random_hangs/hang.h"
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <string_view>
 
@@ -9,31 +10,10 @@
 namespace lockstep::testing {
 
 std::string_view name(Fault fault) {
-  switch (fault) {
-    case Fault::sleeps:
-      return "sleeps";
-    case Fault::spins:
-      return "spins";
-    case Fault::stops:
-      return "stops";
-    case Fault::dies:
-      return "dies";
-    case Fault::skips:
-      return "skips";
-    case Fault::other_group:
-      return "other_group";
-    case Fault::skips_wrapper:
-      return "skips_wrapper";
-    case Fault::never_waits:
-      return "never_waits";
-    case Fault::receives:
-      return "receives";
-    case Fault::silent_sender:
-      return "silent_sender";
-    case Fault::in_transit:
-      return "in_transit";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, std::size(all_faults)> names{
+      "sleeps",        "spins",       "stops",    "dies",          "skips",     "other_group",
+      "skips_wrapper", "never_waits", "receives", "silent_sender", "in_transit"};
+  return names.at(static_cast<std::size_t>(fault));
 }
 
 Hang Hang::make(std::uint64_t seed, std::uint64_t index, bool with_mpi) {

@@ -109,13 +109,6 @@ TEST(Control, RankThatEndsIsNamedToAll) {
   }
 }
 
-TEST(Control, RankZeroThatEndsIsNamedByEachRank) {
-  auto world = watch("abb");
-  world.watchers[0]->end();
-  EXPECT_EQ(world.watchers[1]->failure().text, "rank 0 on host a has ended");
-  EXPECT_EQ(world.watchers[2]->failure().text, "rank 0 on host a has ended");
-}
-
 TEST(Control, RankThatHasLeftMayEnd) {
   auto world = watch("abc");
   world.watchers[1]->control().leave();
@@ -156,13 +149,6 @@ TEST(Control, SilentRankOfALivingHostIsNamed) {
   auto world = watch("abb", 2, 1s);
   EXPECT_THAT(world.watchers[1]->failure().text,
               StartsWith("no heartbeat from rank 2 on host b for 1."));
-}
-
-TEST(Control, SilentRankZeroIsNamed) {
-  auto met = meet(rank_of(0, 2, "a"), {rank_of(1, 2, "b")});
-  met.of_others.front().heartbeat = 500ms;
-  Watcher watcher(std::move(met.of_others));
-  EXPECT_THAT(watcher.failure().text, StartsWith("no heartbeat from host a (rank 0) for 0."));
 }
 
 /// Sets the loopback interface of this thread's network namespace up or down.

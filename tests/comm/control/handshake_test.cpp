@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 
 #include <functional>
-#include <random>
 #include <utility>
 
 #include "comm/control/control.h"
@@ -49,7 +48,8 @@ TEST_F(Handshakes, RefuseAHelloOfAnotherConnection) {
   const auto valid = hello(first, offer_, rank_of(1, 2));
   const auto second = stranger(offer_.addresses[0]);
   challenge(second);
-  EXPECT_THAT(answer(second, valid), HasSubstr(another_token));
+  EXPECT_THAT(answer(second, valid), AllOf(HasSubstr(another_token),
+                                           EndsWith("LOCKSTEP_TOKEN_FILE on all hosts, or none")));
 }
 
 TEST_F(Handshakes, RefuseTheProofOfAnotherRankPurposeOrOtherValues) {
@@ -70,24 +70,6 @@ TEST_F(Handshakes, RefuseTheProofOfAnotherRankPurposeOrOtherValues) {
   auto of_rank_1 = offer_;
   of_rank_1.rank = 1;
   EXPECT_THAT(thrown([&] { join(of_rank_1, rank_of(1, 2)); }), HasSubstr(another_token));
-}
-
-TEST_F(Handshakes, RefuseWhatAnyProgramSays) {
-  std::mt19937 random(1);
-  for (int i = 0; i < 50; ++i) {
-    const auto scanner = stranger(offer_.addresses[0]);
-    std::string bytes(1 + random() % 2000, '\0');
-    for (auto& byte : bytes) byte = static_cast<char>(random());
-    say(scanner, bytes);
-  }
-  for (int i = 0; i < 50; ++i) {
-    const auto scanner = stranger(offer_.addresses[0]);
-    auto bytes = hello(scanner, offer_, rank_of(1, 2));
-    bytes.back() = static_cast<char>(bytes.back() ^ 1);
-    EXPECT_THAT(
-        answer(scanner, bytes),
-        AllOf(HasSubstr(another_token), EndsWith("LOCKSTEP_TOKEN_FILE on all hosts, or none")));
-  }
 }
 
 /// A program without the token that listens in rank 0's place, and serves each connection. Returns

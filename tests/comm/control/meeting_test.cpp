@@ -166,14 +166,6 @@ TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
   EXPECT_THAT(heard(silent), HasSubstr("refuses: all ranks have joined"));
 }
 
-TEST(Meeting, PiecesOfAHelloAreOne) {
-  Gathering gathering(rank_of(0, 2));
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
-  const auto slow = stranger(gathering.offer().addresses[0]);
-  for (const char byte : hello(slow, gathering.offer(), rank_of(1, 2, "b"))) say(slow, {&byte, 1});
-  EXPECT_EQ(waiting.get().front().host, "b");
-}
-
 TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
   const OpenFiles limit(4096);
   Gathering gathering(rank_of(0, 2));

@@ -82,7 +82,7 @@ struct Arena {
 };
 
 struct Counters {
-  std::atomic<std::uint64_t> kernels, collectives, copies, host_synchronisations, allocations;
+  std::atomic<std::uint64_t> kernels, collectives, copies, host_synchronisations;
 };
 
 struct State {
@@ -96,8 +96,6 @@ struct State {
   std::vector<Stream*> streams;
   std::map<std::pair<int, int>, Stream*> by_id;
   std::array<Counters, devices> counters{};
-  std::array<bool, devices> recording{};
-  std::array<std::vector<std::string>, devices> recorded;
   std::atomic<int> delay{0};
   std::atomic<bool> exiting{false}, capturing{false}, invalidated{false};
   State();
@@ -348,7 +346,6 @@ void* allocate(int device, std::size_t bytes) {
   bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
   auto& all = state();
   const std::lock_guard lock(all.mutex);
-  ++counters(device).allocations;
   auto& memory = arena(device);
   for (auto hole = memory.holes.begin(); hole != memory.holes.end(); ++hole) {
     const auto [offset, free] = *hole;
@@ -448,8 +445,6 @@ void enqueue(Stream* stream, const std::string& name, Kind kind,
   if (kind == Kind::copy) ++count.copies;
   auto& all = state();
   const std::lock_guard lock(all.mutex);
-  const auto device = static_cast<std::size_t>(stream->device);
-  if (kind != Kind::internal && all.recording[device]) all.recorded[device].push_back(name);
   enqueue_locked(stream, name, accesses, std::move(task), kind != Kind::internal);
 }
 
@@ -599,7 +594,7 @@ void slow_down(int device, int microseconds) {
 
 Counts counts(int device) {
   const auto& of = counters(device);
-  return {of.kernels, of.collectives, of.copies, of.host_synchronisations, of.allocations};
+  return {of.kernels, of.collectives, of.copies, of.host_synchronisations};
 }
 
 Counts counts() {
@@ -610,26 +605,13 @@ Counts counts() {
     sum.collectives += one.collectives;
     sum.copies += one.copies;
     sum.host_synchronisations += one.host_synchronisations;
-    sum.allocations += one.allocations;
   }
   return sum;
 }
 
 Counts operator-(const Counts& after, const Counts& before) {
   return {after.kernels - before.kernels, after.collectives - before.collectives,
-          after.copies - before.copies, after.host_synchronisations - before.host_synchronisations,
-          after.allocations - before.allocations};
-}
-
-void record_names(int device, bool on) {
-  const std::lock_guard lock(state().mutex);
-  state().recording.at(static_cast<std::size_t>(device)) = on;
-  if (on) state().recorded.at(static_cast<std::size_t>(device)).clear();
-}
-
-std::vector<std::string> recorded_names(int device) {
-  const std::lock_guard lock(state().mutex);
-  return state().recorded.at(static_cast<std::size_t>(device));
+          after.copies - before.copies, after.host_synchronisations - before.host_synchronisations};
 }
 
 }  // namespace lockstep::simulation

@@ -46,16 +46,10 @@ struct Counts {
   std::uint64_t collectives = 0;            ///< kernels of the double of NCCL
   std::uint64_t copies = 0;                 ///< copies between host and device, or of two devices
   std::uint64_t host_synchronisations = 0;  ///< waits of the host for a stream, event or device
-  std::uint64_t allocations = 0;            ///< of device memory
 };
 Counts counts();
 Counts counts(int device);
 Counts operator-(const Counts& after, const Counts& before);
-
-/// The names of the kernels and copies of one device, in the order of their launch, while recording
-/// is on. Switching it on forgets earlier names.
-void record_names(int device, bool on);
-std::vector<std::string> recorded_names(int device);
 
 /// Begins what CUDA calls a capture in global mode, of no stream. Until its end, a thread that
 /// queries an event without relaxing its mode gets an exception, and invalidates the capture.

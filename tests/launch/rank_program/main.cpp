@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -115,32 +116,32 @@ void leave(int) { siglongjmp(before_fault, 1); }
 constexpr std::size_t page_bytes = 4096;
 void give_access(int) { ::mprotect(nowhere, page_bytes, PROT_READ | PROT_WRITE); }
 
-const std::map<std::string, std::function<int()>, std::less<>> behaviours{
-    {"crash",
-     [] {
-       const auto group = join();
-       group->barrier().wait();
-       return crash_in_the_program();
-     }},
-    {"abort",
-     []() -> int {
-       const auto group = join();
-       group->barrier().wait();
-       std::abort();
-     }},
-    {"stack-overflow",
-     [] {
-       const auto group = join();
-       group->barrier().wait();
-       return overflow_the_stack(0);
-     }},
-    {"crash-in-a-thread",
-     [] {
-       const auto group = join();
-       group->barrier().wait();
+using Behaviour = std::function<int()>;
+
+/// Does so as a rank of the world.
+Behaviour in_the_world(Behaviour behaviour) {
+  return [behaviour = std::move(behaviour)] {
+    const auto group = join();
+    return behaviour();
+  };
+}
+/// The same once all ranks have joined.
+Behaviour after_a_barrier(Behaviour behaviour) {
+  return [behaviour = std::move(behaviour)] {
+    const auto group = join();
+    group->barrier().wait();
+    return behaviour();
+  };
+}
+
+const std::map<std::string, Behaviour, std::less<>> behaviours{
+    {"crash", after_a_barrier(crash_in_the_program)},
+    {"abort", after_a_barrier([]() -> int { std::abort(); })},
+    {"stack-overflow", after_a_barrier([] { return overflow_the_stack(0); })},
+    {"crash-in-a-thread", after_a_barrier([] {
        std::thread([] { crash_in_the_program(); }).join();
        return 0;
-     }},
+     })},
     {"fault-that-is-left",
      []() -> int {
        ::signal(SIGSEGV, leave);
@@ -161,36 +162,17 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
        say("resolved");
        barriers(*group);
      }},
-    {"spin",
-     [] {
-       const auto group = join();
-       group->barrier().wait();
-       return spin_in_the_program();
-     }},
+    {"spin", after_a_barrier(spin_in_the_program)},
     {"leave", [] { return join(), 0; }},
     {"leave-before-init", [] { return 0; }},
     {"exit-3", [] { return join(), 3; }},
-    {"throw",
-     []() -> int {
-       const auto group = join();
-       throw std::logic_error("this rank threw");
-     }},
-    {"segfault",
-     [] {
-       const auto group = join();
+    {"throw", in_the_world([]() -> int { throw std::logic_error("this rank threw"); })},
+    {"segfault", in_the_world([] {
        ::signal(SIGSEGV, SIG_DFL);  // sanitizers have a handler of their own
        return raise(SIGSEGV);
-     }},
-    {"kill-9",
-     [] {
-       const auto group = join();
-       return raise(SIGKILL);
-     }},
-    {"stop",
-     [] {
-       const auto group = join();
-       return raise(SIGSTOP);
-     }},
+     })},
+    {"kill-9", in_the_world([] { return raise(SIGKILL); })},
+    {"stop", in_the_world([] { return raise(SIGSTOP); })},
     {"never-init", []() -> int { sleep_on(); }},
     {"leave-and-hang", []() -> int { return join().reset(), sleep_on(), 0; }},
     {"leave-and-stop", []() -> int { return join().reset(), raise(SIGSTOP); }},
@@ -222,19 +204,14 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
        group->allocate(std::size_t{256} << 20);
        return 0;
      }},
-    {"take-memory",
-     [] {
-       const auto group = join();
+    {"take-memory", in_the_world([]() -> int {
        std::vector<std::string> taken;
        for (;;) taken.emplace_back(std::size_t{1} << 20, 'x');
-       return 0;
-     }},
-    {"many-lines",
-     [] {
-       const auto group = join();
+     })},
+    {"many-lines", in_the_world([] {
        print_many_lines();
        return 5;
-     }},
+     })},
     {"stubborn",
      []() -> int {
        const auto group = join();
@@ -248,12 +225,10 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
        start_descendant(false);
        barriers(*group);
      }},
-    {"hidden-descendant",
-     [] {
-       const auto group = join();
+    {"hidden-descendant", in_the_world([] {
        start_descendant(true);
        return 4;
-     }},
+     })},
     {"descriptors",
      [] {
        const auto group = join();

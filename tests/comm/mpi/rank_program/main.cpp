@@ -1,10 +1,11 @@
 #include <mpi.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -21,11 +22,9 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
-#include "tests/comm/mpi/rank_program/last_words.h"
 #include "tests/comm/mpi/rank_program/link_bytes.h"
 #include "tests/comm/mpi/rank_program/overlap.h"
 #include "tests/comm/mpi/rank_program/process.h"
-#include "tests/comm/stopped_job.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
 /// With a third, a letter for each rank, it is on the host of that letter.
@@ -44,9 +43,18 @@ using lockstep::testing::Group;
 using lockstep::testing::hosts;
 using lockstep::testing::join;
 using lockstep::testing::join_as_found;
-using lockstep::testing::LastWords;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
+
+/// Says what fn threw once all ranks have joined.
+int fail_after_a_barrier(const std::function<void(const Group&)>& fn,
+                         std::chrono::milliseconds timeout = 20s) {
+  const auto group = join({{.timeout = timeout}});
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    fn(group);
+  });
+}
 
 /// The ranks of a host share memory, where the host's groups use it.
 void check_places_of_host(Communicator& group) {
@@ -75,11 +83,6 @@ int conformance() {
   lockstep::testing::check_new_group(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
-}
-
-int kill_the_last(bool from_any) {
-  ::signal(SIGTERM, SIG_IGN);
-  return lockstep::testing::kill_the_last(*join_as_found(), LastWords(argument), from_any);
 }
 
 /// Says why it could not join, and stays.
@@ -153,17 +156,6 @@ int other_algorithm() {
   return 0;
 }
 
-/// Rank 0 flushes denormals, and the others keep them.
-int other_denormals() {
-  lockstep::flush_denormals(own_number() == 0);
-  try {
-    join();
-  } catch (const lockstep::InvalidArgument& error) {
-    say(error.what());
-  }
-  return 0;
-}
-
 /// Rank 0 waits for what it began last first, the others in order.
 int out_of_order() {
   const auto group = join();
@@ -179,9 +171,7 @@ int out_of_order() {
 
 /// Rank 1 averages what the others sum.
 int other_reduction() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // from here on all have joined
+  return fail_after_a_barrier([](const Group& group) {
     const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
     group->all_reduce(floats, 8, DType::f32, op).wait();
   });
@@ -247,9 +237,7 @@ int new_group_without_a_member() {
 
 /// An exception leaves the scope of rank 0's operation, whose memory then goes.
 int abandon() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // from here on all have joined
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() != 0) return group->barrier().wait();
     try {
       std::vector<float> gone(4'000'000, 1);
@@ -281,9 +269,7 @@ int fail_elsewhere() {
 }
 
 int other_dtype() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     auto work = group->rank() == 1 ? group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum)
                                    : group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
     work.wait();
@@ -292,9 +278,7 @@ int other_dtype() {
 
 /// The ranks of the second host sum other elements than those of the first.
 int other_dtype_of_a_host() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     auto work = group->hosts()[static_cast<std::size_t>(group->rank())] > 0
                     ? group->all_reduce(doubles, 32, DType::f64, ReduceOp::sum)
                     : group->all_reduce(floats, 32, DType::f32, ReduceOp::sum);
@@ -304,9 +288,7 @@ int other_dtype_of_a_host() {
 
 /// Rank 1 sums for another wrapper.
 int other_source() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     const auto number = static_cast<std::uint16_t>(group->rank() == 1 ? 2 : 1);
     const lockstep::SourceScope of_wrapper(*group,
                                            {.owner = lockstep::Source::Owner::distributed_optimizer,
@@ -319,9 +301,7 @@ int other_source() {
 
 /// Two operations differ. The second one is shorter, so that its announcements may be sent first.
 int other_dtypes() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     std::vector<double> large(256), small(1);
     const bool is_other = group->rank() == 1;
     const auto sum = [&](std::vector<double>& data) {
@@ -337,9 +317,7 @@ int other_dtypes() {
 
 /// Every rank ends the world at the same time.
 int all_give_up() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     group->fail("this rank gives up");
     group->barrier().wait();
   });
@@ -364,29 +342,16 @@ int deadlock() {
 
 /// The other ranks are in a barrier.
 int other_collective() {
-  const auto group = join({{.timeout = 60s}});
-  return expect_failure(group, [&] {
-    group->barrier().wait();
-    if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-    group->barrier().wait();
-  });
-}
-
-/// A member of the group and one outside of it find the same cause.
-int other_order_in_a_half() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    const auto half = group->split(group->rank() / 2, 0);
-    if (group->rank() == 1) half->broadcast(floats, 8, DType::f32, 0).wait();
-    if (group->rank() == 0) half->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-    group->barrier().wait();
-  });
+  return fail_after_a_barrier(
+      [](const Group& group) {
+        if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+        group->barrier().wait();
+      },
+      60s);
 }
 
 int other_message() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();  // no rank is in join() any more
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
     if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
     group->barrier().wait();
@@ -426,17 +391,17 @@ int sources_leave() {
 /// The others come when rank 0 has waited too long.
 int late() {
   const auto group = join();
-  const LastWords words(std::filesystem::path(argument).parent_path());
+  const auto timed_out = std::filesystem::path(argument).parent_path() / "timed-out";
   return expect_failure(group, [&] {
     if (group->rank() > 0) {
-      words.await("timed-out");
+      while (!std::filesystem::exists(timed_out)) ::usleep(1000);
       group->barrier().wait();
       return;
     }
     try {
       group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
     } catch (const lockstep::TimeoutError&) {
-      words.leave("timed-out", "");
+      std::ofstream(timed_out).put('x');
       throw;
     }
   });
@@ -453,18 +418,10 @@ int leave() {
 }
 
 int give_up() {
-  const auto group = join();
-  return expect_failure(group, [&] {
-    group->barrier().wait();
+  return fail_after_a_barrier([](const Group& group) {
     if (group->rank() == 1) group->fail("this rank gives up");
     group->barrier().wait();
   });
-}
-
-int barriers_of_the_others(const std::function<int()>& fn) {
-  const auto group = join();
-  if (group->rank() == 1) return fn();
-  for (;;) group->barrier().wait();
 }
 
 /// The program's own MPI, for as many threads as the argument says, and who makes progress.
@@ -584,7 +541,6 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"both-ways-over-the-link", both_ways_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
-    {"other-denormals", other_denormals},
     {"out-of-order", out_of_order},
     {"other-reduction", other_reduction},
     {"split-in-flight", split_in_flight},
@@ -599,24 +555,12 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"other-dtypes", other_dtypes},
     {"all-give-up", all_give_up},
     {"deadlock", deadlock},
-    {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
     {"other-tag", other_tag},
     {"sources-leave", sources_leave},
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},
-    {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
-    {"kill-the-last", [] { return kill_the_last(false); }},
-    {"kill-the-last-of-any", [] { return kill_the_last(true); }},
-    {"stopped-job",
-     [] {
-       // MPI_Init alone may take 2 s on a busy machine.
-       lockstep::testing::stop_for_longer_than(5s, *join({{.timeout = 5s}}));
-       return 0;
-     }},
-    {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
-    {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},
     {"own-level", own_level},
     {"overlap",
