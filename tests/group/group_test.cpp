@@ -218,6 +218,26 @@ TEST(Group, RefusesTensorsItCannotUse) {
   });
 }
 
+TEST(Group, RefusesAnInputThatOverlapsTheOutput) {
+  spawn(3, [](const Group& world) {
+    const auto all = torch::arange(6);
+    const auto own = all.narrow(0, 2 * world.rank(), 2);
+    const auto between = all.narrow(0, 1, 2);  // the place of no part
+    EXPECT_THROW(world.all_to_all(all, all).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_to_all(all, all, {2, 2, 2}, {2, 2, 2}).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_gather(all, between).wait(), InvalidArgument);
+    EXPECT_THROW(world.reduce_scatter(between, all).wait(), InvalidArgument);
+    EXPECT_THROW(world.gather(all, between, world.rank()).wait(), InvalidArgument);
+    EXPECT_THROW(world.scatter(between, all, world.rank()).wait(), InvalidArgument);
+    world.all_gather(all, own).wait();
+    world.gather(all, own, 1).wait();
+    world.scatter(own, all, 2).wait();
+    expect_equal(all, torch::arange(6));
+    world.reduce_scatter(own, all).wait();
+    expect_equal(own, torch::arange(6).narrow(0, 2 * world.rank(), 2) * 3);
+  });
+}
+
 TEST(Group, NamesShapesThatDiffer) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {
