@@ -119,6 +119,8 @@ class Group {
   /// An uninitialised tensor on the group's device, on the CPU in memory that the group exchanges
   /// without a copy.
   /// Ranks: any; not collective.
+  /// Throws: InvalidArgument for a size below 0, or a number of bytes above 2^64. CommError if
+  /// memory is short.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) const;
 
   /// Runs fn on rank 0, then on rank 1, and so on. For state that thread ranks share, such as

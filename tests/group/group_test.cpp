@@ -168,6 +168,9 @@ TEST_P(Groups, MemoryOfTheGroup) {
     world.all_reduce(tensor, ReduceOp::max).wait();
     expect_equal(tensor, torch::full({100, 1000}, static_cast<float>(world.size() - 1)));
     EXPECT_EQ(world.empty({0, 5}).numel(), 0);
+    const auto bytes_overflow = std::int64_t{1} << 62;
+    EXPECT_THROW(world.empty({bytes_overflow}), InvalidArgument);
+    EXPECT_THROW(world.empty({3, -1}), InvalidArgument);
     if (world.rank() == 0) survivor = tensor;
   });
   EXPECT_EQ(survivor.sum().item<double>(), 1e5 * (GetParam() - 1));
