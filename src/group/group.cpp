@@ -82,9 +82,9 @@ CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_vi
     refuse(where, "got a tensor of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
            ", expected a contiguous one: call .contiguous()");
   }
+  if (tensor.is_neg()) refuse(where, "got a negated view, expected values: call .resolve_neg()");
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
-  return {
-      .data = tensor.data_ptr(), .count = static_cast<std::size_t>(tensor.numel()), .dtype = dtype};
+  return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel()), dtype};
 }
 
 Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool compare_shape = true) {

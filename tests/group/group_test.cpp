@@ -203,6 +203,8 @@ TEST(Group, RefusesTensorsItCannotUse) {
     EXPECT_THROW(world.all_reduce(torch::ones({3}, at::kBool), ReduceOp::avg).wait(),
                  InvalidArgument);
     EXPECT_THAT(refusal(torch::ones({3}, at::kComplexFloat)), HasSubstr("ComplexFloat"));
+    const auto complex = torch::ones({}, at::kComplexFloat);
+    EXPECT_THAT(refusal(at::imag(complex.conj())), HasSubstr("call .resolve_neg()"));
     EXPECT_THAT(refusal(torch::ones({3}).to_sparse()), HasSubstr("Sparse"));
     EXPECT_THAT(refusal(torch::empty({3}, at::device(at::kMeta))), HasSubstr("on meta"));
     EXPECT_EQ(refusal(torch::empty({0})), "accepted");
