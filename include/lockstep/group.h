@@ -20,7 +20,8 @@ class Communicator;
 
 /// A handle to a group of ranks, cheap to copy. The group lives as long as one of its handles or a
 /// tensor in its memory. Each collective returns a Work. Tensors must be dense, contiguous, on this
-/// group's device and of a type in DType. Tensors without elements are allowed.
+/// group's device and of a type in DType. Tensors without elements are allowed. An output must not
+/// overlap its input, but this rank's part may be at its place in both.
 /// Collectives are not part of autograd's graph. They increment the version of what they write.
 /// With grad mode on, a backward through a tensor of a graph that a collective has written, or
 /// through an output whose input requires a gradient, raises InvalidArgument. Leaves stay leaves.
@@ -118,6 +119,8 @@ class Group {
   /// An uninitialised tensor on the group's device, on the CPU in memory that the group exchanges
   /// without a copy.
   /// Ranks: any; not collective.
+  /// Throws: InvalidArgument for a size below 0, or a number of bytes above 2^64. CommError if
+  /// memory is short.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) const;
 
   /// Runs fn on rank 0, then on rank 1, and so on. For state that thread ranks share, such as

@@ -49,10 +49,10 @@ std::string_view name(DType dtype);
 /// Throws: InvalidArgument listing the valid names.
 DType parse_dtype(std::string_view text);
 
-/// Reductions over N ranks. avg multiplies the sum by 1/N; for integers it divides the sum by N and
-/// rounds toward zero. min and max return NaN if an input is NaN. band, bor and bxor are the
-/// bitwise and, or and exclusive or. Of booleans, sum and max are the logical or, product and min
-/// the logical and.
+/// Reductions over N ranks. Sums and products of integers are modulo 2^bits. avg multiplies the sum
+/// by 1/N; for integers it divides that sum by N and rounds toward zero. min and max return NaN if
+/// an input is NaN. band, bor and bxor are the bitwise and, or and exclusive or. Of booleans, sum
+/// and max are the logical or, product and min the logical and.
 enum class ReduceOp : std::uint8_t {
   sum,
   avg,

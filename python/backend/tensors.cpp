@@ -16,6 +16,9 @@ void expect_dense(const char* operation, const at::Tensor& tensor) {
     refuse(operation, c10::str("got a tensor of layout ", tensor.layout(),
                                ", expected a dense tensor; call .to_dense() first"));
   }
+  if (tensor.is_neg()) {
+    refuse(operation, "got a negated view, expected values; call .resolve_neg() first");
+  }
 }
 
 void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors) {

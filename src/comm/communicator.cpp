@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "comm/request.h"
@@ -78,6 +79,30 @@ BufferSizes buffer_sizes(const Operation& operation, int rank) {
       return {.input = part, .output = part};
   }
   return {};
+}
+
+/// Whether this rank's input and output share elements. A part of this rank that is at its place in
+/// both does not count.
+bool overlap(const Operation& operation, int rank, int size) {
+  using enum Collective;
+  const auto is_any_of = [&](auto... collectives) {
+    return ((operation.collective == collectives) || ...);
+  };
+  const bool divides = is_any_of(reduce_scatter, scatter, all_to_all);
+  const bool collects = is_any_of(all_gather, gather, all_to_all);
+  if (!divides && !collects) return false;
+  if (operation.has_root() && operation.peer != rank) return false;  // has one buffer
+  const auto bytes = [&](std::size_t elements) { return elements * size_of(operation.dtype); };
+  const auto part = bytes(operation.part(rank));
+  const auto input = reinterpret_cast<std::uintptr_t>(operation.input);
+  const auto output = reinterpret_cast<std::uintptr_t>(operation.output);
+  const auto begin = std::max(input, output);
+  const auto end = std::min(input + (divides ? bytes(operation.part_begin(size)) : part),
+                            output + (collects ? bytes(operation.received_begin(size)) : part));
+  if (begin >= end) return false;
+  const auto source = input + (divides ? bytes(operation.part_begin(rank)) : 0);
+  const auto target = output + (collects ? bytes(operation.received_begin(rank)) : 0);
+  return source != target || end - begin > part;
 }
 
 /// Elements that a rank contributes.
@@ -226,6 +251,10 @@ void Communicator::check(const Operation& operation) const {
   if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
     refuse(operation, "got no memory, expected ",
            input > 0 && operation.input == nullptr ? "an input" : "an output");
+  }
+  if (overlap(operation, rank_, size_)) {
+    refuse(operation, "got an input and an output that overlap, expected separate memory, or only ",
+           "this rank's part at its place in both: pass a copy of the input");
   }
 }
 

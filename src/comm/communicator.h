@@ -39,7 +39,8 @@ struct Issue {
 ///
 /// Every collective checks its arguments, returns at once and is complete when the Work's wait()
 /// returns. An InvalidArgument consumes no sequence number. Counts are in elements of dtype.
-/// Buffers without elements may be null.
+/// Buffers without elements may be null. An output must not overlap its input, but this rank's part
+/// may be at its place in both.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -94,7 +95,7 @@ class Communicator {
   /// The same with counts[r] elements for rank r. Every rank passes the same counts.
   Work scatter(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
                int root, Issue issue = {});
-  /// Part r of output = the part of rank r's input for this rank. Not in place.
+  /// Part r of output = the part of rank r's input for this rank.
   /// Shapes: both size()·count.
   Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
                   Issue issue = {});

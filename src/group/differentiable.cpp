@@ -54,7 +54,7 @@ at::Tensor Call::run(const at::Tensor& tensor) const {
     auto& first = sizes.front();
     first = form == Form::all_gather ? first * group.size() : first / group.size();
     const auto output = at::empty(sizes, tensor.options());
-    const auto input = tensor.contiguous();
+    const auto input = tensor.contiguous().resolve_neg();
     (form == Form::all_gather ? group.all_gather(output, input)
                               : group.reduce_scatter(output, input))
         .wait();

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/TensorOptions.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <exception>
@@ -72,9 +71,7 @@ struct CheckedTensor {
 };
 
 CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_view where) {
-  if (!tensor.defined()) {
-    refuse(where, "got an undefined tensor, expected a defined one");
-  }
+  if (!tensor.defined()) refuse(where, "got an undefined tensor, expected a defined one");
   if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
     const bool host = tensor.is_cpu() && !group.device().is_cpu();
     refuse(where, "got a tensor of layout ", tensor.layout(), " on ", tensor.device(),
@@ -85,9 +82,9 @@ CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_vi
     refuse(where, "got a tensor of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
            ", expected a contiguous one: call .contiguous()");
   }
+  if (tensor.is_neg()) refuse(where, "got a negated view, expected values: call .resolve_neg()");
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
-  return {
-      .data = tensor.data_ptr(), .count = static_cast<std::size_t>(tensor.numel()), .dtype = dtype};
+  return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel()), dtype};
 }
 
 Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool compare_shape = true) {
@@ -340,9 +337,12 @@ Work Group::barrier() const { return communicator_->barrier(); }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
   if (!device_.is_cpu()) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
-  const auto elements = c10::multiply_integers(sizes);
-  auto memory =
-      communicator_->allocate(static_cast<std::size_t>(elements) * c10::elementSize(dtype));
+  std::size_t bytes = c10::elementSize(dtype);
+  for (const auto size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes))
+      refuse("empty", "got sizes ", sizes, ", expected sizes of 0 or more that fit in memory");
+  }
+  auto memory = communicator_->allocate(bytes);
   void* data = memory.get();
   return at::from_blob(
       data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); },

@@ -168,6 +168,9 @@ TEST_P(Groups, MemoryOfTheGroup) {
     world.all_reduce(tensor, ReduceOp::max).wait();
     expect_equal(tensor, torch::full({100, 1000}, static_cast<float>(world.size() - 1)));
     EXPECT_EQ(world.empty({0, 5}).numel(), 0);
+    const auto bytes_overflow = std::int64_t{1} << 62;
+    EXPECT_THROW(world.empty({bytes_overflow}), InvalidArgument);
+    EXPECT_THROW(world.empty({3, -1}), InvalidArgument);
     if (world.rank() == 0) survivor = tensor;
   });
   EXPECT_EQ(survivor.sum().item<double>(), 1e5 * (GetParam() - 1));
@@ -200,6 +203,8 @@ TEST(Group, RefusesTensorsItCannotUse) {
     EXPECT_THROW(world.all_reduce(torch::ones({3}, at::kBool), ReduceOp::avg).wait(),
                  InvalidArgument);
     EXPECT_THAT(refusal(torch::ones({3}, at::kComplexFloat)), HasSubstr("ComplexFloat"));
+    const auto complex = torch::ones({}, at::kComplexFloat);
+    EXPECT_THAT(refusal(at::imag(complex.conj())), HasSubstr("call .resolve_neg()"));
     EXPECT_THAT(refusal(torch::ones({3}).to_sparse()), HasSubstr("Sparse"));
     EXPECT_THAT(refusal(torch::empty({3}, at::device(at::kMeta))), HasSubstr("on meta"));
     EXPECT_EQ(refusal(torch::empty({0})), "accepted");
@@ -215,6 +220,26 @@ TEST(Group, RefusesTensorsItCannotUse) {
     auto tensor = torch::ones({3});
     world.all_reduce(tensor).wait();
     expect_equal(tensor, torch::full({3}, 2.0f));
+  });
+}
+
+TEST(Group, RefusesAnInputThatOverlapsTheOutput) {
+  spawn(3, [](const Group& world) {
+    const auto all = torch::arange(6);
+    const auto own = all.narrow(0, 2 * world.rank(), 2);
+    const auto between = all.narrow(0, 1, 2);  // the place of no part
+    EXPECT_THROW(world.all_to_all(all, all).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_to_all(all, all, {2, 2, 2}, {2, 2, 2}).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_gather(all, between).wait(), InvalidArgument);
+    EXPECT_THROW(world.reduce_scatter(between, all).wait(), InvalidArgument);
+    EXPECT_THROW(world.gather(all, between, world.rank()).wait(), InvalidArgument);
+    EXPECT_THROW(world.scatter(between, all, world.rank()).wait(), InvalidArgument);
+    world.all_gather(all, own).wait();
+    world.gather(all, own, 1).wait();
+    world.scatter(own, all, 2).wait();
+    expect_equal(all, torch::arange(6));
+    world.reduce_scatter(own, all).wait();
+    expect_equal(own, torch::arange(6).narrow(0, 2 * world.rank(), 2) * 3);
   });
 }
 
