@@ -5,16 +5,13 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/activation_checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "lockstep/init.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -200,12 +197,7 @@ TEST_P(Differentiable, WithoutGradModeRecordsNothing) {
 TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
   spawn(2, [](const Group& world) {
     const auto refusal = [&](const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum) {
-      try {
-        differentiable::all_reduce(tensor, world, op);
-      } catch (const InvalidArgument& error) {
-        return std::string(error.what());
-      }
-      return std::string("none");
+      return testing::refusal([&] { differentiable::all_reduce(tensor, world, op); });
     };
     for (const auto op : {ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
       EXPECT_THAT(refusal(torch::ones({2}), op),
@@ -227,11 +219,8 @@ TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
 std::vector<std::string> errors(const std::function<void(const Group&)>& fn) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {
-    try {
-      fn(world);
-    } catch (const CommError& error) {
-      texts[static_cast<std::size_t>(world.rank())] = error.what();
-    }
+    texts[static_cast<std::size_t>(world.rank())] =
+        testing::message_of<CommError>([&] { fn(world); });
   });
   return texts;
 }
