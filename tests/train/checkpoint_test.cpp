@@ -41,6 +41,7 @@ TEST_P(EachOptimizer, GoesOnUnderEveryLocale) {
   {
     const testing::OtherNumbers other;
     Training fresh(GetParam());
+    fresh.step(9);
     const CheckpointMeta meta = fresh.load(folder / "c");
     EXPECT_EQ(meta.epoch, 123456);
     EXPECT_EQ(meta.score, 0.625);
@@ -48,23 +49,12 @@ TEST_P(EachOptimizer, GoesOnUnderEveryLocale) {
     expect_same(fresh.values(), whole.values());
     fresh.save(folder / "other", meta);
   }
+  EXPECT_EQ(testing::content(folder / "other"), testing::content(folder / "c"));
   Training last(GetParam());
   EXPECT_EQ(last.load(folder / "other").score, 0.625);
   whole.step(2);
   last.step(2);
   expect_same(last.values(), whole.values());
-}
-
-TEST_P(EachOptimizer, ASecondCopyOfACheckpointIsTheSameFile) {
-  const TemporaryFolder folder;
-  Training one(GetParam());
-  for (int number = 0; number < 2; ++number) one.step(number);
-  one.save(folder / "a");
-  Training other(GetParam());
-  other.step(9);
-  other.load(folder / "a");
-  other.save(folder / "b");
-  EXPECT_EQ(testing::content(folder / "a"), testing::content(folder / "b"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Torch, EachOptimizer, ::testing::ValuesIn(kinds),

@@ -347,19 +347,5 @@ TEST(Metrics, StatesAreFloat64OrInt64) {
   });
 }
 
-TEST(Metrics, TallyIsAMetric) {
-  on_each([&](const Group& group, int ranks) {
-    Tally tally;
-    Mean mean;
-    tally.add(2.0 + group.rank(), 1, 2);
-    mean.add(group.rank());
-    const auto [score, rank] = compute(group, tally, mean);
-    EXPECT_EQ(score.samples, 2 * ranks);
-    EXPECT_DOUBLE_EQ(score.loss, 2 + rank);
-    EXPECT_DOUBLE_EQ(rank, (ranks - 1) / 2.0);
-    EXPECT_EQ(score.accuracy, 0.5);
-  });
-}
-
 }  // namespace
 }  // namespace lockstep

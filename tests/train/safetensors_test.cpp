@@ -225,6 +225,18 @@ TEST(Safetensors, WhatCannotBeStoredIsAnErrorThatNamesIt) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+TEST(Safetensors, DigestsAreKeptToThemselves) {
+  const TemporaryFolder folder;
+  write(folder / "c", {.tensors = {{"a", torch::ones({3})}}, .metadata = {{"mine", "1"}}});
+  const auto got = read(folder / "c");
+  EXPECT_TRUE(got.checked);
+  EXPECT_EQ(got.metadata, (std::map<std::string, std::string>{{"mine", "1"}}));
+  EXPECT_THAT(failure([&] {
+                write(folder / "d", {.tensors = {}, .metadata = {{"xxh3", "1"}}});
+              }),
+              HasSubstr("note 'xxh3': the name is reserved"));
+}
+
 TEST(Safetensors, AFileThatCannotBeReadIsNamed) {
   const TemporaryFolder folder;
   EXPECT_THAT(failure([&] { read(folder / "none"); }),
