@@ -51,19 +51,6 @@ TEST(Halves, PassOnWhatIsNotFinite) {
   });
 }
 
-TEST(Halves, RefuseWhatTheyCannotCarry) {
-  spawn(1, [](const Group& group) {
-    const Bucket doubles(0, 8, at::kDouble, {}, group);
-    const Bucket floats(0, 8, at::kFloat, {}, group);
-    EXPECT_THROW(Fp16{}.exchange(doubles), InvalidArgument);
-    EXPECT_THROW(Bf16{}.exchange(doubles), InvalidArgument);
-    EXPECT_THROW(Int8{}.exchange(doubles), InvalidArgument);
-    for (const double clip : {-1.0, 1e300, std::nan("")}) {
-      EXPECT_THROW(Fp16{.clip = clip}.exchange(floats), InvalidArgument) << clip;
-    }
-  });
-}
-
 /// The values after quantization and dequantization, chunk by chunk.
 std::vector<float> through_codes(const std::vector<float>& values) {
   std::vector<float> said;
@@ -264,16 +251,6 @@ TEST(Adasum, IsHorovodsOperatorLayerByLayer) {
       }
     });
   }
-}
-
-TEST(Adasum, CountsEqualChangesOnceHoweverSmall) {
-  spawn(2, [](const Group& group) {
-    Bucket bucket(0, 3, at::kDouble, {}, group);
-    const auto exchange = Adasum{}.exchange(bucket);
-    bucket.values().fill_(1e-9);
-    advance(*exchange, 0, bucket, group);
-    EXPECT_TRUE(bucket.values().allclose(at::full({3}, 1e-9, at::kDouble), 1e-12, 0));
-  });
 }
 
 }  // namespace
