@@ -33,48 +33,30 @@ torch::Tensor sum_of(const Tensors& all) { return torch::stack(all).sum(0); }
 
 /// Root is the last rank.
 std::vector<Form> forms() {
+  using namespace differentiable;
+  using X = const torch::Tensor&;
+  using G = const Group&;
+  using All = const Tensors&;
   return {
-      {.name = "sum",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::all_reduce(x, group); },
-       .in_one_process = [](const auto& all, std::size_t) { return sum_of(all); }},
-      {.name = "mean",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::all_reduce(x, group, ReduceOp::avg);
-           },
-       .in_one_process = [](const auto& all,
-                            std::size_t) { return sum_of(all) / static_cast<double>(all.size()); }},
-      {.name = "all_gather",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::all_gather(x, group); },
-       .in_one_process =
-           [](const auto& all, std::size_t) {
-             return all[0].dim() == 0 ? torch::stack(all) : torch::cat(all);
-           }},
-      {.name = "reduce_scatter",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::reduce_scatter(x, group); },
-       .in_one_process =
-           [](const auto& all, std::size_t rank) {
-             return sum_of(all).chunk(static_cast<std::int64_t>(all.size()))[rank];
-           },
-       .has_parts = true},
-      {.name = "broadcast",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::broadcast(x, group, group.size() - 1);
-           },
-       .in_one_process = [](const auto& all, std::size_t) { return all.back(); }},
-      {.name = "reduce",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::reduce(x, group, group.size() - 1);
-           },
-       .in_one_process =
-           [](const auto& all, std::size_t rank) {
-             return rank + 1 == all.size() ? sum_of(all) : torch::zeros_like(all[rank]);
-           }},
+      {"sum", [](X x, G group) { return all_reduce(x, group); },
+       [](All all, std::size_t) { return sum_of(all); }},
+      {"mean", [](X x, G group) { return all_reduce(x, group, ReduceOp::avg); },
+       [](All all, std::size_t) { return sum_of(all) / static_cast<double>(all.size()); }},
+      {"all_gather", [](X x, G group) { return all_gather(x, group); },
+       [](All all, std::size_t) {
+         return all[0].dim() == 0 ? torch::stack(all) : torch::cat(all);
+       }},
+      {"reduce_scatter", [](X x, G group) { return reduce_scatter(x, group); },
+       [](All all, std::size_t rank) {
+         return sum_of(all).chunk(static_cast<std::int64_t>(all.size()))[rank];
+       },
+       /*has_parts=*/true},
+      {"broadcast", [](X x, G group) { return broadcast(x, group, group.size() - 1); },
+       [](All all, std::size_t) { return all.back(); }},
+      {"reduce", [](X x, G group) { return reduce(x, group, group.size() - 1); },
+       [](All all, std::size_t rank) {
+         return rank + 1 == all.size() ? sum_of(all) : torch::zeros_like(all[rank]);
+       }},
   };
 }
 
