@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
-#include <functional>
 #include <mutex>
 #include <set>
 #include <string>

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>

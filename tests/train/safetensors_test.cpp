@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

@@ -8,7 +8,6 @@
 #include <torch/script.h>
 
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +15,6 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
 #include "tests/parallel/models.h"
