@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -6,7 +5,6 @@
 
 #include "comm/communicator.h"
 #include "kernels/quantize.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "lockstep/types.h"
 #include "tests/sync/apart.h"
