@@ -70,21 +70,6 @@ TEST(Checkpoint, ForgetsWhatTheOptimizerLearntAfterIt) {
   EXPECT_TRUE(training.optimizer->state().empty());
 }
 
-TEST(Checkpoint, KeepsTheTensorsUnderTheirNames) {
-  const TemporaryFolder folder;
-  Training training;
-  training.step(0);
-  training.save(folder / "c");
-  const auto content = safetensors::read(folder / "c");
-  EXPECT_TRUE(content.tensors.at("first.weight").equal(training.model->first->weight));
-  EXPECT_TRUE(content.tensors.at("norm.running_mean").equal(training.model->norm->running_mean));
-  const auto& state = dynamic_cast<torch::optim::SGDParamState&>(
-      *training.optimizer->state().at(training.model->first->weight.unsafeGetTensorImpl()));
-  EXPECT_TRUE(
-      content.tensors.at("optimizer/first.weight/momentum_buffer").equal(state.momentum_buffer()));
-  EXPECT_FALSE(content.tensors.contains("optimizer/unused/momentum_buffer"));
-}
-
 TEST(Checkpoint, RestoresTheOptionsOfEveryGroup) {
   const TemporaryFolder folder;
   const auto groups = [](const Net& net, double lr) {
