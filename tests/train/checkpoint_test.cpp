@@ -11,7 +11,6 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/model_files.h"
 #include "tests/other_numbers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
