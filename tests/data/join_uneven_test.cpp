@@ -1,21 +1,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
-#include "tests/ranks.h"
 
 namespace lockstep {
 namespace {
@@ -170,26 +168,6 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
       }
     });
   }
-}
-
-const testing::ProcessBody throwing("in_step_throws",
-                                    [](std::shared_ptr<Communicator> communicator) {
-                                      const Group group(std::move(communicator));
-                                      const auto loader = batches(group.rank(), 4);
-                                      for (const int& batch : join_uneven(loader, group)) {
-                                        if (batch == 102) throw std::runtime_error("the cause");
-                                        step(group);
-                                      }
-                                    });
-
-TEST(InStepOfProcesses, ARankThatThrowsKeepsItsOwnError) {
-  const auto outcomes = testing::run_processes(2, "in_step_throws");
-  for (const auto& outcome : outcomes) {
-    EXPECT_TRUE(outcome.exited);
-    EXPECT_EQ(outcome.code, 1);
-  }
-  EXPECT_THAT(outcomes[1].err, HasSubstr("the cause"));
-  EXPECT_THAT(outcomes[0].err, HasSubstr("rank 1"));
 }
 
 }  // namespace

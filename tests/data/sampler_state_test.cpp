@@ -1,9 +1,7 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "lockstep/error.h"

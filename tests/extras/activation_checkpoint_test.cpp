@@ -19,9 +19,9 @@
 #include "lockstep/autocast.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep::testing {
 namespace {
@@ -348,17 +348,6 @@ TEST(Recompute, RestoresAllStateAfterAnException) {
   EXPECT_EQ(count.item<float>(), 1);
 }
 
-/// The message of the error that fn raises.
-template <class Error, class Function>
-std::string error_of(const Function& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
   const auto x = random_input(1).requires_grad_();
   // Another thread draws from the generator that threads share.
@@ -370,7 +359,7 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
       },
       x);
   EXPECT_THAT(
-      error_of<InvalidArgument>([&] { drawing.sum().backward(); }),
+      refusal([&] { drawing.sum().backward(); }),
       HasSubstr("recompute: got other outputs from the second forward than from the first"));
   calls = 0;
   const auto growing = recompute(
@@ -380,7 +369,7 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
         return y;
       },
       x);
-  EXPECT_THAT(error_of<InvalidArgument>([&] { growing.sum().backward(); }),
+  EXPECT_THAT(refusal([&] { growing.sum().backward(); }),
               HasSubstr("recompute: got 2 saved tensors in the second forward, expected 1"));
 }
 
@@ -393,12 +382,12 @@ TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
     const at::NoGradGuard no_grad;
     weight.add_(1);
   }
-  EXPECT_THAT(error_of<InvalidArgument>([&] { of_weight.sum().backward(); }),
+  EXPECT_THAT(refusal([&] { of_weight.sum().backward(); }),
               HasSubstr("changed in place after autograd saved it"));
   const auto input = x * 2;
   const auto of_input = recompute(function, input);
   input.add_(1);
-  EXPECT_THAT(error_of<std::exception>([&] { of_input.sum().backward(); }),
+  EXPECT_THAT(message_of<std::exception>([&] { of_input.sum().backward(); }),
               HasSubstr("modified by an inplace operation"));
   // In the segment, as autograd refuses it without recompute().
   const auto inside = recompute(
@@ -409,7 +398,7 @@ TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
         return result;
       },
       x);
-  EXPECT_THAT(error_of<InvalidArgument>([&] { inside.sum().backward(); }),
+  EXPECT_THAT(refusal([&] { inside.sum().backward(); }),
               HasSubstr("changed in place after autograd saved it"));
 }
 
@@ -432,7 +421,7 @@ TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
     const auto x = random_input(1).requires_grad_();
     const auto forward = [&] { return recomputes ? recompute(module, x) : module(x); };
     const auto first = forward(), second = forward();
-    const auto error = error_of<std::exception>([&] { first.sum().backward(); });
+    const auto error = message_of<std::exception>([&] { first.sum().backward(); });
     EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("modified by an inplace operation"),
                                         HasSubstr("changed in place after autograd saved it")))
         << recomputes;
@@ -468,8 +457,7 @@ TEST(Recompute, RefusesABackwardWithinTheSegment) {
         },
         x);
   };
-  EXPECT_THAT(error_of<InvalidArgument>(run),
-              HasSubstr("recompute: got a backward within the segment's forward"));
+  EXPECT_THAT(refusal(run), HasSubstr("recompute: got a backward within the segment's forward"));
 }
 
 /// The samples of a rank, of different number.
@@ -547,37 +535,6 @@ TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {
   output.sum().backward();
   EXPECT_TRUE(at::equal(norm->running_mean, mean));
   EXPECT_TRUE(at::equal(norm->running_var, variance));
-}
-
-TEST(Recompute, EndsTheWorldWhenTheSecondForwardThrowsAfterASend) {
-  std::vector<std::string> messages(2);
-  EXPECT_THROW(
-      on_ranks(2,
-               [&](const Group& world) {
-                 auto model = std::make_shared<Terms>(some_shapes);
-                 DistributedDataParallel ddp(ModelView(*model), world, one_each);
-                 int calls = 0;
-                 const auto forward = [&] {
-                   const auto first = recompute(
-                       [&](const at::Tensor& p) {
-                         if (++calls == 2 && world.rank() == 1) throw Failure("in the middle");
-                         return p.exp();
-                       },
-                       model->p[0]);
-                   return first.sum() + model->p[1].sum() + model->p[2].sum() + model->p[3].sum();
-                 };
-                 // The first backward sends its buckets at its end.
-                 ddp([&] { return model->Terms::forward(coefficients(0, *model)); }).backward();
-                 try {
-                   ddp(forward).backward();
-                 } catch (const std::exception& error) {
-                   messages[static_cast<std::size_t>(world.rank())] = error.what();
-                   throw;
-                 }
-               }),
-      Failure);
-  EXPECT_EQ(messages[1], "in the middle");
-  EXPECT_THAT(messages[0], HasSubstr("a backward ended by an exception after 3 of"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
+#include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 
 namespace lockstep {
@@ -115,16 +116,12 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
 };
 
 /// The batches of two epochs.
-at::Tensor two_epochs(std::size_t workers) {
-  Augmented<Images> data(Images(), {.seed = 2});
-  DistributedSampler sampler(data.size().value(), ShardSpec{}, {.seed = 1});
-  auto loader = torch::data::make_data_loader(data, sampler,
-                                              torch::data::DataLoaderOptions(7).workers(workers));
+at::Tensor two_epochs(Augmented<Images>& data, auto& loader) {
   std::vector<at::Tensor> all;
   for (std::uint64_t epoch : {0, 1}) {
     data.set_epoch(epoch);
-    for (auto& batch : *loader) {
-      const auto* const first = batch.target.const_data_ptr<std::int64_t>();
+    for (const auto& batch : loader) {
+      const auto* const first = batch.target.template const_data_ptr<std::int64_t>();
       const std::vector<std::size_t> indices(first, first + batch.target.numel());
       const at::Tensor plain = Images().get_batch(indices).data;
       EXPECT_TRUE(torch::equal(batch.data, augment(plain, indices, epoch, {.seed = 2})));
@@ -134,10 +131,20 @@ at::Tensor two_epochs(std::size_t workers) {
   return torch::cat(all);
 }
 
-TEST(Augmented, IsTheSameWithAnyNumberOfWorkers) {
-  const at::Tensor expected = two_epochs(0);
-  EXPECT_EQ(expected.size(0), 80);
-  for (const std::size_t workers : {1, 3}) EXPECT_TRUE(torch::equal(two_epochs(workers), expected));
+TEST(Augmented, IsTheSameWithEveryLoaderAndNumberOfWorkers) {
+  at::Tensor expected;
+  for (const std::size_t workers : {0, 1, 3}) {
+    Augmented<Images> data(Images(), {.seed = 2});
+    const auto sampler = [] { return DistributedSampler(40, ShardSpec{}, {.seed = 1}); };
+    auto loader = torch::data::make_data_loader(data, sampler(),
+                                                torch::data::DataLoaderOptions(7).workers(workers));
+    PrefetchLoader prefetch(data, sampler(), {.batch_size = 7, .workers = workers});
+    for (const at::Tensor& got : {two_epochs(data, *loader), two_epochs(data, prefetch)}) {
+      if (!expected.defined()) expected = got;
+      EXPECT_EQ(got.size(0), 80);
+      EXPECT_TRUE(torch::equal(got, expected));
+    }
+  }
 }
 
 }  // namespace

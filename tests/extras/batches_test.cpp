@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/partition.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -94,12 +94,10 @@ TEST_P(Batches, MayBeCountedByJoinUneven) {
 TEST_P(Batches, AFailureNamesTheBatchAndEndsThePass) {
   auto all = batches<Numbers>(Counter(5, 2), {.workers = GetParam()});
   std::vector<int> seen;
-  try {
-    for (const auto& batch : all) seen.push_back(batch.data.item<int>());
-    ADD_FAILURE();
-  } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("batch 2, index 2: cannot read it"));
-  }
+  EXPECT_THAT(testing::message_of<DataError>([&] {
+                for (const auto& batch : all) seen.push_back(batch.data.item<int>());
+              }),
+              ::testing::HasSubstr("batch 2, index 2: cannot read it"));
   EXPECT_EQ(seen, up_to(2));
 }
 

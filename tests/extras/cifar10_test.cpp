@@ -1,6 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/data/dataloader.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <fstream>
@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "lockstep/datasets.h"
-#include "lockstep/error.h"
-#include "lockstep/samplers.h"
+#include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {
@@ -37,12 +36,7 @@ class Cifar10Files : public ::testing::Test {
     std::ofstream(folder / name, std::ios::binary) << bytes;
   }
   std::string error(Cifar10::Split split = Cifar10::Split::train) const {
-    try {
-      Cifar10 data(folder.path(), split);
-    } catch (const DataError& caught) {
-      return caught.what();
-    }
-    return "no DataError";
+    return testing::message_of<DataError>([&] { Cifar10(folder.path(), split); });
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
 

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include <cmath>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -159,16 +157,6 @@ TEST(EarlyStopping, RefusesOtherStates) {
   EXPECT_THAT(refused(EarlyStopping({.mode = Best::greatest}).state()),
               HasSubstr("got the state of mode greatest, expected least"));
   const State good = EarlyStopping().state();
-  for (const auto& [name, tensor] : good) {
-    State missing = good;
-    missing.erase(name);
-    EXPECT_THAT(refused(missing), HasSubstr("state() did not return")) << name;
-    State wrong = good;
-    wrong[name] = torch::zeros({2}, tensor.options());
-    EXPECT_THAT(refused(wrong), HasSubstr("state() did not return")) << name;
-    wrong[name] = torch::tensor(1.0F);
-    EXPECT_THAT(refused(wrong), HasSubstr("state() did not return")) << name;
-  }
   State more = good;
   more["more"] = torch::tensor(1);
   EXPECT_THAT(refused(more), HasSubstr("state() did not return"));

@@ -80,20 +80,6 @@ TEST(LearningRate, EachGroupKeepsItsOwnRatio) {
   EXPECT_DOUBLE_EQ(optimizer.rate(1), 0.2);
 }
 
-TEST(LearningRate, EqualsLibTorchsSchedule) {
-  Optimizer ours;
-  Optimizer theirs;
-  torch::optim::StepLR reference(theirs, 3, 0.5);
-  LearningRate rate(ours, StepDecay{.every = 3, .factor = 0.5});
-  reference.step();  // LibTorch's first step still sets the rate of step 0
-  for (int i = 0; i < 10; ++i) {
-    rate.step();
-    reference.step();
-    EXPECT_DOUBLE_EQ(ours.rate(0), theirs.rate(0)) << i;
-    EXPECT_DOUBLE_EQ(ours.rate(1), theirs.rate(1)) << i;
-  }
-}
-
 TEST(LearningRate, ResumesWhereItWas) {
   const CosineDecay schedule{.steps = 10};
   Optimizer whole;

@@ -8,8 +8,6 @@
 
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
-#include "lockstep/prefetch_loader.h"
-#include "lockstep/samplers.h"
 
 namespace lockstep {
 namespace {
@@ -78,21 +76,6 @@ TEST(SeriesWindows, PartsOfASplitHaveNoRowInCommon) {
   EXPECT_EQ(first.slice(0, 1).min().item<double>(), 112);
   EXPECT_EQ(whole.split(1).first.size(), whole.size());
   EXPECT_THROW(whole.split(1.1), InvalidArgument);
-}
-
-TEST(SeriesWindows, ThreeRanksReadThemAll) {
-  const at::Tensor values = torch::arange(9);
-  const SeriesWindows windows(Series{values, values}, {.length = 2});
-  std::vector<at::Tensor> targets;
-  for (int rank = 0; rank < 3; ++rank) {
-    PrefetchLoader loader(windows, EvaluationSampler(7, ShardSpec{.rank = rank, .ranks = 3}),
-                          {.batch_size = 2, .workers = 2});
-    for (const auto& batch : loader) targets.push_back(batch.target);
-  }
-  EXPECT_TRUE(torch::cat(targets).equal(torch::arange(2, 9)));
-  PrefetchLoader none(SeriesWindows(series_of(1)),
-                      DistributedSampler(0, ShardSpec{.rank = 0, .ranks = 3}));
-  EXPECT_TRUE(none.begin() == none.end());
 }
 
 TEST(SeriesWindows, WrongSeriesAndOptionsAreRefused) {

@@ -85,13 +85,5 @@ TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
   });
 }
 
-TEST(AllOrNone, WithoutAnErrorItOnlyRuns) {
-  testing::run_groups(2, [](const Group& group) {
-    int runs = 0;
-    all_or_none(group, [&] { ++runs; });
-    EXPECT_EQ(runs, 1);
-  });
-}
-
 }  // namespace
 }  // namespace lockstep

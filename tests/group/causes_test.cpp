@@ -6,7 +6,6 @@
 #include <chrono>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "comm/mpi/mpi.h"
 #include "core/system/process.h"

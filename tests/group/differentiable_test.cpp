@@ -5,16 +5,13 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/activation_checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "lockstep/init.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -36,48 +33,30 @@ torch::Tensor sum_of(const Tensors& all) { return torch::stack(all).sum(0); }
 
 /// Root is the last rank.
 std::vector<Form> forms() {
+  using namespace differentiable;
+  using X = const torch::Tensor&;
+  using G = const Group&;
+  using All = const Tensors&;
   return {
-      {.name = "sum",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::all_reduce(x, group); },
-       .in_one_process = [](const auto& all, std::size_t) { return sum_of(all); }},
-      {.name = "mean",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::all_reduce(x, group, ReduceOp::avg);
-           },
-       .in_one_process = [](const auto& all,
-                            std::size_t) { return sum_of(all) / static_cast<double>(all.size()); }},
-      {.name = "all_gather",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::all_gather(x, group); },
-       .in_one_process =
-           [](const auto& all, std::size_t) {
-             return all[0].dim() == 0 ? torch::stack(all) : torch::cat(all);
-           }},
-      {.name = "reduce_scatter",
-       .on_ranks = [](const auto& x,
-                      const auto& group) { return differentiable::reduce_scatter(x, group); },
-       .in_one_process =
-           [](const auto& all, std::size_t rank) {
-             return sum_of(all).chunk(static_cast<std::int64_t>(all.size()))[rank];
-           },
-       .has_parts = true},
-      {.name = "broadcast",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::broadcast(x, group, group.size() - 1);
-           },
-       .in_one_process = [](const auto& all, std::size_t) { return all.back(); }},
-      {.name = "reduce",
-       .on_ranks =
-           [](const auto& x, const auto& group) {
-             return differentiable::reduce(x, group, group.size() - 1);
-           },
-       .in_one_process =
-           [](const auto& all, std::size_t rank) {
-             return rank + 1 == all.size() ? sum_of(all) : torch::zeros_like(all[rank]);
-           }},
+      {"sum", [](X x, G group) { return all_reduce(x, group); },
+       [](All all, std::size_t) { return sum_of(all); }},
+      {"mean", [](X x, G group) { return all_reduce(x, group, ReduceOp::avg); },
+       [](All all, std::size_t) { return sum_of(all) / static_cast<double>(all.size()); }},
+      {"all_gather", [](X x, G group) { return all_gather(x, group); },
+       [](All all, std::size_t) {
+         return all[0].dim() == 0 ? torch::stack(all) : torch::cat(all);
+       }},
+      {"reduce_scatter", [](X x, G group) { return reduce_scatter(x, group); },
+       [](All all, std::size_t rank) {
+         return sum_of(all).chunk(static_cast<std::int64_t>(all.size()))[rank];
+       },
+       /*has_parts=*/true},
+      {"broadcast", [](X x, G group) { return broadcast(x, group, group.size() - 1); },
+       [](All all, std::size_t) { return all.back(); }},
+      {"reduce", [](X x, G group) { return reduce(x, group, group.size() - 1); },
+       [](All all, std::size_t rank) {
+         return rank + 1 == all.size() ? sum_of(all) : torch::zeros_like(all[rank]);
+       }},
   };
 }
 
@@ -200,12 +179,7 @@ TEST_P(Differentiable, WithoutGradModeRecordsNothing) {
 TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
   spawn(2, [](const Group& world) {
     const auto refusal = [&](const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum) {
-      try {
-        differentiable::all_reduce(tensor, world, op);
-      } catch (const InvalidArgument& error) {
-        return std::string(error.what());
-      }
-      return std::string("none");
+      return testing::refusal([&] { differentiable::all_reduce(tensor, world, op); });
     };
     for (const auto op : {ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
       EXPECT_THAT(refusal(torch::ones({2}), op),
@@ -227,11 +201,8 @@ TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
 std::vector<std::string> errors(const std::function<void(const Group&)>& fn) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {
-    try {
-      fn(world);
-    } catch (const CommError& error) {
-      texts[static_cast<std::size_t>(world.rank())] = error.what();
-    }
+    texts[static_cast<std::size_t>(world.rank())] =
+        testing::message_of<CommError>([&] { fn(world); });
   });
   return texts;
 }

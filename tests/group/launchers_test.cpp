@@ -302,20 +302,6 @@ TEST(Launchers, MasterPortThatAnotherProgramHasIsNamed) {
                           HasSubstr("the listening program did not answer")));
 }
 
-TEST(Launchers, TwoProcessesOfTheSameRankAreNamed) {
-  const auto said = started_by_hand(
-      3, [](const std::string& rank) { return by_hand("3")(rank == "2" ? "1" : rank); });
-  const std::string twice = "two processes say that they are rank 1 of 3";
-  EXPECT_NE(said.find(twice), said.rfind(twice)) << said;
-}
-
-TEST(Launchers, WorldsOfDifferentSizesAreNamed) {
-  const auto said = started_by_hand(
-      2, [](const std::string& rank) { return by_hand(rank == "1" ? "3" : "2")(rank); });
-  const std::string differs = " expects a world of 3 ranks, rank 0 on host ";
-  EXPECT_NE(said.find(differs), said.rfind(differs)) << said;
-}
-
 TEST(Launchers, MasterNameThatDoesNotResolveIsNamed) {
   const auto said = started_by_hand(2, [](const std::string& rank) {
     auto variables = by_hand("2")(rank);
@@ -374,25 +360,6 @@ TEST(Launchers, TokenFileThatOthersCanReadIsRefused) {
 TEST(Launchers, OneRankIsAWorldOfOne) {
   const auto ended = Launched({init_program}, {{"WORLD_SIZE", "1"}}).wait();
   EXPECT_EQ(ended.out, "rank 0 of 1 over host: 1\n");
-}
-
-TEST(Launchers, ARankOfAnUnknownNumberOfRanksIsNoWorldOfOne) {
-  const auto ended = Launched({init_program}, {{"RANK", "1"}}).wait();
-  EXPECT_THAT(ended.out, HasSubstr("set WORLD_SIZE to the number of ranks, or unset RANK"));
-}
-
-TEST(Launchers, ContradictionsAreShown) {
-  auto variables = by_hand("2")("0");
-  variables["OMPI_COMM_WORLD_RANK"] = "1";
-  variables["OMPI_COMM_WORLD_SIZE"] = "4";
-  EXPECT_THAT(Launched({init_program}, variables).wait().out,
-              HasSubstr("init: contradictory environment: rank 1 of 4 by OpenMPI's mpirun, but "
-                        "RANK=0, WORLD_SIZE=2; unset the outdated variables"));
-}
-
-TEST(Launchers, LockstepRunStartsNoMpi) {
-  const auto ended = run_lockstep({"-n", "1", init_program}, {{"LOCKSTEP_BACKEND", "mpi"}});
-  EXPECT_THAT(ended.out, HasSubstr("started by lockstep run, which does not start MPI processes"));
 }
 
 }  // namespace

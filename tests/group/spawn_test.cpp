@@ -7,10 +7,9 @@
 #include <array>
 #include <atomic>
 #include <string>
-#include <thread>
 
-#include "lockstep/error.h"
 #include "lockstep/init.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -62,14 +61,12 @@ TEST(Spawn, RethrowsWhatIsNoStdException) {
 }
 
 TEST(Spawn, NamesARankThatReturnedEarly) {
-  try {
-    spawn(2, [](const Group& world) {
-      if (world.rank() == 0) world.barrier().wait();
-    });
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 left the world (returned) before barrier #1"));
-  }
+  EXPECT_THAT(testing::message_of<CommError>([] {
+                spawn(2, [](const Group& world) {
+                  if (world.rank() == 0) world.barrier().wait();
+                });
+              }),
+              HasSubstr("rank 1 left the world (returned) before barrier #1"));
 }
 
 /// This process's stderr, as a pipe, while it lives.
@@ -151,12 +148,7 @@ TEST(Init, AloneIsAWorldOfOneAndOnlyOnce) {
     world.all_reduce(tensor, ReduceOp::sum).wait();
     EXPECT_TRUE(torch::equal(tensor, torch::arange(4)));
   }
-  try {
-    init();
-    FAIL();
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("a second time"));
-  }
+  EXPECT_THAT(testing::refusal([] { init(); }), HasSubstr("a second time"));
 }
 
 TEST(Init, RefusesTimeoutsThatAreNone) {

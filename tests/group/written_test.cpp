@@ -42,73 +42,37 @@ std::string error_of(const std::function<void()>& fn) {
 /// An operation, the tensor that it writes and what it reads.
 struct Operation {
   const char* name;
-  bool all_write = true;  ///< or rank 0 alone
-  bool in_place = true;
+  bool all_write;  ///< or rank 0 alone
+  bool in_place;
   std::function<std::int64_t(int size)> elements;  ///< of the output
   std::function<std::int64_t(int size)> input_elements;
   std::function<Work(const Group&, const torch::Tensor& output, const torch::Tensor& input)> issue;
 };
 
 std::vector<Operation> operations() {
+  using G = const Group&;
+  using T = const torch::Tensor&;
   const auto one = [](int) { return std::int64_t{2}; };
   const auto each = [](int size) { return std::int64_t{2} * size; };
+  const auto recv = [](G group, T out, T) {
+    auto sent = group.send(doubles({2}), (group.rank() + 1) % group.size());
+    auto received = group.recv(out, (group.rank() + group.size() - 1) % group.size());
+    sent.wait();
+    return received;
+  };
   return {
-      {.name = "all_reduce",
-       .elements = one,
-       .input_elements = one,
-       .issue = [](const auto& group, const auto& out,
-                   const auto&) { return group.all_reduce(out); }},
-      {.name = "reduce",
-       .all_write = false,
-       .elements = one,
-       .input_elements = one,
-       .issue = [](const auto& group, const auto& out, const auto&) { return group.reduce(out); }},
-      {.name = "broadcast",
-       .elements = one,
-       .input_elements = one,
-       .issue = [](const auto& group, const auto& out,
-                   const auto&) { return group.broadcast(out); }},
-      {.name = "all_gather",
-       .in_place = false,
-       .elements = each,
-       .input_elements = one,
-       .issue = [](const auto& group, const auto& out,
-                   const auto& in) { return group.all_gather(out, in); }},
-      {.name = "reduce_scatter",
-       .in_place = false,
-       .elements = one,
-       .input_elements = each,
-       .issue = [](const auto& group, const auto& out,
-                   const auto& in) { return group.reduce_scatter(out, in); }},
-      {.name = "gather",
-       .all_write = false,
-       .in_place = false,
-       .elements = each,
-       .input_elements = one,
-       .issue = [](const auto& group, const auto& out,
-                   const auto& in) { return group.gather(out, in); }},
-      {.name = "scatter",
-       .in_place = false,
-       .elements = one,
-       .input_elements = each,
-       .issue = [](const auto& group, const auto& out,
-                   const auto& in) { return group.scatter(out, in); }},
-      {.name = "all_to_all",
-       .in_place = false,
-       .elements = each,
-       .input_elements = each,
-       .issue = [](const auto& group, const auto& out,
-                   const auto& in) { return group.all_to_all(out, in); }},
-      {.name = "recv",
-       .elements = one,
-       .input_elements = one,
-       .issue =
-           [](const auto& group, const auto& out, const auto&) {
-             auto sent = group.send(doubles({2}), (group.rank() + 1) % group.size());
-             auto received = group.recv(out, (group.rank() + group.size() - 1) % group.size());
-             sent.wait();
-             return received;
-           }},
+      {"all_reduce", true, true, one, one, [](G g, T out, T) { return g.all_reduce(out); }},
+      {"reduce", false, true, one, one, [](G g, T out, T) { return g.reduce(out); }},
+      {"broadcast", true, true, one, one, [](G g, T out, T) { return g.broadcast(out); }},
+      {"all_gather", true, false, each, one,
+       [](G g, T out, T in) { return g.all_gather(out, in); }},
+      {"reduce_scatter", true, false, one, each,
+       [](G g, T out, T in) { return g.reduce_scatter(out, in); }},
+      {"gather", false, false, each, one, [](G g, T out, T in) { return g.gather(out, in); }},
+      {"scatter", true, false, one, each, [](G g, T out, T in) { return g.scatter(out, in); }},
+      {"all_to_all", true, false, each, each,
+       [](G g, T out, T in) { return g.all_to_all(out, in); }},
+      {"recv", true, true, one, one, recv},
   };
 }
 

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/text.h"

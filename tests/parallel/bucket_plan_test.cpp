@@ -16,20 +16,6 @@ using lockstep::PlannedBucket;
 
 using Slices = std::vector<PlannedBucket::Slice>;
 
-TEST(BucketPlan, NeverMixesStrategies) {
-  std::vector<ParameterSpec> parameters(6, {.numel = 16});
-  parameters[1].strategy = parameters[4].strategy = 1;
-  const auto plan = bucket_plan(parameters, {});
-  ASSERT_EQ(plan.size(), 2U);
-  for (const auto& bucket : plan) {
-    for (const auto& slice : bucket.slices) {
-      EXPECT_EQ(parameters[slice.parameter].strategy, bucket.strategy);
-    }
-  }
-}
-
-TEST(BucketPlan, OfNothingIsEmpty) { EXPECT_TRUE(bucket_plan({}, {}).empty()); }
-
 TEST(BucketPlan, GoesBackwardsAndAligns) {
   const std::vector<ParameterSpec> parameters{{.numel = 5}, {.numel = 16}, {.numel = 17}};
   const auto plan = bucket_plan(parameters, {});

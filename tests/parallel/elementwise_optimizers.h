@@ -14,6 +14,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/fused_optimizers.h"
 #include "tests/parallel/mixed_training.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 
@@ -57,12 +58,35 @@ inline const std::vector<std::pair<const char*, Make>> every_optimizer{
                                          torch::optim::AdamWOptions(0.02).amsgrad(true))}};
 
 /// The bytes of a checkpoint. Ranks: all.
-inline std::string file_of(Trained& trained, const Group& world,
-                           const std::filesystem::path& path) {
-  Checkpoint{.model = trained.model, .optimizer = *trained.base}.save(path, {}, world);
+inline std::string file_of(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
+                           const Group& world, const std::filesystem::path& path) {
+  Checkpoint{.model = model, .optimizer = optimizer}.save(path, {}, world);
   world.barrier().wait();
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+inline std::string file_of(Trained& trained, const Group& world,
+                           const std::filesystem::path& path) {
+  return file_of(trained.model, *trained.base, world, path);
+}
+
+/// The bits and the checkpoints of trainings with those options and without. Ranks: all.
+inline void expect_same_steps(const Group& world, const Make& make, const DataParallelOptions& how,
+                              const TemporaryFolder& folder) {
+  Trained got(world, make, how);
+  Trained expected(world, make, {});
+  for (int step = 0; step < 15; ++step) {
+    for (auto* trained : {&got, &expected}) {
+      if (step == 5) trained->base->param_groups()[0].options().set_lr(0.02);
+      if (step == 9) trained->model.mlp->layers[1]->bias.requires_grad_(false);
+      trained->step(world, step);
+    }
+    // A rank that is ahead must not update parameters that other ranks still compare.
+    world.barrier().wait();
+    expect_equal_models(got.model, expected.model);
+    world.barrier().wait();
+  }
+  EXPECT_TRUE(file_of(got, world, folder / "got") == file_of(expected, world, folder / "expected"));
 }
 
 }  // namespace lockstep::testing

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,13 +58,6 @@ class Kept {
 
 at::Tensor loss_of(Terms& model, const Group& world, double times) {
   return times * model.forward(coefficients(world.rank(), model));
-}
-
-void expect_means(const Terms& model, const Group& world, double times) {
-  for (std::size_t i = 0; i < model.p.size(); ++i) {
-    const auto mean = mean_coefficient(world.size(), i, model.p[i]);
-    EXPECT_TRUE(near(model.p[i].grad(), times * mean)) << i;
-  }
 }
 
 class KeptGradients : public ::testing::TestWithParam<int> {};

@@ -7,12 +7,10 @@
 #include <functional>
 #include <memory>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "parallel/reducer/gradient.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
@@ -81,42 +79,10 @@ TEST_P(LocalGradients, OfReplacedDataAreAveragedByTheWrapper) {
         if (step > 0) replace(*model);
         for (auto& parameter : model->p) parameter.mutable_grad() = at::Tensor();
         ddp(coefficients(world.rank(), *model)).backward();
-        for (std::size_t i = 0; i < model->p.size(); ++i) {
-          EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(world.size(), i, model->p[i])));
-        }
+        expect_means(*model, world);
       }
     });
   }
-}
-
-TEST_P(LocalGradients, OfReplacedDataAreAveragedByTheOptimizer) {
-  for (const auto& replace : {save_and_load, convert_and_back}) {
-    for (const bool set_to_none : {true, false}) {
-      on_ranks(GetParam(), [&](const Group& world) {
-        OneModel one(world, {.verify_every = 0});
-        for (int step = 0; step < 4; ++step) {
-          if (step == 1 || step == 2) replace(one.model);
-          one.loss().backward();
-          one.expect_step_of(1);
-          one.optimizer.zero_grad(set_to_none);
-        }
-      });
-    }
-  }
-}
-
-TEST_P(LocalGradients, OfSomeReplacedParametersAreAveraged) {
-  on_ranks(GetParam(), [](const Group& world) {
-    OneModel one(world, {.verify_every = 0});
-    for (int step = 0; step < 3; ++step) {
-      auto& parameter = one.model.p[1];
-      parameter.set_data(parameter.detach().to(at::kDouble));
-      parameter.set_data(parameter.detach().to(at::kFloat));
-      one.loss().backward();
-      one.expect_step_of(1);
-      one.optimizer.zero_grad();
-    }
-  });
 }
 
 TEST_P(LocalGradients, AccumulatedByOneRankOnlyAreAveraged) {

@@ -3,10 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,7 +12,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
-#include "tests/parallel/models.h"
+#include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
@@ -68,21 +65,6 @@ const std::vector<std::pair<const char*, Make>> optimizers{
        return std::make_unique<FusedAdamW>(model.parameters(), AdamWOptions(0.01).amsgrad(true),
                                            mode);
      }}};
-
-void expect_equal_models(const Layers& got, const Layers& expected) {
-  const auto ours = got.named_parameters();
-  const auto theirs = expected.named_parameters();
-  for (const auto& item : ours)
-    EXPECT_TRUE(torch::equal(item.value(), theirs[item.key()])) << item.key();
-}
-
-std::string file_of(const Layers& model, torch::optim::Optimizer& optimizer, const Group& world,
-                    const std::filesystem::path& path) {
-  Checkpoint{.model = const_cast<Layers&>(model), .optimizer = optimizer}.save(path, {}, world);
-  world.barrier().wait();
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 class LowPrecisionTraining : public ::testing::TestWithParam<int> {};
 

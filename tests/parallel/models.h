@@ -109,30 +109,7 @@ struct Mlp : torch::nn::Module {
   static at::Tensor batch(std::int64_t n, std::uint64_t seed) {
     return random({n, 7}, seed, at::kDouble);
   }
-  static constexpr std::int64_t outputs = 3;
   std::vector<torch::nn::Linear> layers;
-};
-
-/// SINGA's CNN for MNIST.
-struct Cnn : torch::nn::Module {
-  Cnn()
-      : conv1(register_module("conv1", torch::nn::Conv2d(1, 20, 5))),
-        conv2(register_module("conv2", torch::nn::Conv2d(20, 50, 5))),
-        fc1(register_module("fc1", torch::nn::Linear(800, 500))),
-        fc2(register_module("fc2", torch::nn::Linear(500, 10))) {
-    to(own_device());
-  }
-  at::Tensor forward(at::Tensor x) {
-    x = torch::max_pool2d(torch::relu(conv1->forward(x)), 2);
-    x = torch::max_pool2d(torch::relu(conv2->forward(x)), 2);
-    return fc2->forward(torch::relu(fc1->forward(x.flatten(1))));
-  }
-  static at::Tensor batch(std::int64_t n, std::uint64_t seed) {
-    return random({n, 1, 28, 28}, seed, at::kDouble);
-  }
-  static constexpr std::int64_t outputs = 10;
-  torch::nn::Conv2d conv1, conv2;
-  torch::nn::Linear fc1, fc2;
 };
 
 /// total = Σ (parameter · coefficient) over the coefficients that are defined, so that a
@@ -187,6 +164,14 @@ inline at::Tensor mean_coefficient(
 inline bool near(const at::Tensor& got, const at::Tensor& expected) {
   return got.defined() && got.sizes() == expected.sizes() &&
          at::allclose(got, expected, 1e-6, 1e-6);
+}
+
+/// Gradients are so many times the means of the ranks' coefficients.
+inline void expect_means(const Terms& model, const Group& world, double times = 1) {
+  for (std::size_t i = 0; i < model.p.size(); ++i) {
+    const auto mean = mean_coefficient(world.size(), i, model.p[i]);
+    EXPECT_TRUE(near(model.p[i].grad(), times * mean)) << i;
+  }
 }
 
 /// The same bits and strides of all parameters.

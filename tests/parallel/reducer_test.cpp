@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing {
@@ -21,35 +19,7 @@ class Reduction : public ::testing::TestWithParam<std::tuple<int, bool>> {
   static DataParallelOptions options() {
     return std::get<1>(GetParam()) ? one_each : DataParallelOptions{};
   }
-  static bool any(int) { return true; }
 };
-
-TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world, options());
-    // Branches in turn: parameter i is used where (rank + step) % 4 != i; in a world of one some
-    // are used by none.
-    for (int step = 0; step < 4; ++step) {
-      const auto uses = [&](std::size_t i) {
-        return [i, step](int rank) { return (rank + step) % 4 != static_cast<int>(i); };
-      };
-      auto terms = coefficients(world.rank(), *model);
-      for (std::size_t i = 0; i < terms.size(); ++i) {
-        if (!uses(i)(world.rank())) terms[i] = at::Tensor();
-      }
-      model->zero_grad();
-      ddp(terms).backward();
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        if (ranks() == 1 && !uses(i)(0)) {
-          EXPECT_FALSE(model->p[i].grad().defined());
-        } else {
-          EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(ranks(), i, model->p[i], uses(i))));
-        }
-      }
-    }
-  });
-}
 
 TEST_P(Reduction, LeavesParametersThatNoRankUses) {
   on_ranks(ranks(), [](const Group& world) {
@@ -76,19 +46,6 @@ TEST_P(Reduction, LeavesParametersThatNoRankUses) {
     ddp(terms).backward();
     EXPECT_EQ(model->p[1].grad().abs().sum().item<float>(), 0);
     EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
-  });
-}
-
-TEST_P(Reduction, KeepsTheBitsOfAGradientThatNoRankChanges) {
-  // Thirds: the mean of three equal values would often differ from them.
-  on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{1000}, {1}});
-    DistributedDataParallel ddp(model, world, options());
-    const auto noise = random({1000}, 5) / 3;
-    ddp(std::vector<at::Tensor>{noise, at::ones({1})}).backward();
-    const auto before = model->p[0].grad().clone();
-    ddp(std::vector<at::Tensor>{at::Tensor(), at::ones({1})}).backward();
-    EXPECT_TRUE(torch::equal(model->p[0].grad(), before));
   });
 }
 

@@ -10,15 +10,19 @@
 
 namespace lockstep::testing {
 
-/// The message of the InvalidArgument that fn throws; "" if it throws nothing.
-template <class Fn>
-std::string refusal(const Fn& fn) {
+/// The message of the error of that type that fn throws; "" if it throws nothing.
+template <class Thrown, class Fn>
+std::string message_of(const Fn& fn) {
   try {
     fn();
-  } catch (const InvalidArgument& error) {
+  } catch (const Thrown& error) {
     return error.what();
   }
   return "";
+}
+template <class Fn>
+std::string refusal(const Fn& fn) {
+  return message_of<InvalidArgument>(fn);
 }
 
 /// A refusal leaves the group as it was.

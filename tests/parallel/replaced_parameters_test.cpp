@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
@@ -107,20 +106,6 @@ TEST_P(ReplacedParameters, AreRefusedUnderStrategiesThatAverageParameters) {
       expect_usable(world);
     });
   }
-}
-
-TEST(ReplacedParametersOf, AListOfTensorsAreRefused) {
-  on_ranks(2, [](const Group& world) {
-    auto w = replacement();
-    DistributedDataParallel product(ModelView({{"w", w}}), world);
-    const auto backward = [&] {
-      product([&] { return input_of(world, 0).mm(w); }).sum().backward();
-    };
-    backward();
-    w = replacement();
-    backward();
-    EXPECT_THAT(refusal(backward), HasSubstr("parameter w rank"));
-  });
 }
 
 TEST(ReplacedParameters, ByAnotherTensorInEachBackwardAreAllowed) {

@@ -3,7 +3,6 @@
 #include "tests/parallel/saved_buffers.h"
 
 #include <gtest/gtest.h>
-#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <exception>
@@ -205,38 +204,6 @@ TEST(SavedBuffers, OfAdversariesGiveTheSameTraining) {
       }
     });
   }
-}
-
-TEST(SavedBuffers, OfAScriptGiveTheGradientsOfOneProcess) {
-  const auto make = [] {
-    torch::jit::Module model("scaled");
-    model.register_parameter("p", at::linspace(1, 2, 4, at::kDouble).requires_grad_(),
-                             /*is_buffer=*/false);
-    model.register_buffer("scale", at::full({4}, 1.5, at::kDouble));
-    model.define(R"(
-      def forward(self, x):
-          self.scale.mul_(x.abs().mean() + 0.5)
-          return x * self.p * self.scale
-    )");
-    return model;
-  };
-  const auto run = [](const at::Tensor& output) {
-    const auto first = output.sum(), second = loss_of(output);
-    first.backward({}, /*retain_graph=*/true);
-    second.backward();
-  };
-  on_ranks(3, [&](const Group& world) {
-    auto expected = at::zeros({4}, at::kDouble);
-    for (int rank = 0; rank < world.size(); ++rank) {
-      auto model = make();
-      run(model.forward({batch(rank, 0)}).toTensor());
-      expected += model.attr("p").toTensor().grad() / world.size();
-    }
-    auto model = make();
-    DistributedDataParallel ddp(model, world);
-    run(ddp(batch(world.rank(), 0)).toTensor());
-    EXPECT_LT(distance(model.attr("p").toTensor().grad(), expected), 1e-12);
-  });
 }
 
 TEST(SavedBuffers, OfSyncBatchNormGiveTheSameGradients) {

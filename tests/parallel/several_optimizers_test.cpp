@@ -5,12 +5,10 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
@@ -118,28 +116,6 @@ TEST_P(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
       for (std::size_t i = 0; i < expected.size(); ++i) {
         EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
       }
-    }
-  });
-}
-
-TEST_P(SeveralOptimizers, MayHaveDifferentStrategies) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto model = std::make_shared<Adversaries>();
-    auto adam = adam_of(*model);
-    auto sgd = sgd_of(*model);
-    DistributedOptimizer of_generator(adam, *model, world, {.optimized_only = true});
-    DistributedOptimizer of_critic(sgd, *model, world,
-                                   {.strategy = LocalSgd{.period = 2}, .optimized_only = true});
-    for (int step = 0; step < 4; ++step) {
-      model->zero_grad();
-      model->critic_loss(noise_of(world, step)).backward();
-      of_generator.step();
-      of_critic.step();
-    }
-    for (const auto& parameter : model->parameters()) {
-      const auto mean = parameter.detach().clone();
-      world.all_reduce(mean, ReduceOp::avg).wait();
-      EXPECT_TRUE(near(parameter.detach(), mean));
     }
   });
 }

@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,23 +36,7 @@ TEST_P(ShardedOptimizer, TakesTheStepsOfAnUnshardedOneAndSavesTheSameFile) {
   on_ranks(GetParam(), [&](const Group& world) {
     for (const auto& [name, make] : every_optimizer) {
       SCOPED_TRACE(name);
-      Trained in_parts(world, make, state_in_parts);
-      Trained whole(world, make, {});
-      for (int step = 0; step < 15; ++step) {
-        if (step == 5) {
-          for (auto* trained : {&in_parts, &whole})
-            trained->base->param_groups()[0].options().set_lr(0.02);
-        }
-        if (step == 9) {  // frozen after a while
-          for (auto* trained : {&in_parts, &whole})
-            trained->model.mlp->layers[1]->bias.requires_grad_(false);
-        }
-        in_parts.step(world, step);
-        whole.step(world, step);
-        expect_equal_models(in_parts.model, whole.model);
-      }
-      EXPECT_TRUE(file_of(in_parts, world, folder / "parts") ==
-                  file_of(whole, world, folder / "whole"));
+      expect_same_steps(world, make, state_in_parts, folder);
     }
   });
 }
@@ -78,24 +61,19 @@ TEST_P(ShardedOptimizer, KeepsStateOfItsPartsOnly) {
   });
 }
 
-/// The steps of two models from the same values, one with state in parts, must be equal.
-void expect_steps_as_whole(const Group& world,
-                           const std::function<void(Mixed&, DistributedOptimizer&, int)>& step) {
-  Trained in_parts(world, every_optimizer[2].second, state_in_parts);
-  Trained whole(world, every_optimizer[2].second, {});
-  for (int i = 0; i < 4; ++i) {
-    for (auto* trained : {&in_parts, &whole}) step(trained->model, trained->optimizer, i);
-    expect_equal_models(in_parts.model, whole.model);
-  }
-}
-
 // The gradient by hand is found in step(), after the parts of the others have been averaged.
 TEST_P(ShardedOptimizer, KeepsItsPartsWhileAGradientByHandIsAveraged) {
   on_ranks(GetParam(), [](const Group& world) {
-    expect_steps_as_whole(world, [&](Mixed& model, DistributedOptimizer& optimizer, int step) {
-      if (world.rank() == 0) model.unused.mutable_grad() = at::full_like(model.unused, step);
-      optimizer.backward_and_update(model.loss(world, step));
-    });
+    Trained in_parts(world, every_optimizer[2].second, state_in_parts);
+    Trained whole(world, every_optimizer[2].second, {});
+    for (int step = 0; step < 4; ++step) {
+      for (auto* trained : {&in_parts, &whole}) {
+        auto& unused = trained->model.unused;
+        if (world.rank() == 0) unused.mutable_grad() = at::full_like(unused, step);
+        trained->optimizer.backward_and_update(trained->model.loss(world, step));
+      }
+      expect_equal_models(in_parts.model, whole.model);
+    }
   });
 }
 
@@ -158,12 +136,7 @@ TEST(ShardedCheckpoint, NeedsTheGroup) {
     trained.step(world, 0);
     const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
     const auto says = [&](const auto& fn, const char* what) {
-      try {
-        fn();
-        ADD_FAILURE() << "expected: " << what;
-      } catch (const CheckpointError& error) {
-        EXPECT_THAT(error.what(), HasSubstr(what));
-      }
+      EXPECT_THAT(message_of<CheckpointError>(fn), HasSubstr(what));
     };
     says([&] { checkpoint.save(folder / "alone"); }, "its state is divided among 2 ranks");
     const auto alone = world.split(world.rank());
@@ -177,16 +150,13 @@ TEST(ShardedCheckpoint, NeedsTheGroup) {
 
 TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
   on_ranks(2, [](const Group& world) {
-    const auto says = [&](const auto& fn, const char* what) {
+    const auto says = [&](const auto& fn, const std::string& what) {
       EXPECT_THAT(refusal(fn), HasSubstr(what));
       expect_usable(world);
     };
     Mlp model;
     torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
     torch::optim::LBFGS lbfgs(model.parameters());
-    says([&] { DistributedOptimizer(lbfgs, model, world, state_in_parts); },
-         "shard: got torch::optim::LBFGS, expected an optimizer that updates each element by "
-         "itself: SGD, Adam, AdamW, RMSprop or Adagrad");
     const DataParallelOptions local{.strategy = parse_strategy("local_sgd:period=4"),
                                     .shard = Shard::optimizer};
     says([&] { DistributedOptimizer(sgd, model, world, local); },
@@ -195,14 +165,25 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
     FusedSgd fused(model.parameters(), SGDOptions(0.1));
     says([&] { DistributedOptimizer(fused, model, world, both); },
          "share_memory: got shard = Shard::gradients");
-    {
+    const DataParallelOptions one_copy{.share_memory = true};
+    for (const auto& [option, how] :
+         {std::pair("shard", state_in_parts), {"share_memory", one_copy}}) {
+      says([&, with = how] { DistributedOptimizer(lbfgs, model, world, with); },
+           std::string(option) +
+               ": got torch::optim::LBFGS, expected an optimizer that updates each "
+               "element by itself: SGD, Adam, AdamW, RMSprop or Adagrad");
       const auto alias = model.layers[1]->weight.detach();
-      says([&] { DistributedOptimizer(sgd, model, world, state_in_parts); },
+      says([&, with = how] { DistributedOptimizer(fused, model, world, with); },
            "parameter layer1.weight shares its memory with another tensor");
     }
     DataParallelOptions by_one;
     by_one.shard = world.rank() == 0 ? Shard::optimizer : Shard::none;
     says([&] { DistributedOptimizer(sgd, model, world, by_one); }, "shard optimizer");
+    by_one = {.share_memory = world.rank() == 0};
+    says([&] { DistributedOptimizer(fused, model, world, by_one); }, "share_memory");
+    const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
+    says([&] { DistributedOptimizer(fused, model, world, halves); },
+         "share_memory: got strategy fp16, expected fp32");
   });
 }
 
@@ -344,12 +325,9 @@ TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
     }
     // What remains are parts: no checkpoint has them, and another wrapper goes on with them.
     const TemporaryFolder folder;
-    try {
-      Checkpoint{.model = model, .optimizer = sgd}.save(folder / "parts");
-      ADD_FAILURE() << "saved parts as if they were all";
-    } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("remains from a DistributedOptimizer that divided it"));
-    }
+    EXPECT_THAT(message_of<CheckpointError>(
+                    [&] { Checkpoint{.model = model, .optimizer = sgd}.save(folder / "parts"); }),
+                HasSubstr("remains from a DistributedOptimizer that divided it"));
     optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
     step();
     expect_equal_models(model, other);

@@ -5,13 +5,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "parallel/agree.h"
+#include "parallel/shared_memory.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
+#include "tests/variable.h"
 
 // How ranks come to start from the same model, and what is refused before they do.
 
@@ -20,6 +22,43 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+TEST(OptionDefaults, AreThoseOfTheVariables) {
+  EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
+  EXPECT_FALSE(detail::shares_memory({}));
+  const Variable share("LOCKSTEP_SHARE_MEMORY", "1");
+  EXPECT_TRUE(detail::shares_memory({}));
+  EXPECT_FALSE(detail::shares_memory({.share_memory = false}));
+  const Variable bucket("LOCKSTEP_BUCKET_MIB", "5");
+  EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{5} << 20);
+  EXPECT_EQ(DataParallelOptions{}.buckets.first, std::size_t{1} << 20);
+  EXPECT_EQ((DataParallelOptions{.buckets = {.first = 3, .rest = 7}}.buckets.rest), 7u);
+}
+
+/// Options may be constructed before main(). init() reports the variable.
+TEST(OptionDefaults, AreThoseOfTheLibraryForAVariableThatCannotBeUsed) {
+  const Variable bucket("LOCKSTEP_BUCKET_MIB", "many");
+  EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
+}
+
+TEST(Agree, NamesTheFirstDifferenceAndTheRanks) {
+  on_ranks(7, [](const Group& world) {
+    using Lines = std::vector<std::string>;
+    const auto disagreement = [&](const Lines& lines) {
+      return refusal([&] { detail::agree(world, "here", lines); });
+    };
+    EXPECT_EQ(disagreement({}), "");
+    EXPECT_EQ(disagreement({"one", "", "three"}), "");
+    EXPECT_THAT(
+        disagreement({"same", world.rank() % 3 == 0 ? "x" : "y", std::to_string(world.rank())}),
+        AllOf(::testing::StartsWith("here rank " + std::to_string(world.rank()) + " of 7: "),
+              HasSubstr("x on ranks 0, 3, 6; y on ranks 1, 2, 4, 5")));
+    EXPECT_THAT(disagreement(world.rank() == 4 ? Lines{"same"} : Lines{"same", "more"}),
+                HasSubstr("nothing on rank 4"));
+    EXPECT_THAT(disagreement(world.rank() == 0 ? Lines{} : Lines{"a"}),
+                HasSubstr("nothing on rank 0; a on ranks 1, 2, 3, 4, 5, 6"));
+  });
+}
 
 TEST(Start, GivesAllRanksRankZerosParametersAndBuffers) {
   struct Odd : torch::nn::Module {
@@ -108,11 +147,14 @@ TEST(Start, RefusesOptionsStridesAndFrozenParametersThatDiffer) {
     const auto model = [] {
       return std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3, 3}, {2}});
     };
-    EXPECT_THAT(refusal([&] {
-                  DistributedDataParallel ddp(model(), world,
-                                              {.buckets = {.first = second ? 1U : 2U}});
-                }),
+    const auto of = [&](const DataParallelOptions& options) {
+      return refusal([&] { DistributedDataParallel ddp(model(), world, options); });
+    };
+    EXPECT_THAT(of({.buckets = {.first = second ? 1U : 2U}}),
                 AllOf(HasSubstr("buckets of 2"), HasSubstr("buckets of 1")));
+    EXPECT_THAT(of({.check_finite = second}), HasSubstr(", check_finite on rank 1"));
+    EXPECT_THAT(of({.strategies = {{second ? "p1" : "p0", Fp16{}}}}),
+                AllOf(HasSubstr("p0=fp16"), HasSubstr("p1=fp16")));
     EXPECT_THAT(refusal([&] {
                   auto transposed = model();
                   if (second) transposed->p[0].set_data(at::ones({3, 3}).t());
@@ -147,10 +189,6 @@ TEST(Start, TellsAllRanksWhenOneHasNoModel) {
                      : std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
     EXPECT_THAT(refusal([&] { DistributedDataParallel<Terms> ddp(model, world); }),
                 AllOf(HasSubstr("got no model on rank 2"), HasSubstr("on ranks 0, 1")));
-    expect_usable(world);
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel<Terms> ddp(std::shared_ptr<Terms>(), world); }),
-        HasSubstr("got no model"));
     expect_usable(world);
   });
 }

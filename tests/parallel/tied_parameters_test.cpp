@@ -5,10 +5,8 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <memory>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"

@@ -12,7 +12,7 @@
 
 namespace lockstep::testing {
 
-/// Two models with the same values, of which the first is sharded.
+/// Two models with the same values, of which the first has its update sharded or shared.
 struct TwoTrainings {
   explicit TwoTrainings(const Group& world,
                         const DataParallelOptions& how = {.shard = Shard::gradients},
@@ -30,6 +30,7 @@ struct TwoTrainings {
     in_parts = std::make_unique<DistributedOptimizer>(*adam, parts, world, how);
     auto unsharded = how;
     unsharded.shard = Shard::none;
+    unsharded.share_memory = false;
     in_whole = std::make_unique<DistributedOptimizer>(*adam_of_whole, whole, world, unsharded);
   }
 

@@ -152,6 +152,38 @@ TEST(CreateGraph, OfGradientsTakenByAutogradGradIsAveragedRight) {
   });
 }
 
+/// The identity, whose backward gives no gradient.
+struct NoGradient : torch::autograd::Function<NoGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {at::Tensor()};
+  }
+};
+
+// LibTorch calls the hook of the parameter nevertheless.
+TEST(UndefinedGradient, IsNone) {
+  struct Ended : Terms {
+    using Terms::Terms;
+    at::Tensor forward(const std::vector<at::Tensor>& terms, bool ends) {
+      const auto first = ends ? NoGradient::apply(p[0]) : p[0];
+      return (first * terms[0]).sum() + (p[1] * terms[1]).sum();
+    }
+  };
+  on_ranks(2, [](const Group& world) {
+    auto model = std::make_shared<Ended>(two_shapes);
+    DistributedDataParallel ddp(model, world, one_each);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
+      EXPECT_TRUE(near(model->p[0].grad(), coefficient(0, 0, model->p[0]) / 2));
+      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(2, 1, model->p[1])));
+    }
+  });
+}
+
 struct Custom : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -179,8 +211,7 @@ TEST(ThrowingBackward, LeavesTheReducerUsableIfNothingWasSent) {
       }
       model->zero_grad();
       ddp(terms, false).backward();
-      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
-      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(3, 1, model->p[1])));
+      expect_means(*model, world);
       model->zero_grad();
     }
   });

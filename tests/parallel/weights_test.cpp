@@ -4,9 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,19 +62,6 @@ TEST(Weight, EqualOnAllRanksChangesNoBit) {
   });
 }
 
-TEST(Weight, CountsForOneExchange) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world);
-    for (int time = 0; time < 3; ++time) ddp.weight(world.rank());  // an equal one is the same one
-    ddp(coefficients(world.rank(), *model)).backward();
-    EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
-    model->zero_grad();
-    ddp(coefficients(world.rank(), *model)).backward();
-    EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(2, 0, model->p[0])));
-  });
-}
-
 // The last of several weights counted for all micro-batches.
 TEST(Weight, OfEachMicroBatchIsRefusedOnEveryRank) {
   // Differs on rank 1 only. The last weights are equal to the first in the second case.
@@ -116,18 +101,6 @@ TEST(Weight, OfEachMicroBatchIsRefusedOnEveryRank) {
       }
     });
   }
-}
-
-TEST(Weight, OfZeroKeepsNaNsOut) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world);
-    auto terms = coefficients(world.rank(), *model);
-    if (world.rank() == 0) terms[0].fill_(std::numeric_limits<float>::quiet_NaN());
-    ddp.weight(world.rank());
-    ddp(terms).backward();
-    EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
-  });
 }
 
 // A rank without a batch has no backward, in which the others meet the weights.

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/sync/reference.h"
 
@@ -84,18 +83,6 @@ TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
     }
     EXPECT_EQ(exchange->state().size(), 1U);
     exchange->load(exchange->state());
-  });
-}
-
-TEST(Schedules, RefuseWhatIsOutOfRange) {
-  using enum SyncTarget;
-  spawn(1, [](const Group& group) {
-    const Bucket bucket(0, 1, at::kFloat, {}, group);
-    EXPECT_THROW(PartialUpdate{.of = none}.exchange(bucket), InvalidArgument);
-    EXPECT_THROW(LocalSgd{.period = 0}.exchange(bucket), InvalidArgument);
-    EXPECT_THROW(PostLocalSgd{.start = -1}.exchange(bucket), InvalidArgument);
-    EXPECT_THROW(PostLocalSgd{.period = 0}.exchange(bucket), InvalidArgument);
-    EXPECT_THROW((void)warmup(AllReduce{}, -1).exchange(bucket), InvalidArgument);
   });
 }
 

@@ -271,18 +271,22 @@ TEST(Sparse, CountsItsBytes) {
   });
 }
 
-TEST(Sparse, RefusesWhatItCannotCarry) {
+TEST(Strategies, RefuseWhatTheyCannotCarryAndWhatIsOutOfRange) {
   spawn(1, [](const Group& group) {
-    const Bucket halves(0, 8, at::kHalf, {}, group);
-    const Bucket floats(0, 8, at::kFloat, {}, group);
-    EXPECT_THROW(TopK{}.exchange(halves), InvalidArgument);
-    EXPECT_THROW(Threshold{}.exchange(halves), InvalidArgument);
-    for (const double ratio : {0.0, -0.1, 1.1, std::nan("")}) {
-      EXPECT_THROW(TopK{.ratio = ratio}.exchange(floats), InvalidArgument);
-    }
-    EXPECT_THROW((TopK{.ramp = -1}.exchange(floats)), InvalidArgument);
-    EXPECT_THROW(Threshold{.value = -1}.exchange(floats), InvalidArgument);
-    EXPECT_THROW(Threshold{.value = std::nan("")}.exchange(floats), InvalidArgument);
+    const auto expect_refused = [&](at::ScalarType dtype, const std::vector<Strategy>& strategies) {
+      const Bucket bucket(0, 8, dtype, {}, group);
+      for (const auto& strategy : strategies)
+        EXPECT_THROW(strategy.exchange(bucket), InvalidArgument) << dtype << strategy.text();
+    };
+    expect_refused(at::kHalf, {TopK{}, Threshold{}});
+    expect_refused(at::kDouble, {Fp16{}, Bf16{}, Int8{}});
+    expect_refused(
+        at::kFloat,
+        {TopK{.ratio = 0}, TopK{.ratio = -0.1}, TopK{.ratio = 1.1}, TopK{.ratio = std::nan("")},
+         TopK{.ramp = -1}, Threshold{.value = -1}, Threshold{.value = std::nan("")},
+         Fp16{.clip = -1}, Fp16{.clip = 1e300}, Fp16{.clip = std::nan("")},
+         PartialUpdate{.of = SyncTarget::none}, LocalSgd{.period = 0}, PostLocalSgd{.start = -1},
+         PostLocalSgd{.period = 0}, warmup(AllReduce{}, -1)});
   });
 }
 

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
@@ -71,6 +73,23 @@ TEST_F(Spoilt, ATensorIsNamed) {
       AllOf(HasSubstr(buffer),
             HasSubstr("expected Float [6, 4] as parameter 'first.weight', found Float [5]")));
   EXPECT_THAT(error_with(buffer, {}), HasSubstr(std::string(buffer) + "\" is missing"));
+}
+
+TEST_F(Spoilt, AFlippedBitAnywhereIsAnError) {
+  const auto bytes = testing::content(path);
+  Training training;
+  training.step(5);
+  const auto before = training.values();
+  for (std::size_t byte = 0; byte < bytes.size(); byte += byte < 64 ? 1 : 7) {
+    auto changed = bytes;
+    changed[byte] = static_cast<char>(changed[byte] ^ (1 << byte % 8));
+    std::ofstream(path, std::ios::binary) << changed;
+    ASSERT_THAT(failure([&] { training.load(path); }), HasSubstr(path.string() + ": "))
+        << "byte " << byte << " of " << bytes.size();
+  }
+  expect_same(training.values(), before);
+  std::ofstream(path, std::ios::binary) << bytes;
+  training.load(path);
 }
 
 TEST_F(Spoilt, ABadDescriptionIsAnError) {

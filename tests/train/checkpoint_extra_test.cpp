@@ -11,7 +11,6 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
 #include "tests/groups.h"

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "lockstep/metrics.h"
 #include "lockstep/uneven_inputs.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep {
 namespace {
@@ -21,12 +21,9 @@ using ::testing::HasSubstr;
 using Call = std::function<void(const Group&)>;
 
 std::string error_of(const Call& of_rank_0, const Call& of_rank_1) {
-  try {
+  return testing::message_of<CommError>([&] {
     spawn(2, [&](const Group& group) { (group.rank() == 0 ? of_rank_0 : of_rank_1)(group); });
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "no error";
+  });
 }
 
 void save(const Group& group) {

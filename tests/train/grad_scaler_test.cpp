@@ -4,10 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <filesystem>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "lockstep/checkpoint.h"

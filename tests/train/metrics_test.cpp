@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -344,20 +343,6 @@ TEST(Metrics, StatesAreFloat64OrInt64) {
                                      torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
       EXPECT_THROW(compute(group, Floats{values}), InvalidArgument);
     }
-  });
-}
-
-TEST(Metrics, TallyIsAMetric) {
-  on_each([&](const Group& group, int ranks) {
-    Tally tally;
-    Mean mean;
-    tally.add(2.0 + group.rank(), 1, 2);
-    mean.add(group.rank());
-    const auto [score, rank] = compute(group, tally, mean);
-    EXPECT_EQ(score.samples, 2 * ranks);
-    EXPECT_DOUBLE_EQ(score.loss, 2 + rank);
-    EXPECT_DOUBLE_EQ(rank, (ranks - 1) / 2.0);
-    EXPECT_EQ(score.accuracy, 0.5);
   });
 }
 

@@ -4,9 +4,7 @@
 #include <torch/nn.h>
 
 #include <string>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"

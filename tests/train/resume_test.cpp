@@ -239,17 +239,6 @@ TEST(Resume, AFileThatDoesNotSayWasSavedWithDenormalsKept) {
               HasSubstr("denormals: expected 'flushed' or 'kept', found 'lost'"));
 }
 
-TEST(Resume, WhatMoreTheFileHoldsIsLeft) {
-  const TemporaryFolder folder;
-  Trainer run(0);
-  run.step();
-  run.checkpoint().save(folder / "c");
-  Trainer other(1);
-  EXPECT_EQ((Checkpoint{.model = other.model}.load(folder / "c").changes), "");
-  EXPECT_TRUE(other.model.first->weight.equal(run.model.first->weight));
-  EXPECT_TRUE(other.optimizer.state().empty());
-}
-
 TEST(Resume, AStrategyThatRefusesLeavesTheModel) {
   struct Refusing : Residuals {
     void load_state(const State&) { throw CheckpointError("not mine"); }

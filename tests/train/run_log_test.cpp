@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"
+#include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {
@@ -27,6 +27,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::message_of;
 using testing::run_groups;
 using testing::TemporaryFolder;
 
@@ -262,13 +263,9 @@ TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
   run_groups(3, [&](const Group& world) {
     for (const char* const name : {"file", "file/log"}) {
       const auto place = (folder / name).string();
-      try {
-        RunLog(world, {.folder = place, .trace = true});
-        ADD_FAILURE();
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr(place + ": cannot make the folder: "));
-        EXPECT_THAT(error.what(), HasSubstr(world.rank() == 0 ? place : "rank 0: " + place));
-      }
+      EXPECT_THAT(message_of<Error>([&] { RunLog(world, {.folder = place, .trace = true}); }),
+                  HasSubstr((world.rank() == 0 ? place : "rank 0: " + place) +
+                            ": cannot make the folder: "));
     }
     RunLog(world, {.folder = (folder / "log").string(), .trace = true});  // the group is usable
   });
@@ -279,12 +276,10 @@ TEST(RunLog, FollowsNoLink) {
   run_groups(1, [&](const Group& world) {
     for (const std::string name : {"metrics.jsonl", "intervals.jsonl", "environment.json"}) {
       std::filesystem::create_symlink("precious", folder / name);
-      try {
-        RunLog(world, {.folder = folder.path().string(), .overwrite = true});
-        ADD_FAILURE();
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr(name + ": cannot write: it is a symbolic link to pre"));
-      }
+      EXPECT_THAT(message_of<Error>([&] {
+                    RunLog(world, {.folder = folder.path().string(), .overwrite = true});
+                  }),
+                  HasSubstr(name + ": cannot write: it is a symbolic link to pre"));
       std::filesystem::remove(folder / name);
     }
   });
@@ -301,13 +296,10 @@ TEST(RunLog, AFolderIsOneJobsAtATime) {
   ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
   run_groups(2, [&](const Group& world) {
     for (const bool overwrite : {false, true}) {
-      try {
-        RunLog(world, {.folder = place, .overwrite = overwrite});
-        ADD_FAILURE();
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr(place + ": another job writes to this folder: run 5f3a "
-                                                    "on host elsewhere, pid 77, since then. "));
-      }
+      EXPECT_THAT(
+          message_of<Error>([&] { RunLog(world, {.folder = place, .overwrite = overwrite}); }),
+          HasSubstr(place + ": another job writes to this folder: run 5f3a on host "
+                            "elsewhere, pid 77, since then. "));
     }
     EXPECT_EQ(json_lines(folder / "metrics.jsonl").size(), 1U) << "the other job's log is lost";
     world.barrier().wait();

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -223,6 +221,18 @@ TEST(Safetensors, WhatCannotBeStoredIsAnErrorThatNamesIt) {
   EXPECT_THAT(storing("__metadata__", torch::zeros({1})), HasSubstr("its name is reserved"));
   EXPECT_THAT(storing("\xff", torch::zeros({1})), HasSubstr("not UTF-8"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(Safetensors, DigestsAreKeptToThemselves) {
+  const TemporaryFolder folder;
+  write(folder / "c", {.tensors = {{"a", torch::ones({3})}}, .metadata = {{"mine", "1"}}});
+  const auto got = read(folder / "c");
+  EXPECT_TRUE(got.checked);
+  EXPECT_EQ(got.metadata, (std::map<std::string, std::string>{{"mine", "1"}}));
+  EXPECT_THAT(failure([&] {
+                write(folder / "d", {.tensors = {}, .metadata = {{"xxh3", "1"}}});
+              }),
+              HasSubstr("note 'xxh3': the name is reserved"));
 }
 
 TEST(Safetensors, AFileThatCannotBeReadIsNamed) {

@@ -4,9 +4,7 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <filesystem>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"

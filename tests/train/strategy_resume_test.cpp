@@ -4,8 +4,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <filesystem>
-#include <memory>
 #include <string>
 
 #include "lockstep/checkpoint.h"

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
@@ -35,41 +34,28 @@ struct OptimizerKind {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> make;
 };
 
+template <class Optimizer, class Options>
+OptimizerKind kind_of(const char* name, const Options& options) {
+  return {name, [options](const std::vector<at::Tensor>& parameters) {
+            return std::make_unique<Optimizer>(parameters, options);
+          }};
+}
+
 inline const OptimizerKind kinds[] = {
-    {"Sgd",
-     [](auto parameters) {
-       return std::make_unique<torch::optim::SGD>(
-           parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
-     }},
-    {"SgdWithoutMomentum",
-     [](auto parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.1); }},
-    {"Adam",
-     [](auto parameters) {
-       return std::make_unique<torch::optim::Adam>(parameters,
-                                                   torch::optim::AdamOptions(0.01).amsgrad(true));
-     }},
-    {"AdamW",
-     [](auto parameters) { return std::make_unique<torch::optim::AdamW>(parameters, 0.01); }},
-    {"Rmsprop",
-     [](auto parameters) {
-       return std::make_unique<torch::optim::RMSprop>(
-           parameters, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
-     }},
-    {"Adagrad",
-     [](auto parameters) {
-       return std::make_unique<torch::optim::Adagrad>(
-           parameters, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
-     }},
-    {"Lbfgs",
-     [](auto parameters) {
-       return std::make_unique<torch::optim::LBFGS>(
-           parameters, torch::optim::LBFGSOptions(0.1).max_iter(2).history_size(3));
-     }},
-    {"LbfgsWithLineSearch", [](auto parameters) {
-       return std::make_unique<torch::optim::LBFGS>(
-           parameters, torch::optim::LBFGSOptions(1).max_iter(3).history_size(4).line_search_fn(
-                           "strong_wolfe"));
-     }}};
+    kind_of<torch::optim::SGD>("Sgd",
+                               torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3)),
+    kind_of<torch::optim::SGD>("SgdWithoutMomentum", torch::optim::SGDOptions(0.1)),
+    kind_of<torch::optim::Adam>("Adam", torch::optim::AdamOptions(0.01).amsgrad(true)),
+    kind_of<torch::optim::AdamW>("AdamW", torch::optim::AdamWOptions(0.01)),
+    kind_of<torch::optim::RMSprop>("Rmsprop",
+                                   torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true)),
+    kind_of<torch::optim::Adagrad>(
+        "Adagrad", torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1)),
+    kind_of<torch::optim::LBFGS>("Lbfgs",
+                                 torch::optim::LBFGSOptions(0.1).max_iter(2).history_size(3)),
+    kind_of<torch::optim::LBFGS>(
+        "LbfgsWithLineSearch",
+        torch::optim::LBFGSOptions(1).max_iter(3).history_size(4).line_search_fn("strong_wolfe"))};
 
 struct Training {
   explicit Training(const OptimizerKind& kind = kinds[0], int hidden = 6)

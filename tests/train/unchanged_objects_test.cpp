@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/text.h"
 #include "lockstep/checkpoint.h"
