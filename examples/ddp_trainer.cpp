@@ -60,7 +60,8 @@ class Trainer {
         optimizer_(optimizer),
         log_(world, program::log_options(settings.log, settings.strategy)) {
     lockstep::all_or_none(world_, [&] {
-      if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again());
+      if (world_.rank() == 0)
+        metrics_.emplace(settings_.metrics, std::filesystem::exists(settings_.snapshot));
     });
     if (snapshot_exists()) load_snapshot();
   }
@@ -79,7 +80,6 @@ class Trainer {
 
  private:
   bool loud() const { return world_.rank() == 0 && !settings_.quiet; }
-  static bool again() { return lockstep::restart_count() > 0; }
 
   lockstep::Checkpoint checkpoint() {
     return {.model = *model_, .optimizer = optimizer_, .strategy = ddp_};

@@ -93,7 +93,7 @@ struct Transformer : nn::Module {
 
   /// The logits of the byte after each: (batch, time) to (batch, time, 256). time: at most context.
   at::Tensor forward(const at::Tensor& text) {
-    return next(layers->forward(byte(text) + position(at::arange(text.size(1)))));
+    return next(layers->forward(byte(text) + position(at::arange(text.size(1), text.device()))));
   }
 
   std::int64_t context;

@@ -49,7 +49,7 @@ class Trainer {
         model_(std::move(model)),
         train_data_(train_data),
         optimizer_(optimizer),
-        metrics_(settings.metrics) {
+        metrics_(settings.metrics, std::filesystem::exists(settings.snapshot)) {
     if (std::filesystem::exists(settings_.snapshot)) load_snapshot();
   }
 

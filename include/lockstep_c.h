@@ -185,7 +185,8 @@ lockstep_status lockstep_wait(lockstep_work** work);
 /* Sets *complete to 1 if lockstep_wait() would return at once, else to 0. Does not wait. */
 lockstep_status lockstep_test(lockstep_work* work, int32_t* complete);
 
-/* Memory that the collectives of the group exchange without a copy, 64-byte aligned. */
+/* Memory that the collectives of the group exchange without a copy, 64-byte aligned. If there is
+ * not enough, returns LOCKSTEP_COMMUNICATION_ERROR, and the world goes on. */
 lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
 /* Frees memory of lockstep_allocate(). NULL is allowed. */
 void lockstep_free(void* memory);

@@ -41,11 +41,11 @@ std::int64_t mirrored(std::int64_t position, std::int64_t size) {
 
 at::Tensor augment(const at::Tensor& images, c10::ArrayRef<std::size_t> indices,
                    std::uint64_t epoch, const AugmentOptions& options) {
-  if (images.dim() != 4 || images.scalar_type() != at::kFloat ||
+  if (images.dim() != 4 || images.scalar_type() != at::kFloat || !images.is_cpu() ||
       images.size(0) != static_cast<std::int64_t>(indices.size()))
     detail::throw_invalid("augment", "got images ", images.sizes(), " of ",
-                          toString(images.scalar_type()), " and ", indices.size(),
-                          " indices, expected [B, C, H, W] of Float and B");
+                          toString(images.scalar_type()), " on ", images.device(), " and ",
+                          indices.size(), " indices, expected [B, C, H, W] of Float on cpu and B");
   const std::int64_t channels = images.size(1);
   const std::int64_t height = images.size(2);
   const std::int64_t width = images.size(3);

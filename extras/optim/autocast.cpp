@@ -18,13 +18,17 @@ Autocast::Autocast(at::ScalarType dtype, at::DeviceType device)
   }
   at::autocast::increment_nesting();
   at::autocast::set_autocast_enabled(device_, dtype != at::kFloat);
-  if (dtype != at::kFloat) at::autocast::set_autocast_dtype(device_, dtype);
+  if (dtype == at::kFloat) return;
+  at::autocast::set_autocast_dtype(device_, dtype);
+  // The cache has one cast of a parameter, which an enclosing Autocast may have made.
+  if (dtype != dtype_before_) at::autocast::clear_cache();
 }
 
 Autocast::~Autocast() {
   // Clears the cache of cast parameters, because parameters may change outside the outermost
-  // Autocast.
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  // Autocast, and an enclosing one may have another dtype.
+  const bool changed = at::autocast::get_autocast_dtype(device_) != dtype_before_;
+  if (at::autocast::decrement_nesting() == 0 || changed) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device_, enabled_before_);
   at::autocast::set_autocast_dtype(device_, dtype_before_);
 }

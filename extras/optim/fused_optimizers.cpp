@@ -49,9 +49,28 @@ struct Kernel<torch::optim::SGD> {
   }
   /// is_first: the momenta are not used but set.
   static void run(const KernelArguments& lists, const Options& options, bool is_first) {
+    const auto& first = lists.parameters.front();
+    if (first.is_cpu() && at::isReducedFloatingType(first.scalar_type()))
+      return run_in_float32(lists, options, is_first);
     at::_fused_sgd_(lists.parameters, lists.gradients, lists.state[0], options.weight_decay(),
                     options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                     false, is_first);
+  }
+
+ private:
+  /// LibTorch's kernel for the CPU does not update whole vectors of float16 and bfloat16.
+  /// Source: https://github.com/pytorch/pytorch/issues/191763
+  static void run_in_float32(const KernelArguments& lists, const Options& options, bool is_first) {
+    for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
+      KernelArguments one{.parameters = {lists.parameters[i].to(at::kFloat)},
+                          .gradients = {lists.gradients[i].to(at::kFloat)},
+                          .state = {},
+                          .steps = {}};
+      if (has_state(options)) one.state[0] = {lists.state[0][i].to(at::kFloat)};
+      run(one, options, is_first);
+      lists.parameters[i].copy_(one.parameters[0]);
+      if (has_state(options)) lists.state[0][i].copy_(one.state[0][0]);
+    }
   }
 };
 

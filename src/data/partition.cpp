@@ -111,22 +111,28 @@ Announcement announcement_of(const Example& batch) {
 
 std::int64_t first_row(std::int64_t rows, int rank, int ranks) { return rows * rank / ranks; }
 
-/// Scatters the rows of one tensor from rank 0. All ranks receive as many rows as the longest part
-/// has, because scatter needs parts of equal size; wait() removes the padding.
+/// The rows of all ranks, each part as long as the longest one, because scatter needs parts of
+/// equal size.
+at::Tensor packed(const Shape& shape, const at::Tensor& whole, const Group& group) {
+  const int ranks = group.size();
+  const std::int64_t longest = (shape.rows() + ranks - 1) / ranks;
+  at::Tensor all = group.empty(shape.with_rows(longest * ranks), shape.type());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::int64_t first = first_row(shape.rows(), rank, ranks);
+    const std::int64_t count = first_row(shape.rows(), rank + 1, ranks) - first;
+    all.narrow(0, rank * longest, count).copy_(whole.narrow(0, first, count));
+    all.narrow(0, rank * longest + count, longest - count).zero_();
+  }
+  return all;
+}
+
+/// Scatters the rows of one tensor from rank 0; wait() removes the padding.
 class RowScatter {
  public:
-  RowScatter(const Shape& shape, const at::Tensor& whole, const Group& group) {
+  /// all: on rank 0, the packed rows; else undefined.
+  RowScatter(const Shape& shape, const at::Tensor& all, const Group& group) : all_(all) {
     const int ranks = group.size();
     const std::int64_t longest = (shape.rows() + ranks - 1) / ranks;
-    if (group.rank() == 0) {
-      all_ = group.empty(shape.with_rows(longest * ranks), shape.type());
-      for (int rank = 0; rank < ranks; ++rank) {
-        const std::int64_t first = first_row(shape.rows(), rank, ranks);
-        const std::int64_t count = first_row(shape.rows(), rank + 1, ranks) - first;
-        all_.narrow(0, rank * longest, count).copy_(whole.narrow(0, first, count));
-        all_.narrow(0, rank * longest + count, longest - count).zero_();
-      }
-    }
     part_ = at::empty(shape.with_rows(longest), shape.type());
     own_ = first_row(shape.rows(), group.rank() + 1, ranks) -
            first_row(shape.rows(), group.rank(), ranks);
@@ -159,14 +165,19 @@ void refuse_no_loader() {
 }
 
 void ScatteredBatches::advance() {
-  std::optional<Example> whole;
+  at::Tensor all_data;
+  at::Tensor all_target;
   Announcement announcement;
   std::exception_ptr error;
   std::string text;
   if (group_.rank() == 0) {
     try {
-      whole = source_();
-      if (whole) announcement = announcement_of(*whole);
+      // Before the announcement, after which the other ranks expect the rows.
+      if (const std::optional<Example> whole = source_()) {
+        announcement = announcement_of(*whole);
+        all_data = packed(announcement.data, whole->data, group_);
+        all_target = packed(announcement.target, whole->target, group_);
+      }
     } catch (const std::exception& caught) {
       error = std::current_exception();
       text = without_backtrace(caught.what());
@@ -193,9 +204,8 @@ void ScatteredBatches::advance() {
                                                 .cause_kind = ErrorKind::data});
   }
   if (announcement.kind == Kind::end) return;
-  if (!whole) whole.emplace();
-  RowScatter data(announcement.data, whole->data, group_);
-  RowScatter target(announcement.target, whole->target, group_);
+  RowScatter data(announcement.data, all_data, group_);
+  RowScatter target(announcement.target, all_target, group_);
   at::Tensor own_data = data.wait();
   current_.emplace(std::move(own_data), target.wait());
 }

@@ -20,7 +20,7 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// The values as a contiguous CPU tensor of int64 or float64.
+/// The values as a contiguous CPU tensor of int64, uint64 or float64.
 at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
   const bool usable = values.defined() && values.layout() == at::kStrided;
   const bool whole = usable && at::isIntegralType(values.scalar_type(), /*includeBool=*/true);
@@ -31,7 +31,10 @@ at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
                                            : "an undefined tensor",
                           ", expected a dense tensor of real numbers");
   }
-  return values.detach().to(at::kCPU, whole ? at::kLong : at::kDouble).contiguous();
+  const auto dtype = values.scalar_type() == at::kUInt64 ? at::kUInt64
+                     : whole                             ? at::kLong
+                                                         : at::kDouble;
+  return values.detach().to(at::kCPU, dtype).contiguous();
 }
 
 template <class T>
@@ -61,6 +64,8 @@ void Sum::add(const at::Tensor& values) {
   const at::Tensor all = real_numbers(values, "Sum");
   if (all.scalar_type() == at::kLong) {
     for (const auto value : span_of<std::int64_t>(all)) sum_.add(value);
+  } else if (all.scalar_type() == at::kUInt64) {
+    for (const auto value : span_of<std::uint64_t>(all)) add(value);
   } else {
     for (const auto value : span_of<double>(all)) sum_.add(value);
   }

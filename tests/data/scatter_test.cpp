@@ -111,6 +111,17 @@ TEST_P(Scatter, WhatRank0CannotDealIsSaidOnEveryRank) {
                                   "got target of 0 dimensions");
 }
 
+TEST_P(Scatter, WhatCannotBeCopiedIsSaidOnEveryRank) {
+  run_groups(GetParam(), [](const Group& group) {
+    Batches sparse{{torch::eye(6).to_sparse(), torch::arange(6)}};
+    const auto scatter = [&] {
+      for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&sparse, group)) ADD_FAILURE();
+    };
+    EXPECT_THROW(scatter(), std::exception);
+    expect_own_rows(group);
+  });
+}
+
 class Broken : public torch::data::datasets::BatchDataset<Broken, Batch> {
  public:
   Batch get_batch(c10::ArrayRef<std::size_t> indices) override {

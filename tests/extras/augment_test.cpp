@@ -98,6 +98,7 @@ TEST(Augment, RefusesWhatIsNoImage) {
   const std::vector<std::size_t> one{0};
   EXPECT_THROW(augment(torch::zeros({1, 5, 5}), one, 0, {}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}, at::kByte), one, 0, {}), InvalidArgument);
+  EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}, at::kMeta), one, 0, {}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({2, 1, 5, 5}), one, 0, {}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({1, 1, 5, 3}), one, 0, {.pad = 4}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}), one, 0, {.pad = -1}), InvalidArgument);

@@ -37,6 +37,18 @@ TEST(Autocast, LastsAsLongAsItLives) {
   EXPECT_EQ(dtype_of_products(), at::kFloat);
 }
 
+TEST(Autocast, CastsParametersToTheInnermostDtype) {
+  torch::nn::Linear layer(8, 4);
+  const auto dtype_of_outputs = [&] { return layer(at::ones({3, 8})).scalar_type(); };
+  const Autocast lower;
+  EXPECT_EQ(dtype_of_outputs(), at::kBFloat16);
+  {
+    const Autocast half(at::kHalf);
+    EXPECT_EQ(dtype_of_outputs(), at::kHalf);
+  }
+  EXPECT_EQ(dtype_of_outputs(), at::kBFloat16);
+}
+
 TEST(Autocast, LeavesParametersAndGradientsAsTheyAre) {
   torch::nn::Linear layer(8, 4);
   const at::Tensor inputs = at::randn({3, 8});

@@ -79,6 +79,27 @@ TEST(FusedSgd, StepsAsSgdDoes) {
   }
 }
 
+TEST(FusedSgd, UpdatesEveryElementOfLowPrecision) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const auto& options :
+         {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.1)}) {
+      const auto start = at::linspace(1, 2, 1001).view({77, 13}).t();
+      const auto ours = start.to(dtype).set_requires_grad(true);
+      const auto theirs = start.clone().set_requires_grad(true);
+      FusedSgd fused(std::vector<at::Tensor>{ours}, options);
+      torch::optim::SGD plain(std::vector<at::Tensor>{theirs}, options);
+      for (int step = 0; step < 3; ++step) {
+        const auto gradient = at::sin(start * 20 + step).to(dtype);
+        ours.mutable_grad() = gradient;
+        theirs.mutable_grad() = gradient.to(at::kFloat);
+        fused.step();
+        plain.step();
+      }
+      EXPECT_TRUE(ours.detach().to(at::kFloat).allclose(theirs.detach(), 0.02, 0.02)) << dtype;
+    }
+  }
+}
+
 TEST(FusedAdam, StepsAsAdamDoes) {
   for (const auto& options :
        {AdamOptions(0.01), AdamOptions(0.01).weight_decay(0.1), AdamOptions(0.01).amsgrad(true),

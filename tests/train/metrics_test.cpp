@@ -199,6 +199,16 @@ TEST(Metrics, WeightsOfElements) {
   EXPECT_TRUE(std::isnan(rows.value()));
 }
 
+TEST(Metrics, UnsignedIntegersAboveThoseOfInt64) {
+  const auto highest = torch::full({2}, -1, torch::kLong).view(at::kUInt64);
+  Sum sum;
+  sum.add(highest);
+  EXPECT_EQ(sum.value(), 0x1p65);
+  Mean mean;
+  mean.add(highest);
+  EXPECT_EQ(mean.value(), 0x1p64);
+}
+
 TEST(Metrics, NoSamples) {
   on_each([&](const Group& group, int ranks) {
     Mean mean;

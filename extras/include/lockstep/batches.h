@@ -93,9 +93,10 @@ class Batches {
 ///     for (auto& batch : lockstep::batches<Batch>(loader)) …  // was: while (loader(batch)) …
 ///
 /// Each pass calls the loader until it returns false or throws. A pass after one that was left
-/// early begins with the loader's next batch. Each call gets a new Batch. The loader must not write
-/// to tensors of earlier batches, which may still be in use. A loader that is an lvalue must
-/// outlive the result; a temporary is moved into it.
+/// early begins with the loader's next batch: after a pass of join_uneven(), which leaves the
+/// loaders with more batches early, let them begin anew. Each call gets a new Batch. The loader
+/// must not write to tensors of earlier batches, which may still be in use. A loader that is an
+/// lvalue must outlive the result; a temporary is moved into it.
 ///
 /// With PrefetchOptions::workers of 1, a thread calls the loader ahead of the program, up to depth
 /// batches. Until the pass has ended or the result is destroyed, only that thread may use the

@@ -244,7 +244,8 @@ struct AugmentOptions {
 /// Augments each image: pads it by mirroring (edge pixels included), crops it at random to its
 /// original size, and flips it at random. The variation of an image depends on (seed, epoch, index)
 /// only.
-/// Shapes: images [B, C, H, W] of float and B indices; the result has the shape of images.
+/// Shapes: images [B, C, H, W] of float on the CPU and B indices; the result has the shape of
+/// images.
 /// Throws: InvalidArgument for other tensors, and for a pad that is negative or larger than an
 /// image.
 /// Source: the augmentation of SINGA's CNN examples
