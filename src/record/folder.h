@@ -36,7 +36,7 @@ class AppendFile {
 /// A file that appears under its name only when commit() has written all of it. Until then it is
 /// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not
 /// synced to disk, because its content can be made again or is not essential. A symbolic link of
-/// either name is refused.
+/// either name is refused, and so is a device or fifo of the file's name.
 /// Throws: Error naming the file and the reason.
 class WholeFile {
  public:

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <fstream>
@@ -101,6 +102,19 @@ TEST(WholeFile, FollowsNoLink) {
   file.commit();
   EXPECT_EQ(content(folder / "other"), "new");
   EXPECT_EQ(content(folder / "precious"), "data");
+}
+
+TEST(WholeFile, ReplacesNoDeviceOrFifo) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
+  try {
+    WholeFile(folder / "page").commit();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("/page: cannot write: it is no regular file; name another"));
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
 }
 
 TEST(WholeFile, AppearsWhenItIsWhole) {
