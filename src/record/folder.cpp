@@ -139,7 +139,9 @@ std::map<std::string, std::string> lockstep_variables() {
     const std::string_view text = *entry;
     if (!text.starts_with("LOCKSTEP_")) continue;
     const auto equals = text.find('=');
-    if (equals != text.npos) found.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals == text.npos) continue;
+    const auto name = text.substr(0, equals);
+    found.emplace(name, detail::is_secret(name) ? "(set)" : text.substr(equals + 1));
   }
   return found;
 }

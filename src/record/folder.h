@@ -77,8 +77,8 @@ struct RunEnvironment {
   std::vector<std::string> event_files = {};  ///< TensorBoard files of this run
 };
 
-/// Writes environment.json: the above, version, time, command line, LOCKSTEP_ variables and whether
-/// the calling thread flushes denormals.
+/// Writes environment.json: the above, version, time, command line, LOCKSTEP_ variables (of
+/// secrets, only that they are set) and whether the calling thread flushes denormals.
 /// Throws: Error naming the file and the reason.
 void write_environment(const std::filesystem::path& folder, const RunEnvironment& environment);
 

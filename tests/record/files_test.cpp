@@ -13,6 +13,7 @@
 #include "record/folder.h"
 #include "tests/file_limit.h"
 #include "tests/temporary_folder.h"
+#include "tests/variable.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -139,6 +140,16 @@ TEST(WholeFile, AppearsWhenItIsWhole) {
   EXPECT_THROW(WholeFile("/nonexistent/page"), Error);
   const std::filesystem::directory_iterator files(folder.path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
+}
+
+TEST(RunEnvironment, HasNoSecret) {
+  const TemporaryFolder folder;
+  const testing::Variable token("LOCKSTEP_TOKEN", "c0ffee");
+  const testing::Variable other("LOCKSTEP_OTHER", "shown");
+  write_environment(folder.path(), {});
+  const auto variables = nlohmann::json::parse(content(folder / environment_name)).at("variables");
+  EXPECT_EQ(variables.at("LOCKSTEP_TOKEN"), "(set)");
+  EXPECT_EQ(variables.at("LOCKSTEP_OTHER"), "shown");
 }
 
 TEST(RunEnvironment, SaysWhetherDenormalsAreFlushed) {
