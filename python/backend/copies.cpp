@@ -272,7 +272,11 @@ std::vector<std::size_t> bytes_of_parts(const at::Tensor& whole,
   }
   const auto row = rows == 0 ? 0 : bytes_of(whole) / static_cast<std::size_t>(rows);
   std::vector<std::size_t> bytes;
-  for (const auto split : splits) bytes.push_back(static_cast<std::size_t>(split) * row);
+  for (const auto split : splits) {
+    if (split < 0)
+      refuse("all_to_all", c10::str("got a part of ", split, " rows, expected 0 or more"));
+    bytes.push_back(static_cast<std::size_t>(split) * row);
+  }
   return bytes;
 }
 
