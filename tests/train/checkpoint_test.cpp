@@ -225,6 +225,15 @@ TEST(Checkpoint, AnOptimizerThatCannotBeWrittenIsAnErrorAndNoFile) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+TEST(Checkpoint, ANegativeEpochIsAnErrorAndNoFile) {
+  const TemporaryFolder folder;
+  Training training;
+  const Checkpoint checkpoint{.model = *training.model};
+  EXPECT_THAT(failure([&] { checkpoint.save(folder / "c", {.epoch = -1}); }),
+              HasSubstr("epoch: got -1, expected 0 or more"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 /// A learning rate of a program's own.
 struct OwnRate {
   std::string state() const { return text; }
