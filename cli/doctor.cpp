@@ -359,9 +359,7 @@ Rows environment() {
                                 "GLIBC_TUNABLES",       "MALLOC_ARENA_MAX"};
     if (!is_own && std::ranges::find(others, name) == others.end()) continue;
     const auto value = text.substr(std::min(text.size(), name.size() + 1));
-    // The secrets of a job.
-    const bool is_secret = name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_NODE_TOKEN";
-    rows.push_back({std::string(name), is_secret ? "(set)" : std::string(value)});
+    rows.push_back({std::string(name), detail::is_secret(name) ? "(set)" : std::string(value)});
   }
   try {
     const auto read = Environment::read();

@@ -55,8 +55,17 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_all_gather(Title title,
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     from.push_back(inputs[i].contiguous());
     to.push_back(contiguous_memory(outputs[i]));
-    work->keep(from.back());
     copies = copies || !to.back().is_same(outputs[i]);
+  }
+  // An input may be this rank's part of its output. Elsewhere in an output it would be overwritten.
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const auto* const part = static_cast<const std::byte*>(to[j].const_data_ptr()) +
+                               static_cast<std::size_t>(rank_) * bytes_of(from[i]);
+      const bool in_place = i == j && from[i].const_data_ptr() == part;
+      if (!in_place && overlap(from[i], to[j])) from[i] = from[i].clone();
+    }
+    work->keep(from[i]);
   }
   if (copies) {
     work->then([to, outputs] {
@@ -263,7 +272,11 @@ std::vector<std::size_t> bytes_of_parts(const at::Tensor& whole,
   }
   const auto row = rows == 0 ? 0 : bytes_of(whole) / static_cast<std::size_t>(rows);
   std::vector<std::size_t> bytes;
-  for (const auto split : splits) bytes.push_back(static_cast<std::size_t>(split) * row);
+  for (const auto split : splits) {
+    if (split < 0)
+      refuse("all_to_all", c10::str("got a part of ", split, " rows, expected 0 or more"));
+    bytes.push_back(static_cast<std::size_t>(split) * row);
+  }
   return bytes;
 }
 

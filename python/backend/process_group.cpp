@@ -39,6 +39,12 @@ at::Tensor ProcessGroupLockstep::allocateTensor(long size, at::TensorOptions opt
   if (!options.device().is_cpu()) {
     refuse("allocateTensor", c10::str("got device ", options.device(), ", expected device cpu"));
   }
+  // DDP views a complex bucket as real numbers only if it has allocated the bucket itself.
+  if (const auto type = options.dtype().toScalarType(); c10::isComplexType(type)) {
+    refuse("allocateTensor", c10::str("got dtype ", type,
+                                      ", expected real numbers; for a DDP model with complex "
+                                      "parameters set DDP_DISABLE_COMM_MEM=1 in the environment"));
+  }
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   auto memory = progress_->allocate(bytes);
   void* data = memory.get();

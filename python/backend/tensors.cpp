@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+
 #include "backend/errors.h"
 
 namespace lockstep_torch {
@@ -88,6 +90,13 @@ at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
 at::Tensor memory_of(const std::vector<at::Tensor>& tensors) {
   const auto shared = consecutive(tensors);
   return shared.defined() ? shared : at::empty({elements_of(tensors)}, tensors.front().options());
+}
+
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  const auto begin = [](const at::Tensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  };
+  return begin(one) < begin(other) + bytes_of(other) && begin(other) < begin(one) + bytes_of(one);
 }
 
 at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {

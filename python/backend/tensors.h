@@ -35,6 +35,8 @@ at::Tensor contiguous_memory(const at::Tensor& tensor);
 at::Tensor flattened(const std::vector<at::Tensor>& tensors);
 /// Contiguous memory for all elements: the tensors' own if that is consecutive.
 at::Tensor memory_of(const std::vector<at::Tensor>& tensors);
+/// Whether two contiguous tensors share memory.
+bool overlap(const at::Tensor& one, const at::Tensor& other);
 /// The tensor, or a copy of it if its storage is that of the other tensor.
 at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor);
 /// Copies consecutive elements into the tensors, except those whose memory the elements are in.

@@ -138,6 +138,17 @@ def copies(rank, size):
     expect(whole, torch.arange(float(size)).reshape(size, 1).expand(size, 3), "all_gather into parts")
     dist.all_gather(list(whole), whole[(rank + 1) % size])
     expect(whole[:, 0], (torch.arange(float(size)) + 1) % size, "all_gather of parts")
+    # The input is this rank's part of the output, another part, or in another output.
+    for place in (rank, (rank + 1) % size):
+        whole[place] = rank
+        dist.all_gather_into_tensor(whole, whole[place])
+        expect(whole[:, 0], torch.arange(float(size)), "all_gather_into_tensor of a part")
+    other = torch.empty(size, 3)
+    whole[rank] = whole[rank] + 1
+    with dist._coalescing_manager():
+        dist.all_gather_into_tensor(whole, torch.full((3,), float(rank)))
+        dist.all_gather_into_tensor(other, whole[rank])
+    expect(other[:, 0], torch.arange(1.0, size + 1), "all_gather_into_tensor of a part of another output")
     whole = torch.full((size, 3), float(rank))
     dist.scatter(whole[0], list(whole + torch.arange(float(size)).reshape(size, 1)) if rank == size - 1 else None, size - 1)
     expect(whole[0], torch.full((3,), size - 1.0 + rank), "scatter into a part")

@@ -31,6 +31,8 @@ def invalid_arguments(rank, size):
            lambda: dist.group.WORLD.broadcast(ones, 7).wait())
     raises(ValueError, ["all_gather_into_tensor", "elements"],
            lambda: dist.group.WORLD._allgather_base(torch.ones(3), ones).wait())
+    raises(ValueError, ["got dtype ComplexFloat, expected real numbers", "set DDP_DISABLE_COMM_MEM=1"],
+           lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2, dtype=torch.complex64)))
     raises(ValueError, ["twice"], lambda: dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1))
     # The group is as before.
     dist.all_reduce(ones)
@@ -63,6 +65,9 @@ def refused(rank, size):
          lambda n: dist.all_to_all([torch.empty(1) for _ in range(size)], [torch.ones(1)] * (size + n - 2), group=group)),
         ("all_to_all", f"parts of {size} rows in all, expected {size + 1}, the first dimension",
          lambda n: dist.all_to_all_single(torch.empty(size), torch.empty(size + n - 2), [1] * size, [1] * size, group=group)),
+        ("all_to_all", "a part of -1 rows, expected 0 or more",
+         lambda n: dist.all_to_all_single(torch.empty(size), torch.empty(size), [1] * size,
+                                          [-1, 3, *[1] * (size - 2)] if n == 3 else [1] * size, group=group)),
         ("all_reduce", "ReduceOp.BAND of Float, expected a dtype of integers or bool",
          lambda n: dist.all_reduce(torch.ones(1), Op.BAND if n == 3 else Op.SUM, group)),
         ("reduce", "root 7, expected a rank from 0 to", lambda n: group.reduce(torch.ones(1), 7 if n == 3 else 0).wait()),

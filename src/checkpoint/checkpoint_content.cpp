@@ -177,6 +177,8 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   };
   const auto of_model = tensors_of(checkpoint.model);
   for (const auto& [name, tensor] : of_model) check_loadable(name, tensor);
+  if (meta.epoch < 0)
+    throw CheckpointError(concat("epoch: got ", meta.epoch, ", expected 0 or more"));
   if (rank == 0) {
     std::map<const void*, std::string> stored;  // the model's tensors, and their first names
     for (const auto& [name, tensor] : of_model) {

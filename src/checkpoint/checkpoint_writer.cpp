@@ -34,7 +34,8 @@ safetensors::Content copy_of(const safetensors::Content& from,
                         found->second.sizes() == tensor.sizes() &&
                         found->second.scalar_type() == tensor.scalar_type();
     // Not at::copy_, which wakes threads for each tensor. That is much slower on busy cores.
-    const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
+    const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() &&
+                       tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
     at::Tensor to = reuses  ? found->second
                     : plain ? at::empty_like(tensor.detach())
                             : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);

@@ -86,6 +86,9 @@ json encode(const c10::IValue& value, const std::string& where, Tensors& tensors
       parts.push_back(encode(part, where, tensors));
     return {{"tuple", parts}};
   }
+  if (value.isDouble())
+    throw CheckpointError(
+        concat(where, ": cannot store ", value.toDouble(), ", expected a finite number"));
   throw CheckpointError(concat(where, ": cannot store ", value.tagKind()));
 }
 

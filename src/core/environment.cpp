@@ -27,6 +27,10 @@ std::optional<int> integer_variable(const char* name, int least) {
   return number;
 }
 
+bool is_secret(std::string_view name) {
+  return name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_NODE_TOKEN";
+}
+
 std::string variables_text(std::initializer_list<const char*> names) {
   std::string text;
   for (const char* name : names) {

@@ -29,6 +29,9 @@ std::optional<Number> parse_number(std::string_view text) {
 /// Throws: InvalidArgument if it is not an integer of at least `least`.
 std::optional<int> integer_variable(const char* name, int least);
 
+/// Whether the variable's value is a secret of the job, which no output may contain.
+bool is_secret(std::string_view name);
+
 /// "NAME=value, OTHER unset", for error texts.
 std::string variables_text(std::initializer_list<const char*> names);
 

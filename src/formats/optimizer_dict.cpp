@@ -203,7 +203,8 @@ struct Kind {
       Options options = static_cast<const Options&>(group.options());
       detail::visit(options, Writer{fields});
       fields.insert("maximize", false);
-      if (decoupled_weight_decay) fields.insert("decoupled_weight_decay", true);
+      if constexpr (decoupled_weight_decay || std::same_as<Options, torch::optim::AdamOptions>)
+        fields.insert("decoupled_weight_decay", decoupled_weight_decay);
       fields.insert("params", indices);
       groups.push_back(fields);
     }

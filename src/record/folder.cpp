@@ -84,9 +84,10 @@ void AppendFile::add(std::string_view record) noexcept {
 WholeFile::WholeFile(std::filesystem::path path)
     : path_(std::move(path)), partial_(path_.string() + ".partial") {
   std::error_code ignored;
-  if (std::filesystem::is_symlink(std::filesystem::symlink_status(path_, ignored))) {
-    fail(detail::why_not_opened(path_, ELOOP));
-  }
+  const auto status = std::filesystem::symlink_status(path_, ignored);
+  if (std::filesystem::is_symlink(status)) fail(detail::why_not_opened(path_, ELOOP));
+  // rename() would replace a device or a fifo.
+  if (std::filesystem::is_other(status)) fail("it is no regular file; name another file");
   // A fifo left there would wait for its reader.
   std::filesystem::remove(partial_, ignored);
   const detail::Descriptor file(
@@ -138,7 +139,9 @@ std::map<std::string, std::string> lockstep_variables() {
     const std::string_view text = *entry;
     if (!text.starts_with("LOCKSTEP_")) continue;
     const auto equals = text.find('=');
-    if (equals != text.npos) found.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals == text.npos) continue;
+    const auto name = text.substr(0, equals);
+    found.emplace(name, detail::is_secret(name) ? "(set)" : text.substr(equals + 1));
   }
   return found;
 }

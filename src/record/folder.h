@@ -36,7 +36,7 @@ class AppendFile {
 /// A file that appears under its name only when commit() has written all of it. Until then it is
 /// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not
 /// synced to disk, because its content can be made again or is not essential. A symbolic link of
-/// either name is refused.
+/// either name is refused, and so is a device or fifo of the file's name.
 /// Throws: Error naming the file and the reason.
 class WholeFile {
  public:
@@ -77,8 +77,8 @@ struct RunEnvironment {
   std::vector<std::string> event_files = {};  ///< TensorBoard files of this run
 };
 
-/// Writes environment.json: the above, version, time, command line, LOCKSTEP_ variables and whether
-/// the calling thread flushes denormals.
+/// Writes environment.json: the above, version, time, command line, LOCKSTEP_ variables (of
+/// secrets, only that they are set) and whether the calling thread flushes denormals.
 /// Throws: Error naming the file and the reason.
 void write_environment(const std::filesystem::path& folder, const RunEnvironment& environment);
 

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "record/folder.h"
 #include "tests/file_limit.h"
 #include "tests/temporary_folder.h"
+#include "tests/variable.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -103,6 +105,19 @@ TEST(WholeFile, FollowsNoLink) {
   EXPECT_EQ(content(folder / "precious"), "data");
 }
 
+TEST(WholeFile, ReplacesNoDeviceOrFifo) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
+  try {
+    WholeFile(folder / "page").commit();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("/page: cannot write: it is no regular file; name another"));
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
+}
+
 TEST(WholeFile, AppearsWhenItIsWhole) {
   const TemporaryFolder folder;
   const auto path = folder / "page";
@@ -125,6 +140,16 @@ TEST(WholeFile, AppearsWhenItIsWhole) {
   EXPECT_THROW(WholeFile("/nonexistent/page"), Error);
   const std::filesystem::directory_iterator files(folder.path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
+}
+
+TEST(RunEnvironment, HasNoSecret) {
+  const TemporaryFolder folder;
+  const testing::Variable token("LOCKSTEP_TOKEN", "c0ffee");
+  const testing::Variable other("LOCKSTEP_OTHER", "shown");
+  write_environment(folder.path(), {});
+  const auto variables = nlohmann::json::parse(content(folder / environment_name)).at("variables");
+  EXPECT_EQ(variables.at("LOCKSTEP_TOKEN"), "(set)");
+  EXPECT_EQ(variables.at("LOCKSTEP_OTHER"), "shown");
 }
 
 TEST(RunEnvironment, SaysWhetherDenormalsAreFlushed) {

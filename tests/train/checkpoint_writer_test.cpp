@@ -62,6 +62,31 @@ TEST_P(Behind, TheFileHoldsWhatWasWhenItWasSavedAlsoIfPrepared) {
   }
 }
 
+/// Has a lazy conjugate and a lazy negative, whose memory has other values.
+struct Lazy : torch::nn::Module {
+  Lazy() {
+    const auto numbers = torch::complex(torch::ones({2}), torch::tensor({1.0F, 2.0F}));
+    register_buffer("conjugate", numbers.conj());
+    register_buffer("negative", torch::_neg_view(torch::ones({2})));
+  }
+};
+
+TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
+  const TemporaryFolder folder;
+  testing::run_groups(1, [&](const Group& group) {
+    const Lazy model;
+    CheckpointWriter writer(group);
+    for (const char* file : {"c", "again"}) {
+      writer.save({.model = model}, folder / file);
+      writer.wait();
+      const auto content = safetensors::read(folder / file);
+      for (const auto& item : model.named_buffers())
+        EXPECT_TRUE(content.tensors.at(item.key()).equal(item.value().resolve_conj()))
+            << item.key();
+    }
+  });
+}
+
 TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
   testing::run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());

@@ -296,6 +296,16 @@ TEST_F(TorchInterop, PythonGoesOnWhereCppStopped) {
   EXPECT_EQ(answer.code, 0) << answer.text;
 }
 
+TEST(OptimizerDict, OfAdamIsNotThatOfAdamW) {
+  const std::vector<at::Tensor> parameters{torch::ones({2}, torch::requires_grad())};
+  torch::optim::Adam adam(parameters);
+  torch::optim::AdamW adamw(parameters);
+  EXPECT_THAT(failure([&] { load_state_dict(adamw, state_dict(adam)); }),
+              HasSubstr("group 0: expected AdamW, found Adam"));
+  EXPECT_THAT(failure([&] { load_state_dict(adam, state_dict(adamw)); }),
+              HasSubstr("group 0: expected Adam, found AdamW"));
+}
+
 TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
   Training training;
   training.step(0);
