@@ -12,7 +12,6 @@
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
-#include "record/page/palette.h"
 #include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {

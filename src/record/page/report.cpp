@@ -11,7 +11,6 @@
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
-#include "record/page/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
