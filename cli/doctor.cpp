@@ -28,7 +28,6 @@
 #include "comm/mpi/mpi.h"
 #include "comm/ucx/ucx.h"
 #include "core/environment.h"
-#include "core/plural.h"
 #include "core/system/files.h"
 #include "core/system/memory.h"
 #include "core/system/terminal.h"

@@ -15,7 +15,6 @@
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"

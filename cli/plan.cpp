@@ -15,7 +15,6 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "launch/describe.h"
 #include "lockstep/error.h"

@@ -19,7 +19,6 @@
 #include "comm/control/status_relay.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
-#include "core/plural.h"
 #include "core/system/process.h"
 #include "core/system/terminal.h"
 #include "core/text.h"

@@ -15,7 +15,6 @@
 #include <string_view>
 
 #include "core/environment.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "launch/probe.h"
 

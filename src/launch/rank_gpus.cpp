@@ -4,7 +4,6 @@
 #include <array>
 #include <string_view>
 
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

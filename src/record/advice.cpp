@@ -7,7 +7,6 @@
 
 #include "core/environment.h"
 #include "core/numeric/median.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "record/page/page.h"
 #include "record/totals.h"

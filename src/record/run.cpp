@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "core/json_depth.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"

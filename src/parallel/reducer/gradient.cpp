@@ -21,7 +21,6 @@
 #include "averaging/average.h"
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"

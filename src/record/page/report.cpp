@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/plural.h"
 #include "core/text.h"
 #include "record/advice.h"
 #include "record/folder.h"
