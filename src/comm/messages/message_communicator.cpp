@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "comm/backend_communicator.h"
 #include "comm/cost/placement.h"
 #include "comm/flight/flight_recorder.h"
 #include "comm/messages/options.h"
 #include "comm/messages/transport.h"
-#include "comm/private_memory.h"
 #include "comm/split.h"
 #include "core/failure.h"
 #include "core/log.h"
