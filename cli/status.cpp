@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "comm/control/status_question.h"
 #include "comm/control/status_relay.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
