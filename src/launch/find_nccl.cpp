@@ -10,7 +10,7 @@
 #include "core/environment.h"
 #include "core/nccl_version.h"
 #include "core/text.h"
-#include "launch/probe.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
