@@ -10,7 +10,7 @@
 
 #include "core/text.h"
 #include "device/graph_capture.h"
-#include "device/host_memory_communicator.h"
+#include "device/hosted_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
