@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
+#include "comm/messages/message_protocol.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/messages/message_request.h"
-#include "comm/messages/receive_protocol.h"
 #include "comm/messages/transport.h"
 
 namespace lockstep::inline v0_2::messages {

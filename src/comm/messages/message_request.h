@@ -5,8 +5,7 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/messages/collective_protocol.h"
-#include "comm/messages/receive_protocol.h"
-#include "comm/messages/send_protocol.h"
+#include "comm/messages/message_protocol.h"
 
 namespace lockstep::inline v0_2::messages {
 
