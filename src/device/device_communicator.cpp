@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/text.h"
-#include "device/graph_capture.h"
+#include "device/comm_stream.h"
 #include "device/hosted_communicator.h"
 #include "lockstep/error.h"
 
