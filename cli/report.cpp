@@ -11,7 +11,6 @@
 
 #include "cli/commands.h"
 #include "lockstep/error.h"
-#include "record/comparison.h"
 #include "record/csv.h"
 #include "record/folder.h"
 #include "record/page/live_report.h"
