@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "cli/stack_text.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "lockstep/error.h"
 #include "record/csv.h"
 #include "record/folder.h"

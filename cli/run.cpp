@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "launch/launch.h"

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "comm/control/status_relay.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "core/environment.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
