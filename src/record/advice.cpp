@@ -9,7 +9,7 @@
 #include "core/numeric/median.h"
 #include "core/text.h"
 #include "record/page/page.h"
-#include "record/totals.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

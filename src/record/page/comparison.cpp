@@ -11,7 +11,7 @@
 #include "record/page/chart.h"
 #include "record/page/page.h"
 #include "record/page/report.h"
-#include "record/totals.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "record/run.h"
-#include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {
 
