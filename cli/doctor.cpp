@@ -36,7 +36,6 @@
 #include "join/way.h"
 #include "kernels/targets.h"
 #include "launch/describe.h"
-#include "launch/find_nccl.h"
 #include "launch/gpus.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "core/nccl_version.h"
-#include "launch/find_nccl.h"
 #include "launch/system.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
