@@ -8,7 +8,6 @@
 #include "bench/collective_bench.h"
 #include "bench/round_trip.h"
 #include "bench/row.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/version.h"
 

@@ -12,7 +12,7 @@
 #include "bench/ranks.h"
 #include "bench/session.h"
 #include "bench/settings.h"
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "comm/control/address.h"
 #include "core/environment.h"
 #include "launch/gpus.h"

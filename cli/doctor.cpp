@@ -22,13 +22,12 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 #include "comm/ucx/ucx.h"
 #include "core/environment.h"
-#include "core/plural.h"
 #include "core/system/files.h"
 #include "core/system/memory.h"
 #include "core/system/terminal.h"
@@ -37,7 +36,6 @@
 #include "join/way.h"
 #include "kernels/targets.h"
 #include "launch/describe.h"
-#include "launch/find_nccl.h"
 #include "launch/gpus.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"

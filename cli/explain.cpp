@@ -10,12 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "cli/stack_text.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"

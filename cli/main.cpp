@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
 #include "launch/job/signal_watch.h"

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "launch/describe.h"
 #include "lockstep/error.h"

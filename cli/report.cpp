@@ -9,9 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/command_line.h"
 #include "lockstep/error.h"
-#include "record/comparison.h"
 #include "record/csv.h"
 #include "record/folder.h"
 #include "record/page/live_report.h"

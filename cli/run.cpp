@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "launch/launch.h"
-#include "launch/node_place.h"
+#include "launch/plan.h"
 #include "launch/remote_nodes.h"
 #include "launch/system.h"
 #include "lockstep/error.h"

@@ -14,12 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "cli/commands.h"
-#include "comm/control/status_question.h"
+#include "cli/command_line.h"
 #include "comm/control/status_relay.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
-#include "core/plural.h"
 #include "core/system/process.h"
 #include "core/system/terminal.h"
 #include "core/text.h"

@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "core/environment.h"
-#include "core/plural.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
 #include "launch/describe.h"

@@ -7,8 +7,7 @@
 #include "bench/kernels/selection_data.h"
 #include "bench/read_pass.h"
 #include "kernels/quantize.h"
-#include "kernels/reduce_rounded.h"
-#include "kernels/scatter_add.h"
+#include "kernels/reduce.h"
 #include "kernels/select_largest.h"
 
 // Compare with read_pass of the same size: a sum that is as fast as memory. Selections take 1 %.

@@ -10,7 +10,7 @@
 #include "core/error_record.h"
 #include "core/text.h"
 #include "join/record_errors.h"
-#include "kernels/reduce_rounded.h"
+#include "kernels/reduce.h"
 
 namespace lockstep::inline v0_2::averaging {
 

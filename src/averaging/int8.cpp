@@ -8,7 +8,6 @@
 #include "comm/communicator.h"
 #include "comm/waiting.h"
 #include "kernels/quantize.h"
-#include "kernels/quantized_mean.h"
 #include "profile/group_statistics.h"
 
 namespace lockstep::inline v0_2::averaging {

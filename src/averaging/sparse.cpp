@@ -9,7 +9,6 @@
 #include "averaging/average.h"
 #include "averaging/parse.h"
 #include "kernels/magnitude.h"
-#include "kernels/scatter_add.h"
 #include "kernels/select_largest.h"
 #include "lockstep/denormals.h"
 

@@ -13,7 +13,6 @@
 #include "averaging/average.h"
 #include "averaging/parse.h"
 #include "c/handles.h"
-#include "c/status.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "c/handles.h"
-#include "c/status.h"
 
 namespace {
 

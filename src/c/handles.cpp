@@ -10,7 +10,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "c/status.h"
 #include "core/text.h"
 #include "join/join_world.h"
 #include "join/record_errors.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,5 +33,24 @@ void expect_pointer(const char* function, const char* argument, const void* poin
 /// Throws: InvalidArgument naming the function for an unknown value.
 DType dtype_of(const char* function, lockstep_dtype dtype);
 ReduceOp op_of(const char* function, lockstep_op op);
+
+/// Keeps the error for the lockstep_error_... functions of the calling thread, and returns its
+/// status.
+lockstep_status keep_error(const std::exception& error) noexcept;
+/// The same for an exception that is no std::exception.
+lockstep_status keep_unknown_error() noexcept;
+
+/// Calls the function, and returns LOCKSTEP_OK or the status of the error that it throws.
+template <class Function>
+lockstep_status status_of(const Function& function) noexcept {
+  try {
+    function();
+    return LOCKSTEP_OK;
+  } catch (const std::exception& error) {
+    return keep_error(error);
+  } catch (...) {
+    return keep_unknown_error();
+  }
+}
 
 }  // namespace lockstep::c

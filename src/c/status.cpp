@@ -1,7 +1,6 @@
-#include "c/status.h"
-
 #include <string>
 
+#include "c/handles.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::c {

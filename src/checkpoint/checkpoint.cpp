@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_content.h"
-#include "checkpoint/checkpoint_file.h"
 #include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "formats/atomic_file.h"

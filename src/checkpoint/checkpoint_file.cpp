@@ -1,5 +1,3 @@
-#include "checkpoint/checkpoint_file.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_content.h"
-#include "checkpoint/checkpoint_file.h"
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "core/text.h"

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "core/plural.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {

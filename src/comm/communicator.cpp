@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "comm/request.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/operation.h"
-#include "comm/operation_observer.h"
 #include "core/failure.h"
 #include "lockstep/types.h"
 #include "lockstep/work.h"

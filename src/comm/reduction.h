@@ -5,7 +5,6 @@
 
 #include "comm/operation.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_rounded.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/operation_observer.h"
+#include "comm/operation.h"
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 

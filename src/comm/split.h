@@ -18,15 +18,12 @@ struct SplitChoice {
 /// The choices of all ranks, in rank order. Collective.
 std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice& mine);
 
-/// The ranks with that color, ordered by (key, rank); empty for a negative color.
-std::vector<int> ranks_of_color(std::int64_t color, std::span<const SplitChoice> choices);
-
 /// The result of a split() into numbered groups on one rank.
 struct NumberedSplit {
   /// Number of the new group. Higher than the number of any group of its ranks, so a rank's groups
   /// have different numbers.
   std::int64_t number;
-  std::vector<int> ranks;  ///< of the new group; empty for a negative color
+  std::vector<int> ranks;  ///< of the new group, by (key, rank); empty for a negative color
   int rank;                ///< this rank's index in ranks
 };
 

@@ -49,10 +49,6 @@ constexpr detail::EnumNames<TransportKind::ucx> transports("auto", "tcp", "ucx")
 
 std::string_view name(ProgressMode progress) { return progress_modes.of(progress); }
 
-ProgressMode parse_progress_mode(std::string_view text) {
-  return progress_modes.parse("progress:", text);
-}
-
 namespace {
 
 using detail::concat;
@@ -141,7 +137,8 @@ Environment Environment::read() {
   environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
   environment.bucket_mib = ::lockstep::bucket_mib();
   environment.share_memory = flag_variable("LOCKSTEP_SHARE_MEMORY", false);
-  environment.progress = parse_progress_mode(variable("LOCKSTEP_PROGRESS").value_or("auto"));
+  environment.progress =
+      progress_modes.parse("progress:", variable("LOCKSTEP_PROGRESS").value_or("auto"));
   // The variables of `lockstep run` take precedence over those of another launcher, which may
   // belong to an outer launcher.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {

@@ -49,10 +49,6 @@ enum class ProgressMode {
 /// "auto", "thread" or "wait".
 std::string_view name(ProgressMode progress);
 
-/// The progress mode with this name.
-/// Throws: InvalidArgument listing the valid names.
-ProgressMode parse_progress_mode(std::string_view text);
-
 /// The library that carries messages between ranks without MPI.
 enum class TransportKind {
   automatic,  ///< UCX if all ranks can use it and their hosts have InfiniBand or RoCE, else TCP

@@ -42,4 +42,10 @@ std::string shortest(double value);
 /// The current time in UTC, formatted by strftime().
 std::string utc_text(const char* format);
 
+/// "1 rank", "2 ranks".
+template <class Count>
+std::string plural(Count count, std::string_view thing) {
+  return concat(count, ' ', thing, count == 1 ? "" : "s");
+}
+
 }  // namespace lockstep::detail

@@ -1,6 +1,10 @@
 #include "device/comm_stream.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <dlfcn.h>
+#include <torch/version.h>
+
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 
@@ -20,5 +24,42 @@ void CommStream::order(const c10::Stream& earlier, const c10::Stream& later) {
 void CommStream::wait_for_current() const { order(current(), stream_); }
 
 void CommStream::block_current() const { order(stream_, current()); }
+
+namespace {
+
+/// Exchanges the capture mode of this thread.
+void exchange_capture_mode(int& mode) noexcept {
+  using Function = int (*)(int* mode);
+  static const auto exchange =
+      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode"));
+  if (exchange != nullptr) exchange(&mode);
+}
+
+}  // namespace
+
+RelaxedCapture::RelaxedCapture() noexcept { exchange_capture_mode(mode_); }
+RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(mode_); }
+
+void* cuda_stream(const c10::Stream& stream) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+  return stream.native_handle();
+#else
+  static_cast<void>(stream);
+  throw BackendUnavailable("groups of GPUs: got LibTorch " TORCH_VERSION
+                           ", expected 2.11 or newer");
+#endif
+}
+
+bool is_capturing(const c10::Stream& stream) {
+  if (stream.device_type() != c10::DeviceType::CUDA) return false;
+  // cudaStreamIsCapturing() of the CUDA runtime that LibTorch has loaded.
+  using Function = int (*)(void* stream, int* status);
+  static const auto ask =
+      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  constexpr int success = 0;
+  constexpr int none = 0;
+  int status = none;
+  return ask != nullptr && ask(cuda_stream(stream), &status) == success && status != none;
+}
 
 }  // namespace lockstep::device

@@ -2,7 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "device/graph_capture.h"
+#include "device/comm_stream.h"
 #include "device/hosted_communicator.h"
 
 namespace lockstep::inline v0_2::device {

@@ -1,7 +1,9 @@
 #include "device/hosted_communicator.h"
 
+#include <exception>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/waiting.h"
@@ -71,6 +73,16 @@ Work HostedCommunicator::forward(Operation&& operation) {
       forwarded.set_source(co_await std::move(work));
     }(request, host().reissue(request.operation()));
   }));
+}
+
+std::shared_ptr<Communicator> HostMemoryCommunicator::split(int color, int key) {
+  // A split of the host world blocks without advancing other operations. After this barrier all
+  // members are in split(), so it cannot deadlock.
+  barrier().wait();
+  const detail::RankContext::CallGuard guard(context());
+  auto part = context().or_fail<std::exception>([&] { return host().split(color, key); });
+  if (part == nullptr) return nullptr;
+  return handle(std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(part)));
 }
 
 }  // namespace lockstep::device

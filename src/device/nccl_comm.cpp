@@ -15,7 +15,7 @@
 #include "core/deadline.h"
 #include "core/system/process.h"
 #include "core/text.h"
-#include "device/graph_capture.h"
+#include "device/comm_stream.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {

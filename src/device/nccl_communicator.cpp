@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/text.h"
-#include "device/buffer_elements.h"
+#include "device/device_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {

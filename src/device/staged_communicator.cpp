@@ -9,7 +9,7 @@
 
 #include "comm/waiting.h"
 #include "core/deadline.h"
-#include "device/buffer_elements.h"
+#include "device/device_communicator.h"
 
 namespace lockstep::inline v0_2::device {
 

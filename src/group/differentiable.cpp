@@ -9,7 +9,7 @@
 #include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "group/written.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

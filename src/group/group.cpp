@@ -12,8 +12,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "device/device_communicator.h"
-#include "group/tensor_dtype.h"
-#include "group/written.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 
@@ -30,38 +29,6 @@ template <class... Parts>
   throw InvalidArgument(concat(operation, ": ", what...),
                         {.operation = std::string(operation.substr(0, operation.find(' ')))});
 }
-
-}  // namespace
-
-DType detail::dtype_of(at::ScalarType type, std::string_view where) {
-  switch (type) {
-    case at::kFloat:
-      return DType::f32;
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kChar:
-      return DType::i8;
-    case at::kByte:
-      return DType::u8;
-    case at::kInt:
-      return DType::i32;
-    case at::kLong:
-      return DType::i64;
-    case at::kShort:
-      return DType::i16;
-    case at::kBool:
-      return DType::boolean;
-    default:
-      refuse(where, "got a tensor of ", toString(type),
-             ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool");
-  }
-}
-
-namespace {
 
 /// The memory of a dense, contiguous tensor on the group's device.
 struct CheckedTensor {

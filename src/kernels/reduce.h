@@ -22,4 +22,25 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
 void multiply(DType dtype, double factor, const std::byte* input, std::byte* output,
               std::size_t count);
 
+/// A sum or avg of float32 elements with a wire dtype. outputs[j][i] = round((r(inputs[0][i]) +
+/// r(inputs[1][i])) + …), where r clips and rounds an element to wire.dtype. avg multiplies by
+/// 1/inputs.size(): before r if wire.predivide is set, else after the sum. An output may be one of
+/// the inputs; other overlaps are not allowed. Any alignment.
+void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
+                    std::span<std::byte* const> outputs, std::size_t count);
+
+// The same in three steps, for ranks that send 16-bit elements ("halves"). Each rank rounds its
+// values, one rank reduces the halves of all, and each rank widens the result to float32.
+
+/// halves[i] = r(values[i]), for a reduction over `ranks` ranks. halves may be the first half of
+/// values; other overlaps are not allowed.
+void round_to_halves(const Wire& wire, ReduceOp op, std::size_t ranks, const std::byte* values,
+                     std::byte* halves, std::size_t count);
+/// outputs[j][i] = round((inputs[0][i] + inputs[1][i]) + …). For avg, the sum is multiplied by
+/// 1/inputs.size() unless wire.predivide is set. Overlaps as in reduce_rounded().
+void reduce_halves(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
+                   std::span<std::byte* const> outputs, std::size_t count);
+/// values[i] = halves[i]. halves may be the second half of values; other overlaps are not allowed.
+void widen_halves(const Wire& wire, const std::byte* halves, std::byte* values, std::size_t count);
+
 }  // namespace lockstep::kernels

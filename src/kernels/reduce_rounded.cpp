@@ -1,5 +1,3 @@
-#include "kernels/reduce_rounded.h"
-
 #include <cstdint>
 #include <cstring>
 #include <limits>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "core/plural.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "launch/plan.h"

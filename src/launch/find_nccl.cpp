@@ -1,5 +1,3 @@
-#include "launch/find_nccl.h"
-
 #include <dlfcn.h>
 
 #include <chrono>
@@ -10,7 +8,8 @@
 #include "core/environment.h"
 #include "core/nccl_version.h"
 #include "core/text.h"
-#include "launch/probe.h"
+#include "launch/gpus.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

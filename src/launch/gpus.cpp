@@ -15,9 +15,8 @@
 #include <string_view>
 
 #include "core/environment.h"
-#include "core/plural.h"
 #include "core/text.h"
-#include "launch/probe.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

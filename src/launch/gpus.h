@@ -61,4 +61,16 @@ std::optional<std::size_t> gpu_index(const std::vector<Gpu>& all, const std::str
 /// The entries of a list that is separated by commas, without surrounding spaces. "" has none.
 std::vector<std::string> gpu_entries(const std::string& list);
 
+/// The NCCL library of this host.
+struct FoundNccl {
+  std::string version;  ///< "2.27.3"; empty: not found
+  std::string file;     ///< the file that was loaded
+  std::string problem;  ///< why it cannot be used, and what to do; empty: it can
+};
+
+/// Loads NCCL in a child process, and asks for its version: LOCKSTEP_NCCL, else the one that
+/// PyTorch's packages install beside the folder of LibTorch's libraries, which programs load with
+/// LibTorch, else libnccl.so.2.
+FoundNccl find_nccl(const std::filesystem::path& libtorch = {});
+
 }  // namespace lockstep::launch

@@ -1,5 +1,3 @@
-#include "launch/node_place.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -10,6 +8,7 @@
 #include "core/environment.h"
 #include "core/launcher.h"
 #include "core/text.h"
+#include "launch/plan.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

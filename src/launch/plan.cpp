@@ -14,7 +14,6 @@
 #include "core/system/denormals_guard.h"
 #include "core/system/folder_lock.h"
 #include "core/text.h"
-#include "launch/rank_gpus.h"
 #include "launch/system.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

@@ -139,4 +139,29 @@ std::string describe(const Plan& plan);
 /// This process's environment.
 Variables inherited_environment();
 
+/// Decides which GPUs the ranks use. Looks for GPUs only if the options ask for them.
+/// Throws: InvalidArgument naming the option, what was found and what to do.
+RankGpus choose_gpus(const Options& options, const Variables& inherited, const GpuSources& sources);
+
+/// Checks that there are enough GPUs for this number of ranks.
+/// Throws: InvalidArgument naming --share-gpus.
+void check_ranks(const RankGpus& gpus, int ranks);
+
+/// The user's options about nodes: the launchers of one job, one a host.
+struct NodeOptions {
+  std::optional<int> count = {};   ///< --nnodes
+  std::optional<int> number = {};  ///< --node-rank
+  std::string master = {};         ///< --master: HOST or HOST:PORT
+  bool standalone = false;         ///< a world of this host, whatever the environment says
+};
+
+/// The place of this launcher, from the options, and from the variables of torchrun, Kubernetes'
+/// operators and SLURM where an option is missing.
+/// Throws: InvalidArgument naming the variables or options if they describe several nodes, but not
+/// this launcher's place among them.
+NodePlace find_place(const NodeOptions& options, const Variables& environment);
+
+/// The number of ranks that the environment gives each node, as a value of -n; empty if none.
+std::string ranks_of_environment(const Variables& environment);
+
 }  // namespace lockstep::launch

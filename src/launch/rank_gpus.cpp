@@ -1,11 +1,9 @@
-#include "launch/rank_gpus.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
 
-#include "core/plural.h"
 #include "core/text.h"
+#include "launch/plan.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <random>
 #include <sstream>
 #include <utility>
 
@@ -79,21 +78,6 @@ std::string description(const RemoteOptions& remote, const Options& options, std
   return concat(text.size(), '\n', text);
 }
 
-/// A free port. Other ports are in use by this host's outgoing connections (from 32768 on, unless
-/// the system has another range), which could have this one when the nodes meet again.
-std::uint16_t lasting_port() {
-  std::random_device random;
-  std::uniform_int_distribution<std::uint16_t> ports(10'000, 32'000);
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    const auto port = ports(random);
-    const auto free = [&](int family) {
-      return static_cast<bool>(control::listen_at(control::Address::any(family).with_port(port)));
-    };
-    if (free(AF_INET6) || free(AF_INET)) return port;
-  }
-  return control::Address::local(listen_anywhere().get()).port();
-}
-
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
   std::vector<std::string> words;
@@ -143,7 +127,7 @@ NodePlace first_of(const std::vector<HostRanks>& hosts, std::string_view named_b
   const auto& name = hosts.front().name;
   return {.count = static_cast<int>(hosts.size()),
           .host = name == "localhost" ? detail::host_name() : name,
-          .port = lasting_port(),
+          .port = control::lasting_port(),
           .source = "--hosts",
           .token = control::hexadecimal(control::random_bytes())};
 }

@@ -16,8 +16,6 @@
 #include <vector>
 
 #include "core/numeric/median.h"
-#include "core/plural.h"
-#include "core/system/processor_load.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"

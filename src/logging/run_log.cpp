@@ -27,7 +27,6 @@
 #include "lockstep/statistics.h"
 #include "profile/group_statistics.h"
 #include "profile/trace.h"
-#include "record/continuation.h"
 #include "record/folder.h"
 #include "record/interval.h"
 #include "record/scalar.h"

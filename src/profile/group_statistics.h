@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/operation_observer.h"
+#include "comm/operation.h"
 #include "lockstep/statistics.h"
 
 namespace lockstep::inline v0_2::detail {

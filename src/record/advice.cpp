@@ -7,10 +7,9 @@
 
 #include "core/environment.h"
 #include "core/numeric/median.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "record/page/page.h"
-#include "record/totals.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
-#include "record/totals.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

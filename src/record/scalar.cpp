@@ -1,25 +1,60 @@
 #include "record/scalar.h"
 
+#include <array>
 #include <bit>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string_view>
-
-#include "record/checksum.h"
-#include "record/protobuf.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-constexpr auto castagnoli = crc_table(0x82f63b78);
+/// The table of CRC-32C, whose polynomial is 0x1edc6f41: its bits in reverse.
+constexpr auto crc_table = [] {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
+    std::uint32_t rest = byte;
+    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ ((rest & 1) != 0 ? 0x82f63b78 : 0);
+    table[byte] = rest;
+  }
+  return table;
+}();
 
 }  // namespace
 
-std::uint32_t crc32c(std::string_view bytes) { return crc_of(castagnoli, bytes); }
+std::uint32_t crc32c(std::string_view bytes) {
+  std::uint32_t sum = ~std::uint32_t{0};
+  for (const char byte : bytes)
+    sum = crc_table[(sum ^ static_cast<unsigned char>(byte)) & 255] ^ sum >> 8;
+  return ~sum;
+}
 
 // A TensorBoard file is a row of framed messages: length, its checksum, message, its checksum. The
-// messages are protocol buffers of a few fields, which are written here by hand.
+// messages are protocol buffers of a few fields, which are written here by hand. Their numbers are
+// little-endian.
 
 namespace {
+
+static_assert(std::endian::native == std::endian::little, "fields are written as they lie here");
+
+template <class Number>
+void put(std::string& out, Number number) {
+  char bytes[sizeof number];
+  std::memcpy(bytes, &number, sizeof number);
+  out.append(bytes, sizeof number);
+}
+
+void put_varint(std::string& out, std::uint64_t number) {
+  for (; number >= 128; number >>= 7) out += static_cast<char>(number | 128);
+  out += static_cast<char>(number);
+}
+
+/// A field of text, or of a message. key: field number << 3 | wire type 2.
+void put_text(std::string& out, std::uint64_t key, std::string_view text) {
+  put_varint(out, key);
+  put_varint(out, text.size());
+  out += text;
+}
 
 /// Field numbers and wire types of what is written.
 enum Key : char {

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/text.h"
-#include "group/tensor_dtype.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "lockstep/exchange.h"
 

@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "comm/flight/flight_record.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "launch/job/output.h"
 #include "launch/launch.h"

@@ -4,7 +4,6 @@
 #include <iterator>
 
 #include "core/numeric/least_squares.h"
-#include "core/plural.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::tune {

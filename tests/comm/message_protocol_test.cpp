@@ -1,3 +1,5 @@
+#include "comm/messages/message_protocol.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,8 +13,6 @@
 
 #include "comm/announcement.h"
 #include "comm/messages/collective_protocol.h"
-#include "comm/messages/receive_protocol.h"
-#include "comm/messages/send_protocol.h"
 #include "comm/messages/transfer.h"
 #include "comm/messages/transport.h"
 

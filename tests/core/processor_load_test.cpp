@@ -1,5 +1,3 @@
-#include "core/system/processor_load.h"
-
 #include <gtest/gtest.h>
 #include <sched.h>
 

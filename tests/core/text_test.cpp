@@ -5,7 +5,6 @@
 
 #include <sstream>
 
-#include "core/plural.h"
 #include "core/system/folder_lock.h"
 #include "tests/other_numbers.h"
 

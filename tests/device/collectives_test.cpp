@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "group/tensor_dtype.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 

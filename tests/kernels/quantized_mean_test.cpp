@@ -1,5 +1,3 @@
-#include "kernels/quantized_mean.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,3 @@
-#include "kernels/reduce_rounded.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -12,6 +10,7 @@
 
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
+#include "kernels/reduce.h"
 #include "kernels/reference.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"

@@ -8,7 +8,6 @@
 
 #include "core/text.h"
 #include "kernels/reference.h"
-#include "kernels/scatter_add.h"
 #include "kernels/select_largest.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"

@@ -16,8 +16,7 @@
 #include <vector>
 
 #include "core/nccl_version.h"
-#include "launch/find_nccl.h"
-#include "launch/probe.h"
+#include "launch/system.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
 

@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/close_range.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,10 +17,10 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <stdexcept>
 #include <utility>
 
+#include "comm/control/address.h"
 #include "comm/flight/flight_record.h"
 
 namespace lockstep::testing {
@@ -47,21 +45,7 @@ std::vector<std::string> environment_with(const Launched::Variables& variables) 
 
 }  // namespace
 
-std::string free_port() {
-  // Below the ports that the system gives to outgoing connections (32768 on by default): another
-  // test's connection cannot take the port before rank 0 listens on it.
-  std::random_device random;
-  std::uniform_int_distribution<std::uint16_t> ports(10'000, 32'000);
-  for (;;) {
-    const int probe = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(ports(random));
-    const bool bound = bind(probe, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    close(probe);
-    if (bound) return std::to_string(ntohs(address.sin_port));
-  }
-}
+std::string free_port() { return std::to_string(control::lasting_port()); }
 
 std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }
 std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; }

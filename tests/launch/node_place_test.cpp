@@ -1,11 +1,10 @@
-#include "launch/node_place.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "launch/plan.h"
 #include "lockstep/error.h"
 #include "tests/launch/launched.h"
 

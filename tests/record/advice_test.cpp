@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "record/comparison.h"
+#include "record/page/report.h"
 #include "tests/record/page_fault.h"
 
 namespace lockstep::inline v0_2::record {

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "record/comparison.h"
 #include "record/folder.h"
 #include "record/interval.h"
 #include "record/page/report.h"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "record/page/page.h"
-#include "record/page/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

@@ -1,5 +1,3 @@
-#include "record/continuation.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

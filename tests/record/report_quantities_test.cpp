@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lockstep/error.h"
-#include "record/comparison.h"
 #include "record/folder.h"
+#include "record/page/report.h"
 #include "record/scalar.h"
 #include "tests/record/report_fixture.h"
 

@@ -22,7 +22,6 @@
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
-#include "record/page/palette.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"

@@ -1,6 +1,7 @@
 #include "tests/simulation/simulated_process.h"
 
-#include "comm/tcp/worlds.h"
+#include "comm/messages/message_rank_context.h"
+#include "comm/tcp/tcp.h"
 #include "tests/simulation/simulated_files.h"
 #include "tests/simulation/simulated_kernel.h"
 

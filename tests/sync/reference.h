@@ -13,7 +13,7 @@
 
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
-#include "group/tensor_dtype.h"
+#include "group/tensors.h"
 #include "kernels/reference.h"
 #include "lockstep/denormals.h"
 #include "lockstep/exchange.h"

@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/system/processor_load.h"
 #include "core/system/topology.h"
 #include "lockstep/error.h"
 #include "tests/groups.h"

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <random>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -111,6 +112,21 @@ detail::Descriptor listen_at(const Address& address, bool reuse) {
     return made;
   }
   return {};
+}
+
+detail::Descriptor listen_anywhere(std::uint16_t port) {
+  auto made = listen_at(Address::any(AF_INET6).with_port(port));
+  return made ? std::move(made) : listen_at(Address::any(AF_INET).with_port(port));
+}
+
+std::uint16_t lasting_port() {
+  std::random_device random;
+  std::uniform_int_distribution<std::uint16_t> ports(10'000, 32'000);
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const auto port = ports(random);
+    if (listen_anywhere(port)) return port;
+  }
+  return Address::local(listen_anywhere().get()).port();
 }
 
 std::pair<std::string, std::optional<std::string>> divide_address(const std::string& text) {

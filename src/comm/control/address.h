@@ -62,6 +62,13 @@ class Address {
 /// Empty, with errno, if the system refuses.
 detail::Descriptor listen_at(const Address& address, bool reuse = false);
 
+/// The same at a port of all addresses: IPv6 with IPv4, else IPv4. 0: a free port.
+detail::Descriptor listen_anywhere(std::uint16_t port = 0);
+
+/// A free port below those of this host's outgoing connections (from 32768 on, unless the system
+/// has another range), which could have it before somebody listens there.
+std::uint16_t lasting_port();
+
 /// Divides "HOST:PORT" or "[ADDRESS]:PORT". A host may be without a port.
 std::pair<std::string, std::optional<std::string>> divide_address(const std::string& text);
 

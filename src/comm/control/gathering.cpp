@@ -11,7 +11,6 @@
 
 #include "comm/control/handshake.h"
 #include "core/log.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

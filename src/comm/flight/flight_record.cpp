@@ -239,6 +239,19 @@ void remove_unreadable_records() {
   });
 }
 
+/// Writes the record of an ended rank to the folder, and creates the folder.
+/// Throws: Error if it cannot be written.
+void copy_flight_record(const FlightFile& file, const fs::path& folder) {
+  std::error_code exists;
+  fs::create_directories(folder, exists);
+  const auto path = folder / flight_file_name(file.rank);
+  const auto part = concat(path.string(), '.', ::getpid());
+  const int error = write_flight_copy(file, {.has_ended = true}, path.c_str(), part.c_str());
+  if (error == 0) return;
+  throw Error(
+      concat("flight recorder: cannot write ", path.string(), ": ", why_not_opened(part, error)));
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string_view job) {
@@ -293,18 +306,6 @@ int write_flight_copy(const FlightFile& file, const CopiedProcess& process, cons
   return error;
 }
 
-void copy_flight_record(const FlightFile& file, const CopiedProcess& process,
-                        const fs::path& folder) {
-  std::error_code exists;
-  fs::create_directories(folder, exists);
-  const auto path = folder / flight_file_name(file.rank);
-  const auto part = concat(path.string(), '.', ::getpid());
-  const int error = write_flight_copy(file, process, path.c_str(), part.c_str());
-  if (error == 0) return;
-  throw Error(
-      concat("flight recorder: cannot write ", path.string(), ": ", why_not_opened(part, error)));
-}
-
 std::vector<std::string> copies_of_flight_records(std::string_view job) {
   std::vector<std::string> copies;
   for (const auto& record : read_flight_records(job)) {
@@ -349,7 +350,7 @@ void remove_ended_flight_records(std::string_view job, const fs::path& folder) n
       std::error_code failed;
       // A rank that noticed the failure has written its own copy.
       if (of_job && !folder.empty() && !fs::exists(folder / flight_file_name(record->rank()))) {
-        copy_flight_record(record->file(), {.has_ended = true}, folder);
+        copy_flight_record(record->file(), folder);
       }
       fs::remove(record->path(), failed);
     }

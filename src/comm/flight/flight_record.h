@@ -214,11 +214,6 @@ struct CopiedProcess {
 int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
                       const char* part) noexcept;
 
-/// Writes a copy of the record to the folder, and creates the folder. An earlier copy of the rank
-/// is replaced. Throws: Error if it cannot be written.
-void copy_flight_record(const FlightFile& file, const CopiedProcess& process,
-                        const std::filesystem::path& folder);
-
 /// The bytes of copies of the job's records on this host, for readers on other hosts.
 std::vector<std::string> copies_of_flight_records(std::string_view job);
 

@@ -16,11 +16,11 @@
 #include <system_error>
 
 #include "comm/communicator.h"
-#include "comm/rank_crash.h"
 #include "core/environment.h"
 #include "core/launcher.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
+#include "core/system/crash_handler.h"
 #include "core/system/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -1,6 +1,7 @@
 #include "comm/hierarchical/hierarchical.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -11,10 +12,10 @@
 
 #include "comm/flight/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
-#include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/messages/message_communicator.h"
+#include "comm/tasks/task_communicator.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
 #include "core/text.h"
@@ -22,6 +23,48 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 namespace {
+
+/// Checks of other ranks cost system calls in both worlds, so they are rare.
+detail::WaitPolicy policy(bool fits) {
+  return {.spins = fits ? 1000 : 0, .between_checks = detail::yield_time};
+}
+
+/// One rank's state in a hierarchical world, composed of the host's world and the world over the
+/// network.
+class HierarchicalRankContext final : public detail::ComposedRankContext {
+ public:
+  /// over_network and of_host are the world over the network and the world of this host, from which
+  /// all groups are split. fits: every rank of this host has cores of its own.
+  HierarchicalRankContext(const std::shared_ptr<Communicator>& over_network,
+                          std::shared_ptr<Communicator> of_host, std::chrono::milliseconds timeout,
+                          bool fits)
+      : ComposedRankContext({.backend = "hierarchical",
+                             .rank = over_network->world_rank(over_network->rank()),
+                             .timeout = timeout,
+                             .policy = policy(fits),
+                             .has_mutex = true},
+                            {std::move(of_host), over_network}) {}
+  ~HierarchicalRankContext() { stop_thread(); }
+
+ private:
+  static constexpr unsigned polls_between_checks = 8;
+
+  bool advance() override {
+    const bool advanced = RankContext::advance();
+    // Operations advance only the backends that they await, but either world may fail: poll both
+    // regularly.
+    if (++polls_ % polls_between_checks == 0 && !failed()) attempt([&] { advance_worlds(); });
+    return advanced;
+  }
+  /// That of the world over the network, in which the ranks of all hosts agree on the first.
+  detail::Failure failure() override {
+    auto& over_network = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
+    const auto guard = over_network.lock();
+    return over_network.failed() ? over_network.first_failure() : ComposedRankContext::failure();
+  }
+
+  unsigned polls_ = 0;
+};
 
 /// Runs fn. Its errors number the ranks of this host from 0; converts their rank to a world rank,
 /// and adds the world ranks of this host to the text.

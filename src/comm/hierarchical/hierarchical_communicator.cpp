@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/messages/message_communicator.h"
 #include "comm/split.h"
 #include "comm/waiting.h"
@@ -98,7 +97,7 @@ std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
 }  // namespace
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
-    std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
+    std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> flat,
     std::shared_ptr<Communicator> inside) {
   const auto topology = HostTopology::of(*flat);
   StageGroups groups;
@@ -110,7 +109,7 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
                                                     std::move(groups));
 }
 
-HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
                                                    const HostTopology& topology, StageGroups groups)
     : TaskCommunicator(std::move(context), groups.all_ranks.ranks->rank(),
                        groups.all_ranks.ranks->size()),
@@ -146,8 +145,8 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   // Splitting the stage groups blocks without advancing other operations. After this barrier all
   // members are in split(), so it cannot deadlock.
   barrier().wait();
-  const auto context = std::static_pointer_cast<HierarchicalRankContext>(shared_context());
-  const HierarchicalRankContext::CallGuard guard(*context);
+  const auto context = shared_context();
+  const detail::RankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
     const auto flat = over_network().split(color, key);
     const auto inside = groups_.intra_node_reduce.ranks->split(color, key);
@@ -158,9 +157,9 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
 std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<const int> members) {
   const std::vector ranks(members.begin(), members.end());
   auto& all = over_network();
-  const auto context = std::static_pointer_cast<HierarchicalRankContext>(shared_context());
+  const auto context = shared_context();
   const auto agreement = [&] {
-    const HierarchicalRankContext::CallGuard guard(*context);
+    const detail::RankContext::CallGuard guard(*context);
     StageGroups groups;
     groups.all_ranks.ranks = messages::new_group(all, ranks, messages::agreement_group);
     const auto topology = HostTopology::of(*groups.all_ranks.ranks);
@@ -174,7 +173,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
     if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
     local_ranks.push_back(HostTopology::local_rank_of(*this, rank));
   }
-  const HierarchicalRankContext::CallGuard guard(*context);
+  const detail::RankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
     return compose(context, messages::new_group(all, ranks, number),
                    groups_.intra_node_reduce.ranks->new_group(local_ranks));

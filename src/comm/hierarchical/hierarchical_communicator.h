@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/host_topology.h"
 #include "comm/tasks/task_communicator.h"
 
@@ -37,9 +36,9 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   /// Creates the hierarchical group with the ranks of flat. inside is the group of its ranks on
   /// this host. Collective over flat.
   static std::shared_ptr<HierarchicalCommunicator> compose(
-      std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
+      std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> flat,
       std::shared_ptr<Communicator> inside);
-  HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
+  HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
                            const HostTopology& topology, StageGroups groups);
   ~HierarchicalCommunicator() override;
 
@@ -57,10 +56,6 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
 
   /// The same ranks over the network.
   Communicator& over_network() const { return *groups_.all_ranks.ranks; }
-
-  HierarchicalRankContext& context() const override {
-    return static_cast<HierarchicalRankContext&>(TaskCommunicator::context());
-  }
 
  private:
   Work begin(Operation&& operation) override;

@@ -13,7 +13,7 @@
 #include "comm/host/host_communicator.h"
 #include "comm/host/world/rank_end.h"
 #include "comm/host/world/wake_flag.h"
-#include "comm/rank_crash.h"
+#include "core/system/crash_handler.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -6,7 +6,7 @@
 #include "comm/operation.h"
 #include "comm/reduction.h"
 #include "comm/waiting.h"
-#include "kernels/reduce_rounded.h"
+#include "kernels/reduce.h"
 
 // Note [How a collective over messages runs]
 // Every member sends every other member an announcement message, which includes the sender's input

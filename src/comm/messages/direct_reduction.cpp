@@ -4,7 +4,7 @@
 #include "comm/operation.h"
 #include "comm/reduction.h"
 #include "comm/waiting.h"
-#include "kernels/reduce_rounded.h"
+#include "kernels/reduce.h"
 
 // Note [Where 16-bit elements are stored]
 // An all_reduce with a wire dtype needs no memory beside the buffer for its 16-bit elements. A

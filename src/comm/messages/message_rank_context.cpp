@@ -14,10 +14,10 @@
 
 #include "comm/cost/placement.h"
 #include "comm/flight/flight_record.h"
-#include "comm/messages/message_request.h"
-#include "comm/rank_crash.h"
+#include "comm/messages/message_communicator.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
+#include "core/system/crash_handler.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"

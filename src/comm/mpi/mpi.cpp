@@ -15,7 +15,6 @@
 #include "comm/messages/message_rank_context.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_transport.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -10,7 +10,6 @@
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"
-#include "comm/tcp/worlds.h"
 #include "comm/ucx/ucx.h"
 #include "core/log.h"
 #include "core/text.h"

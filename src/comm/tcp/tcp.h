@@ -10,6 +10,10 @@
 #include "comm/control/offer.h"
 #include "comm/messages/options.h"
 
+namespace lockstep::inline v0_2::messages {
+class MessageRankContext;
+}
+
 namespace lockstep::inline v0_2::tcp {
 
 /// How the ranks of a world find one another. Rank 0 listens, and the others connect to it.
@@ -36,5 +40,11 @@ std::shared_ptr<Communicator> create(const messages::Options& options, const Mee
 /// Leaves the worlds that create() has made, and closes their connections. Returns when all ranks
 /// have left. For ranks that have found out that they need none.
 void leave_worlds();
+
+/// Keeps a world until leave_worlds(), which this process also calls at its end with exit code 0.
+/// With another one, the ends of its connections tell the other ranks. Simulated processes have
+/// functions of their own in place of worlds.cpp. Ends the worlds that all ranks have left, or that
+/// have failed.
+void keep(std::shared_ptr<messages::MessageRankContext> world);
 
 }  // namespace lockstep::tcp

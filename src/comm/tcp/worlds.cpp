@@ -1,5 +1,3 @@
-#include "comm/tcp/worlds.h"
-
 #include <stdlib.h>
 
 #include <mutex>
@@ -7,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp.h"
 #include "core/system/process.h"
 

@@ -1,7 +1,5 @@
 #include "launch/job/nodes.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -79,13 +77,6 @@ std::vector<control::Member> join_nodes(const Options& options, const control::T
 milliseconds rendezvous_time(const Options& options) {
   return options.timeout ? milliseconds(static_cast<long>(*options.timeout * 1000))
                          : Environment::get().timeout;
-}
-
-Descriptor listen_anywhere() {
-  for (const int family : {AF_INET6, AF_INET}) {
-    if (auto made = control::listen_at(control::Address::any(family))) return made;
-  }
-  throw_system("listen on a port for rank 0");
 }
 
 Nodes::Nodes(const Options& options, std::function<void()> on_wait, std::function<bool(int)> enough)
@@ -278,7 +269,8 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   Start start;
   std::string own = concat(plan.options.ranks, ' ', restarts);
   if (node.number == 0) {
-    start.listening = listen_anywhere();
+    start.listening = control::listen_anywhere();
+    if (!start.listening) throw_system("listen on a port for rank 0");
     own += concat(' ', plan.run_id, ' ', control::Address::local(start.listening.get()).port(), ' ',
                   control::hexadecimal(control::random_bytes()));
   }

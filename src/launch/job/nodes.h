@@ -101,10 +101,6 @@ class Nodes {
 /// Longest time until all nodes have joined.
 std::chrono::milliseconds rendezvous_time(const Options& options);
 
-/// A socket that listens on a free port of all addresses: IPv6 with IPv4, else IPv4.
-/// Throws: CommError if there is none.
-Descriptor listen_anywhere();
-
 /// An attempt on several nodes that is ready to start, unless nodes were lost.
 struct Start {
   std::vector<int> absent;  ///< numbers of the nodes without which it begins

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/plural.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "launch/system.h"

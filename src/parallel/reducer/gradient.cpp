@@ -21,7 +21,6 @@
 #include "averaging/average.h"
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
-#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
@@ -243,17 +242,6 @@ void Weights::check() {
   }
 }
 
-void Weights::count_ranks(bool is_first) {
-  check();
-  if (is_first) forget_counted();
-  if (!are_set_) return;
-  const auto weights = all();
-  const auto counts = [](const OfRank& weight) { return weight.first > 0; };
-  counted_ = {.first = static_cast<int>(std::ranges::find_if(weights, counts) - weights.begin()),
-              .number = static_cast<int>(std::ranges::count_if(weights, counts)),
-              .has_own = counts(weights[static_cast<std::size_t>(group_.rank())])};
-}
-
 double Weights::take_factor() {
   check();
   if (!std::exchange(are_set_, false)) return 1;
@@ -265,6 +253,19 @@ double Weights::take_factor() {
   const bool equal = std::ranges::all_of(
       weights, [&](const OfRank& weight) { return weight.first == weights.front().first; });
   return equal ? 1 : mine / sum * group_.size();
+}
+
+double Weights::begin_exchange(bool is_first) {
+  const bool were_set = are_set_;
+  const double factor = take_factor();
+  if (is_first) forget_counted();
+  if (!were_set) return factor;
+  const auto weights = all();
+  const auto counts = [](const OfRank& weight) { return weight.first > 0; };
+  counted_ = {.first = static_cast<int>(std::ranges::find_if(weights, counts) - weights.begin()),
+              .number = static_cast<int>(std::ranges::count_if(weights, counts)),
+              .has_own = counts(weights[static_cast<std::size_t>(group_.rank())])};
+  return factor;
 }
 
 }  // namespace lockstep::detail

@@ -137,10 +137,10 @@ class Weights {
   /// weighted mean. Exactly 1 when all weights are equal or none were set. Clears the weights.
   /// Throws: as check().
   double take_factor();
-  /// Determines counted() from the weights that were set. Without any, all ranks count in the first
-  /// exchange of a step, and those of the exchange before in a further one.
+  /// The same, and determines counted() from the weights that were set. Without any, all ranks
+  /// count in the first exchange of a step, and those of the exchange before in a further one.
   /// Throws: as check().
-  void count_ranks(bool is_first);
+  double begin_exchange(bool is_first);
   const CountedRanks& counted() const { return counted_; }
   void forget_counted() { counted_ = {.number = group_.size()}; }
 

@@ -152,10 +152,7 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
 /// one, and has taken the weights.
 double Reducer::factor_of(int task, bool is_first) {
   const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
-  if (!had_nested) {
-    weights_.count_ranks(is_first);
-    last_factor_ = weights_.take_factor();
-  }
+  if (!had_nested) last_factor_ = weights_.begin_exchange(is_first);
   return last_factor_;
 }
 

@@ -255,8 +255,7 @@ void Reducer::check_options(bool are_equal) const {
 }
 
 double Reducer::begin_without_exchange() {
-  weights_.count_ranks(true);
-  const double factor = weights_.take_factor();
+  const double factor = weights_.begin_exchange(true);
   for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
   return factor;
 }

@@ -16,7 +16,7 @@
 
 #include "comm/waiting.h"
 #include "core/text.h"
-#include "group/tensor_dtype.h"
+#include "group/tensors.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"
 #include "parallel/reducer/gradient.h"

@@ -5,13 +5,11 @@
 #include <string_view>
 #include <utility>
 
-#include "core/plural.h"
 #include "core/text.h"
 #include "record/advice.h"
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
-#include "record/page/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

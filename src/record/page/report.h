@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "record/run.h"
-#include "record/totals.h"
 
 namespace lockstep::inline v0_2::record {
 
@@ -17,5 +16,14 @@ std::string report_page(const Run& run, const std::string& title, int refresh_se
 /// Throws: InvalidArgument if it holds none, Error if the page cannot be written.
 std::vector<std::string> write_report(const std::filesystem::path& folder,
                                       const std::filesystem::path& page);
+
+/// One HTML page about two runs: a table of differences, and the curves of both in one chart.
+std::string comparison_page(const Run& first, const Run& second);
+
+/// Makes a page of the runs in two folders. Returns what could not be read, or was left out.
+/// Throws: InvalidArgument if a folder holds none, Error if the page cannot be written.
+std::vector<std::string> write_comparison(const std::filesystem::path& first,
+                                          const std::filesystem::path& second,
+                                          const std::filesystem::path& page);
 
 }  // namespace lockstep::record

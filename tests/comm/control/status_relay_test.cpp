@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/control/control.h"
-#include "comm/control/status_question.h"
 #include "tests/comm/control/meeting.h"
 
 namespace lockstep::testing {

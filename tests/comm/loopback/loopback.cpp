@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/private_memory.h"
+#include "comm/backend_communicator.h"
 #include "comm/reduction.h"
 #include "comm/tasks/task_communicator.h"
 #include "lockstep/error.h"

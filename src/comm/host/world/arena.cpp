@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "comm/host/world/world.h"
-#include "core/plural.h"
 #include "core/system/memory.h"
 #include "core/system/process.h"
 #include "core/text.h"

@@ -23,7 +23,6 @@
 #include "comm/host/world/arrivals.h"
 #include "core/deadline.h"
 #include "core/log.h"
-#include "core/plural.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"

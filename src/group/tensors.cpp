@@ -1,4 +1,4 @@
-#include "group/written.h"
+#include "group/tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +9,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -73,6 +74,37 @@ void mark_written(const Group& group, const at::Tensor& tensor, const at::Tensor
   } catch (const c10::Error& error) {
     throw_invalid(operation, "got a tensor that LibTorch does not let an operation change: ",
                   error.what_without_backtrace());
+  }
+}
+
+DType dtype_of(at::ScalarType type, std::string_view where) {
+  switch (type) {
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kChar:
+      return DType::i8;
+    case at::kByte:
+      return DType::u8;
+    case at::kInt:
+      return DType::i32;
+    case at::kLong:
+      return DType::i64;
+    case at::kShort:
+      return DType::i16;
+    case at::kBool:
+      return DType::boolean;
+    default:
+      // The operation may have the name of a tensor after it: "all_gather input".
+      throw InvalidArgument(
+          concat(where, ": got a tensor of ", toString(type),
+                 ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool"),
+          {.operation = std::string(where.substr(0, where.find(' ')))});
   }
 }
 

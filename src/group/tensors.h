@@ -1,10 +1,18 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <string_view>
 
 #include "lockstep/group.h"
+#include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// The dtype of collectives for a tensor's dtype. operation: the prefix of the error.
+/// Throws: InvalidArgument when collectives do not support it.
+DType dtype_of(at::ScalarType type, std::string_view operation);
 
 /// A tensor without elements that requires a gradient. With grad mode on, autograd records a
 /// Function that gets it, whatever the other inputs are.

@@ -1,5 +1,3 @@
-#include "record/comparison.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -12,8 +10,8 @@
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
-#include "record/page/palette.h"
-#include "record/totals.h"
+#include "record/page/report.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
