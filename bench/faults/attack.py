@@ -94,6 +94,8 @@ def hit(kill, options, hosts):
     delay = kill.delay
     for attempt in range(TRIES):
         job = Job(kill, options, folder_of(options, f"{kill.name}-{attempt}"), hosts)
+        if kill.victim == "link":
+            job.timeout = LIMITS[kill.mode] - 10  # of launchers that have not met yet
         job.start()
         if await_phase(job):
             time.sleep(delay)

@@ -100,7 +100,9 @@ def _named_by_ranks(job, victims, code):
         return "exit code 0, expected another"
     ranks = {victim.rank for victim in victims}
     number = signal.Signals[f"SIG{kill.signal}"]
-    noticed = re.findall(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", job.err)
+    # OpenMPI 5 breaks the line.
+    line = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)".replace(" ", r"\s+")
+    noticed = re.findall(line, job.err)
     named = any(int(rank) in ranks and int(by) == number for rank, by in noticed)
     if not named and not ERROR.search(job.err):
         return f"nobody names ranks {sorted(ranks)}"
