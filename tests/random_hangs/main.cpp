@@ -106,6 +106,7 @@ pid_t start(std::vector<std::string> words, const std::string& job, int inherite
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   ::setenv("LOCKSTEP_RUN_ID", job.c_str(), 1);
   ::setenv("OMPI_MCA_btl", "self,tcp", 1);  // hosts share no memory
+  ::setenv("OMPI_MCA_btl_tcp_if_include", "lo", 1);
   if (inherited >= 0) ::dup2(inherited, world_fd);
   const int null = ::open("/dev/null", O_RDWR);
   ::dup2(null, STDIN_FILENO);
