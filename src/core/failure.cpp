@@ -47,18 +47,18 @@ void raise(const Failure& failure) {
   throw CommError(failure.text, {.rank = failure.rank});
 }
 
-bool FailureRecord::record(const Failure& failure, bool of_others) noexcept {
+bool FailureRecord::record(const Failure& failure, bool is_agreed) noexcept {
   const std::lock_guard lock(mutex_);
-  if (recorded_.load(std::memory_order_relaxed) && (of_others_ || !of_others)) return false;
+  if (recorded_.load(std::memory_order_relaxed) && (is_agreed_ || !is_agreed)) return false;
   failure_ = failure.with(failure.text);
-  of_others_ = of_others;
+  is_agreed_ = is_agreed;
   recorded_.store(true, std::memory_order_release);
   return true;
 }
 
-bool FailureRecord::of_others() const {
+bool FailureRecord::is_agreed() const {
   const std::lock_guard lock(mutex_);
-  return of_others_;
+  return is_agreed_;
 }
 
 Failure FailureRecord::failure() const {

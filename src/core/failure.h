@@ -47,18 +47,18 @@ Failure failure_of(const std::exception& error);
 /// The first failure of a world without shared memory, as recorded by one rank. Any thread.
 class FailureRecord {
  public:
-  /// Records the failure, unless one is recorded. Returns whether it was recorded. of_others:
-  /// another rank has sent this failure. It replaces a failure that this rank has found itself.
-  bool record(const Failure& failure, bool of_others = false) noexcept;
+  /// Records the failure, unless one is recorded. Returns whether it was recorded. is_agreed:
+  /// all ranks have this failure. It replaces one that this rank has found itself.
+  bool record(const Failure& failure, bool is_agreed = false) noexcept;
   bool recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
-  bool of_others() const;
+  bool is_agreed() const;
   Failure failure() const;
 
  private:
   mutable std::mutex mutex_;
   std::atomic<bool> recorded_{false};
   Failure failure_;
-  bool of_others_ = false;
+  bool is_agreed_ = false;
 };
 
 /// The errors that one rank raises after its world has failed.

@@ -45,14 +45,19 @@ Way way_to_join(const Environment& environment, Backend backend) {
   if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
   const auto& launcher = environment.launcher;
   if (launcher && launcher->size > 1) return way_of(*launcher, backend);
-  if (!environment.master.empty()) return Way::launched_hosts;
+  const bool hosts = !environment.master.empty();
+  if (hosts && backend != Backend::host && backend != Backend::mpi) return Way::launched_hosts;
   const bool launched = environment.rank || environment.world_size || environment.arena_fd;
-  if (launched && (backend == Backend::automatic || backend == Backend::host)) return Way::launched;
+  if (launched && !hosts && (backend == Backend::automatic || backend == Backend::host)) {
+    return Way::launched;
+  }
   if (launched) {
-    throw InvalidArgument(concat(
-        "init: started by lockstep run, which ",
-        backend == Backend::tcp ? "uses shared memory on one host" : "does not start MPI processes",
-        ", with backend ", name(backend), "; use backend auto, or start it with mpirun"));
+    throw InvalidArgument(concat("init: started by lockstep run, which ",
+                                 backend == Backend::host  ? "has ranks on several hosts"
+                                 : backend == Backend::tcp ? "uses shared memory on one host"
+                                                           : "does not start MPI processes",
+                                 ", with backend ", name(backend),
+                                 "; use backend auto, or start it with mpirun"));
   }
   return backend == Backend::mpi || backend == Backend::hierarchical ? Way::mpi : Way::alone;
 }

@@ -328,6 +328,18 @@ TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {
   }
 }
 
+TEST(Launchers, RanksOnSeveralHostsNeedABackendBetweenHosts) {
+  for (const auto& [backend, why] :
+       {std::pair("mpi", "does not start MPI processes"), {"host", "has ranks on several hosts"}}) {
+    const auto ended = Launched({init_program}, {{"LOCKSTEP_MASTER", "localhost:1"},
+                                                 {"LOCKSTEP_RANK", "0"},
+                                                 {"LOCKSTEP_WORLD_SIZE", "2"},
+                                                 {"LOCKSTEP_BACKEND", backend}})
+                           .wait();
+    EXPECT_THAT(ended.out, HasSubstr(why)) << ended.err;
+  }
+}
+
 TEST(Launchers, RanksOfMpirunMayUseTcp) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   Variables variables{{"LOCKSTEP_BACKEND", "tcp"}, {"MASTER_ADDR", "localhost"}};

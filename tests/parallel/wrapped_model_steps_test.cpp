@@ -170,8 +170,8 @@ TEST(WrappedModel, HasOneDistributedOptimizerAtATime) {
     DistributedDataParallel ddp(model, world);
     torch::optim::SGD sgd(model->parameters(), SGDOptions(0.1));
     Net elsewhere;
-    torch::optim::SGD of_others(elsewhere.parameters(), SGDOptions(0.1));
-    EXPECT_THAT(refusal([&] { DistributedOptimizer(of_others, ddp); }),
+    torch::optim::SGD is_agreed(elsewhere.parameters(), SGDOptions(0.1));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(is_agreed, ddp); }),
                 HasSubstr("is not a parameter of the model"));
     {
       DistributedOptimizer optimizer(sgd, ddp);

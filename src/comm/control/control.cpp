@@ -30,7 +30,8 @@
 // between retransmissions: after an outage of 10 s, the first frame arrives 12.6 s after the last.
 // The time without heartbeats excludes time in which this process was stopped. A rank that
 // continues after a stop therefore reads its connections before it reports a failure. After the
-// first failure, nothing is checked any more.
+// first failure, nothing is checked any more. On each rank, on_failure_ makes it the world's
+// failure: MessageRankContext::record().
 
 namespace lockstep::inline v0_2::control {
 namespace {

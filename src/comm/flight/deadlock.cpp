@@ -8,14 +8,15 @@
 // A rank publishes the operation that it waits in and, for each group, what it has begun. Every
 // rank can therefore see which ranks a waiting rank waits for: the members that have not begun its
 // operation. A waiting rank begins no operation, because only one thread at a time uses its groups,
-// and every operation needs all its members. A cycle of waiting ranks therefore never ends.
-// A receive from any source needs one of the members. Its wait never ends if none of them has sent
-// a message that is not taken, and the waits of all of them never end.
+// and every collective needs all its members. A cycle of waiting ranks therefore never ends.
+// A receive from any source needs one of the members. It never ends if the waits of all members
+// never end, and no message of theirs waits to be taken.
 // A rank may end one wait and begin the next one while another rank reads. Each wait therefore has
 // its own turn, and a cycle is valid only if no turn in it has changed while its edges were read. A
 // rank that computes or polls publishes no wait, so it is never in a cycle.
 // Waits come from the memory of a host world (host/live_waits.cpp), or from flight records
-// (diagnosis.cpp). A rank searches after a second, and raises what two searches have found.
+// (diagnosis.cpp). RankContext::check_deadlock() searches after a second, and
+// raises what two searches have found.
 
 namespace lockstep::inline v0_2::detail {
 namespace {

@@ -23,6 +23,8 @@
 #include "lockstep/error.h"
 
 // Note [How a world over messages fails]
+// Over TCP, and over MPI between hosts, a control connection (control.cpp) detects a dead rank and
+// carries failures: its thread calls record(), and the next poll raises what it recorded.
 // No memory is visible to all ranks. A world fails by an exception, a mismatch or a timeout on one
 // rank, or on several at the same time, of different causes. Rank 0 decides which one is the first:
 // the one that it has first. A rank that fails sends its cause to rank 0, which sends the first to
@@ -31,10 +33,8 @@
 // All members of a group detect a mismatch themselves, with the same error text.
 // A rank that leaves also sends a notice, after all its other messages, so that a rank that still
 // waits for it detects this. After a failure and its notices, a rank sends nothing more: over MPI
-// it might block for ever. MPI does not report ranks and links that fail. If there are several
-// hosts, every rank therefore has a control connection, which detects them. It also carries
-// failures instead of the network, and rank 0 decides there, too. Its thread only records failures;
-// the next thread that polls calls the network. Ranks over TCP always have control connections.
+// it might block for ever. MPI does not report ranks and links that fail. Where there are control
+// connections, they carry failures instead of the network, and rank 0 decides there, too.
 
 namespace lockstep::inline v0_2::messages {
 namespace {
@@ -153,9 +153,9 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   throw_failure(operation.where());
 }
 
-void MessageRankContext::record(const Failure& failure, bool of_others) noexcept {
-  if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
-  if (failure_record().record(failure, of_others)) network_->abandon();
+void MessageRankContext::record(const Failure& failure, bool is_agreed) noexcept {
+  if (!is_agreed && control_ && !failed()) return record(control_->fail(failure), true);
+  if (failure_record().record(failure, is_agreed)) network_->abandon();
   network_->interrupt();  // a rank that sleeps raises the failure now
 }
 
@@ -215,18 +215,18 @@ Notice MessageRankContext::notice_of_failure() {
 
 void MessageRankContext::agree_on_failure() noexcept {
   if (rank() == 0) return send_to_all(notice_of_failure());
-  if (failure_record().of_others()) return;
+  if (failure_record().is_agreed()) return;
   if (!has_left(0)) {
     send_to(0, 1, notice_of_failure());
     await_answer();
   }
-  if (!failure_record().of_others()) send_to_all(notice_of_failure());
+  if (!failure_record().is_agreed()) send_to_all(notice_of_failure());
 }
 
 void MessageRankContext::await_answer() noexcept {
   const auto until = Clock::now() + answer_timeout;
   try {
-    while (network_->is_running() && !failure_record().of_others() && Clock::now() < until) {
+    while (network_->is_running() && !failure_record().is_agreed() && Clock::now() < until) {
       if (!network_->progress()) std::this_thread::sleep_for(poll_pause);
     }
   } catch (const std::exception& error) {

@@ -102,8 +102,8 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   void interrupt() noexcept override { network_->interrupt(); }
   void expect_usable_thread() const override { network_->expect_usable_thread(); }
 
-  /// Records a failure. of_others: another rank has sent it, so all ranks have it.
-  void record(const Failure& failure, bool of_others) noexcept;
+  /// Records a failure. is_agreed: all ranks have it.
+  void record(const Failure& failure, bool is_agreed) noexcept;
   void receive_notice();
   void on_notice();
   /// Whether some rank has not sent the notice that it leaves.

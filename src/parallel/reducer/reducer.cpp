@@ -28,8 +28,9 @@
 //    order that is the same on every rank, so one may wait for another. In the first backward, and
 //    in one with others nested in it, no bucket begins before the end.
 // 4. begin_next(): GradientSet::prepare() writes this rank's contribution and its participation
-//    flag. A gradient that no backward of this rank has changed counts as zero, or as the last mean
-//    that it still is. Then the weight factor multiplies it, and the strategy's exchange begins.
+//    flag. A gradient that no backward of this rank has changed counts as its value, the last mean
+//    or what the program has set; as zero if it is undefined, or with error feedback. Then the
+//    weight factor multiplies it, and the strategy's exchange begins.
 // 5. Each later hook advances exchanges that need not wait.
 // 6. The engine's callback at the end of the backward calls finish(), which begins the other
 //    buckets and then flags, buffers and sparse gradients, and waits for all.

@@ -121,14 +121,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_weight(double samples);
 
   /// Averages the gradients of this step that are local on some rank: accumulated under no_sync(),
-  /// assigned by the program, or of a rank that ran no backward. Joins the exchanges of backwards
-  /// that other ranks run meanwhile. Call before the optimizer's step. Ranks: all.
-  /// A rank that joined a backward's exchange receives the other ranks' later changes of the mean,
-  /// such as clipping.
-  /// Throws: InvalidArgument, on every rank, when a strategy with error feedback would have to
-  /// average a mean that a rank has changed in place. The same when other ranks dropped a mean
-  /// whose exchange this rank had joined, and accumulated gradients after that, or when the ranks'
-  /// options differ (compare_options()).
+  /// assigned by the program, or of a rank that ran no backward, as one without a loss. Joins the
+  /// exchanges of backwards that other ranks run meanwhile. Call before the optimizer's step.
+  /// Ranks: all. A rank that joined a backward's exchange receives the other ranks' later changes
+  /// of the mean, such as clipping. Throws: InvalidArgument, on every rank, when a strategy with
+  /// error feedback would have to average a mean that a rank has changed in place. The same when
+  /// other ranks dropped a mean whose exchange this rank had joined, and accumulated gradients
+  /// after that, or when the ranks' options differ (compare_options()).
   void average_local_gradients();
 
   /// Call after all ranks have changed their gradients alike, once and in place. The averaged ones

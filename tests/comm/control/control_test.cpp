@@ -61,7 +61,7 @@ World watch(const std::string& hosts, std::size_t watching, std::chrono::millise
   auto met = meet(rank_0, others);
   World world;
   world.watchers.push_back(std::make_unique<Watcher>(std::move(met.of_rank_0)));
-  for (auto& member : met.of_others) {
+  for (auto& member : met.is_agreed) {
     if (world.watchers.size() < watching) {
       std::vector<control::Member> one;
       one.push_back(std::move(member));
@@ -188,7 +188,7 @@ TEST(Control, NonsenseIsNamed) {
   Watcher watcher(std::move(met.of_rank_0));
   const std::string nonsense = "GET / HTTP/1.1\r\n";
   ASSERT_EQ(
-      ::send(met.of_others[0].connection.fd(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
+      ::send(met.is_agreed[0].connection.fd(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
       static_cast<ssize_t>(nonsense.size()));
   EXPECT_EQ(watcher.failure().text,
             "rank 1 on host b: the received bytes are not a Lockstep frame");

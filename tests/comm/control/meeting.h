@@ -40,7 +40,7 @@ inline std::string thrown(const std::function<void()>& fn) {
 /// The connections of rank 0 and of these others, which have met. Throws what rank 0 threw.
 struct Met {
   std::vector<control::Member> of_rank_0;
-  std::vector<control::Member> of_others;
+  std::vector<control::Member> is_agreed;
 };
 
 inline Met meet(control::Settings rank_0, const std::vector<control::Settings>& others) {
@@ -50,8 +50,8 @@ inline Met meet(control::Settings rank_0, const std::vector<control::Settings>& 
     coming.push_back(
         std::async(std::launch::async, [&] { return join(gathering.offer(), settings); }));
   }
-  Met met{.of_rank_0 = gathering.wait(), .of_others = {}};
-  for (auto& one : coming) met.of_others.push_back(one.get());
+  Met met{.of_rank_0 = gathering.wait(), .is_agreed = {}};
+  for (auto& one : coming) met.is_agreed.push_back(one.get());
   return met;
 }
 

@@ -59,7 +59,7 @@ TEST(Meeting, BringsAllRanksTogether) {
       EXPECT_EQ(member.host, "host" + std::to_string(member.rank));
     }
     EXPECT_EQ(came.size(), others.size());
-    for (const auto& member : met.of_others) {
+    for (const auto& member : met.is_agreed) {
       EXPECT_EQ(member.rank, 0);
       EXPECT_EQ(member.host, "a");
       EXPECT_EQ(member.heartbeat, 7s) << "rank 0's counts";

@@ -57,7 +57,7 @@ class StatusWorld {
     add_or_keep(0, std::move(met.of_rank_0));
     for (int rank = 1; rank < size; ++rank) {
       std::vector<control::Member> one;
-      one.push_back(std::move(met.of_others[static_cast<std::size_t>(rank - 1)]));
+      one.push_back(std::move(met.is_agreed[static_cast<std::size_t>(rank - 1)]));
       add_or_keep(rank, std::move(one));
     }
   }
