@@ -263,12 +263,12 @@ World join_over_tcp(const c10::intrusive_ptr<c10d::Store>& store, const Membersh
     };
   }
   const auto inside = options(timeout);
-  World world{
-      .communicator = lockstep::hierarchical::create(
-          {.make_flat = [&](const auto& flat) { return lockstep::tcp::create(flat, meeting); },
-           .between_hosts = lockstep::detail::network_options(
-               inside, {.progress = lockstep::ProgressMode::wait}),
-           .inside = inside})};
+  World world{.communicator = lockstep::hierarchical::create(
+                  {.make_network_world =
+                       [&](const auto& network) { return lockstep::tcp::create(network, meeting); },
+                   .network = lockstep::detail::network_options(
+                       inside, {.progress = lockstep::ProgressMode::wait}),
+                   .inside = inside})};
   if (membership.rank == 0) remove(*store, offer_key);
   return world;
 }

@@ -295,7 +295,7 @@ void RankContext::check_long_wait(LongWait& wait) {
   check_deadlock(wait, now);
 }
 
-WaitOf RankContext::waits(const BackendRequest& /*operation*/) {
+WaitOf RankContext::publish_wait(const BackendRequest& /*operation*/) {
   return recorder_ ? recorder_->waits() : no_waits;
 }
 
@@ -303,7 +303,7 @@ void RankContext::check_deadlock(LongWait& wait, Clock::time_point now) {
   if (!wait.is_bound || wait.deadline.elapsed() < long_wait) return;
   if (wait.searched && now - *wait.searched < policy_.between_searches) return;
   wait.searched = now;
-  const auto found = find_deadlock(waits(wait.operation), world_rank(rank_));
+  const auto found = find_deadlock(publish_wait(wait.operation), world_rank(rank_));
   const auto before = std::exchange(wait.deadlock, found);
   if (!wait.deadlock || wait.deadlock != before) return;
   record({.kind = Failure::Kind::mismatch,

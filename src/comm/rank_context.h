@@ -200,10 +200,10 @@ class RankContext {
   virtual bool sleep_unless(Condition& over, std::chrono::nanoseconds longest);
   /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
   virtual void interrupt() noexcept {}
-  /// What each rank of this host waits for, from its flight record. The search for a deadlock uses
-  /// it. Called repeatedly during a wait of more than a second for one operation. A backend with
-  /// waits in memory of its own publishes this one there.
-  virtual WaitOf waits(const BackendRequest& operation);
+  /// Publishes this rank's wait for the operation, where the backend has memory for it. Returns
+  /// what each rank of this host waits for, there or else in its flight record. The search for a
+  /// deadlock calls it repeatedly during a wait of more than a second.
+  virtual WaitOf publish_wait(const BackendRequest& operation);
   /// Called once in the progress thread, before it advances operations.
   virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.

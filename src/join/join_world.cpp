@@ -77,15 +77,17 @@ std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& opt
 }
 
 std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& options,
-                                       const messages::Options& between_hosts,
+                                       const messages::Options& network,
                                        const tcp::Meeting& meeting,
-                                       std::shared_ptr<host::World> world_of_host = {}) {
-  const auto make = [&](const messages::Options& flat) { return tcp::create(flat, meeting); };
-  if (backend == Backend::tcp) return make(between_hosts);
-  auto world = hierarchical::create({.make_flat = make,
-                                     .between_hosts = between_hosts,
-                                     .by_thread = between_hosts.progress != ProgressMode::wait,
-                                     .world_of_host = std::move(world_of_host),
+                                       std::shared_ptr<host::World> host_memory = {}) {
+  const auto make = [&](const messages::Options& of_world) {
+    return tcp::create(of_world, meeting);
+  };
+  if (backend == Backend::tcp) return make(network);
+  auto world = hierarchical::create({.make_network_world = make,
+                                     .network = network,
+                                     .by_thread = network.progress != ProgressMode::wait,
+                                     .host_memory = std::move(host_memory),
                                      .inside = options});
   if (world->backend() == name(Backend::host)) tcp::leave_worlds();
   return world;

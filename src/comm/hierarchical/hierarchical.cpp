@@ -33,17 +33,17 @@ detail::WaitPolicy policy(bool fits) {
 /// network.
 class HierarchicalRankContext final : public detail::ComposedRankContext {
  public:
-  /// over_network and of_host are the world over the network and the world of this host, from which
-  /// all groups are split. fits: every rank of this host has cores of its own.
-  HierarchicalRankContext(const std::shared_ptr<Communicator>& over_network,
-                          std::shared_ptr<Communicator> of_host, std::chrono::milliseconds timeout,
-                          bool fits)
+  /// network_world and host_world are the world over the network and the world of this host, from
+  /// which all groups are split. fits: every rank of this host has cores of its own.
+  HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
+                          std::shared_ptr<Communicator> host_world,
+                          std::chrono::milliseconds timeout, bool fits)
       : ComposedRankContext({.backend = "hierarchical",
-                             .rank = over_network->world_rank(over_network->rank()),
+                             .rank = network_world->world_rank(network_world->rank()),
                              .timeout = timeout,
                              .policy = policy(fits),
                              .has_mutex = true},
-                            {std::move(of_host), over_network}) {}
+                            {std::move(host_world), network_world}) {}
   ~HierarchicalRankContext() { stop_thread(); }
 
  private:
@@ -58,9 +58,9 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
   }
   /// That of the world over the network, in which the ranks of all hosts agree on the first.
   detail::Failure failure() override {
-    auto& over_network = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
-    const auto guard = over_network.lock();
-    return over_network.failed() ? over_network.first_failure() : ComposedRankContext::failure();
+    auto& network_world = static_cast<detail::BackendCommunicator&>(*worlds().back()).context();
+    const auto guard = network_world.lock();
+    return network_world.failed() ? network_world.first_failure() : ComposedRankContext::failure();
   }
 
   unsigned polls_ = 0;
@@ -109,28 +109,29 @@ std::vector<int> leaders(const HostTopology& topology, const std::vector<std::ve
 }
 
 /// The group over the network with the ranks of a world that create() made.
-Communicator& over_network(Communicator& world) {
+Communicator& network_world_of(Communicator& world) {
   auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
-  return composed != nullptr ? composed->over_network() : world;
+  return composed != nullptr ? composed->network_world() : world;
 }
 
 }  // namespace
 
 int last_group(const Communicator& world) {
   const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
-  return messages::last_group(composed != nullptr ? composed->over_network() : world);
+  return messages::last_group(composed != nullptr ? composed->network_world() : world);
 }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
-  const auto flat = messages::new_group(over_network(world), group.members, group.number);
-  const auto topology = HostTopology::of(*flat);
-  if (topology.has_one_level()) return flat;
-  const auto by_host = ranks_by_host(*flat);
+  const auto network_world =
+      messages::new_group(network_world_of(world), group.members, group.number);
+  const auto topology = HostTopology::of(*network_world);
+  if (topology.has_one_level()) return network_world;
+  const auto by_host = ranks_by_host(*network_world);
   const auto& here = by_host[static_cast<std::size_t>(topology.host)];
   auto inside = group.inside;
   inside.watch = true;
   inside.records = false;
-  for (const int rank : here) inside.world_ranks.push_back(flat->world_rank(rank));
+  for (const int rank : here) inside.world_ranks.push_back(network_world->world_rank(rank));
   try {
     StageGroups groups;
     groups.intra_node_reduce.ranks = with_world_ranks(inside.world_ranks, [&] {
@@ -141,59 +142,60 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
     });
     groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
     groups.inter_node.ranks =
-        messages::new_group(*flat, leaders(topology, by_host), group.number + 1);
-    groups.all_ranks.ranks = flat;
+        messages::new_group(*network_world, leaders(topology, by_host), group.number + 1);
+    groups.all_ranks.ranks = network_world;
     const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(
-        flat, groups.intra_node_reduce.ranks, inside.timeout, fits);
+        network_world, groups.intra_node_reduce.ranks, inside.timeout, fits);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   } catch (const std::exception& error) {
-    flat->fail_with(detail::failure_of(error));  // members on other hosts wait for this rank
+    network_world->fail_with(
+        detail::failure_of(error));  // members on other hosts wait for this rank
     throw;
   }
 }
 
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& between_hosts,
+std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
                                               const host::Options& inside) {
-  const auto make = [&](const messages::Options& flat) {
-    return mpi::create({flat, between_hosts.expected_size});
+  const auto make = [&](const messages::Options& of_world) {
+    return mpi::create({of_world, network.expected_size});
   };
-  return create({.make_flat = make,
-                 .between_hosts = between_hosts,
-                 .by_thread = mpi::by_thread(between_hosts),
+  return create({.make_network_world = make,
+                 .network = network,
+                 .by_thread = mpi::by_thread(network),
                  .inside = inside});
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = options.by_thread;
-  auto between_hosts = options.between_hosts;
-  between_hosts.progress = ProgressMode::wait;  // one progress thread serves both worlds
-  between_hosts.records = false;                // the outermost world of the rank records
-  const auto flat = options.make_flat(between_hosts);
-  const auto& hosts = flat->hosts();
-  if (std::ranges::max(hosts) + 1 == flat->size()) {
-    messages::begin(*flat, true, with_thread);
-    return flat;
+  auto network = options.network;
+  network.progress = ProgressMode::wait;  // one progress thread serves both worlds
+  network.records = false;                // the outermost world of the rank records
+  const auto network_world = options.make_network_world(network);
+  const auto& hosts = network_world->hosts();
+  if (std::ranges::max(hosts) + 1 == network_world->size()) {
+    messages::begin(*network_world, true, with_thread);
+    return network_world;
   }
-  const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  const auto world_ranks = ranks_by_host(*flat)[static_cast<std::size_t>(host)];
+  const int host = hosts[static_cast<std::size_t>(network_world->rank())];
+  const auto world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(host)];
   const int local_size = static_cast<int>(world_ranks.size());
-  const int local_rank = HostTopology::local_rank_of(*flat, flat->rank());
+  const int local_rank = HostTopology::local_rank_of(*network_world, network_world->rank());
 
   try {
     // Distinguishes this world from other worlds on this host.
     std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-    flat->broadcast(&token, 1, DType::i64, 0).wait();
+    network_world->broadcast(&token, 1, DType::i64, 0).wait();
     auto inside = options.inside;
     inside.watch = true;
-    inside.records = local_size == flat->size();
+    inside.records = local_size == network_world->size();
     inside.world_ranks = world_ranks;
-    const auto world = with_world_ranks(world_ranks, [&] {
-      if (options.world_of_host) return options.world_of_host;
+    const auto memory = with_world_ranks(world_ranks, [&] {
+      if (options.host_memory) return options.host_memory;
       const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
       const auto ended = [&]() -> std::optional<std::string> {
         try {
-          flat->make_progress();
+          network_world->make_progress();
         } catch (const CommError& error) {  // a rank has ended
           return error.what();
         }
@@ -202,20 +204,20 @@ std::shared_ptr<Communicator> create(const Options& options) {
       return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
                               local_size, inside.timeout, ended);
     });
-    const auto local = host::create(world, local_rank, inside);
-    if (local_size == flat->size()) return local;
+    const auto host_world = host::create(memory, local_rank, inside);
+    if (local_size == network_world->size()) return host_world;
 
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
-    const auto context =
-        std::make_shared<HierarchicalRankContext>(flat, local, options.between_hosts.timeout, fits);
-    const auto composed = HierarchicalCommunicator::compose(context, flat, local);
+    const auto context = std::make_shared<HierarchicalRankContext>(network_world, host_world,
+                                                                   options.network.timeout, fits);
+    const auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
     context->set_recorder(detail::FlightRecorder::create(*composed));
     if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     auto failure = detail::failure_of(error);
-    if (failure.rank < 0) failure.rank = flat->rank();
-    flat->fail_with(failure);  // ranks of other hosts wait for this rank
+    if (failure.rank < 0) failure.rank = network_world->rank();
+    network_world->fail_with(failure);  // ranks of other hosts wait for this rank
     throw;
   }
 }

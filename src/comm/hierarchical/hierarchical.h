@@ -15,11 +15,11 @@ namespace lockstep::inline v0_2::hierarchical {
 
 struct Options {
   /// Makes the world of all ranks over a network, with these options.
-  std::function<std::shared_ptr<Communicator>(const messages::Options&)> make_flat;
-  messages::Options between_hosts = {};
+  std::function<std::shared_ptr<Communicator>(const messages::Options&)> make_network_world;
+  messages::Options network = {};
   bool by_thread = false;  ///< a thread makes progress; otherwise ranks that wait do
   /// The world of the ranks of this host, which a launcher has made; null: they make it.
-  std::shared_ptr<host::World> world_of_host = {};
+  std::shared_ptr<host::World> host_memory = {};
   host::Options inside = {};
 };
 
@@ -52,11 +52,11 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
 /// order inside a host, then in the order of hosts.
 /// All other operations use the network, or the shared memory if all members are on one host. If
 /// all ranks are on one host, or each is on a host of its own, the result is a communicator of that
-/// backend alone. Every process calls it once; returns when all have. Throws: as make_flat and
-/// host::rendezvous().
+/// backend alone. Every process calls it once; returns when all have. Throws: as make_network_world
+/// and host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
 /// The same over all processes of MPI_COMM_WORLD.
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& between_hosts,
+std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
                                               const host::Options& inside);
 
 }  // namespace lockstep::hierarchical

@@ -97,14 +97,14 @@ std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
 }  // namespace
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
-    std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> flat,
+    std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
     std::shared_ptr<Communicator> inside) {
-  const auto topology = HostTopology::of(*flat);
+  const auto topology = HostTopology::of(*network_world);
   StageGroups groups;
   groups.intra_node_gather.ranks = inside->split(0, inside->rank());
-  groups.inter_node.ranks = topology.inter_node(*flat);
+  groups.inter_node.ranks = topology.inter_node(*network_world);
   groups.intra_node_reduce.ranks = std::move(inside);
-  groups.all_ranks.ranks = std::move(flat);
+  groups.all_ranks.ranks = std::move(network_world);
   return std::make_shared<HierarchicalCommunicator>(std::move(context), topology,
                                                     std::move(groups));
 }
@@ -115,7 +115,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<detail::RankC
                        groups.all_ranks.ranks->size()),
       topology_(topology),
       groups_(std::move(groups)) {
-  set_hosts(over_network().hosts());
+  set_hosts(network_world().hosts());
   this->context().add(*this);
 }
 
@@ -148,15 +148,15 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   const auto context = shared_context();
   const detail::RankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
-    const auto flat = over_network().split(color, key);
+    const auto over_network = network_world().split(color, key);
     const auto inside = groups_.intra_node_reduce.ranks->split(color, key);
-    return flat == nullptr ? nullptr : compose(context, flat, inside);
+    return over_network == nullptr ? nullptr : compose(context, over_network, inside);
   });
 }
 
 std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<const int> members) {
   const std::vector ranks(members.begin(), members.end());
-  auto& all = over_network();
+  auto& all = network_world();
   const auto context = shared_context();
   const auto agreement = [&] {
     const detail::RankContext::CallGuard guard(*context);

@@ -33,10 +33,10 @@ struct StageGroups {
 /// One rank's communicator of one group whose ranks are on several hosts.
 class HierarchicalCommunicator final : public detail::TaskCommunicator {
  public:
-  /// Creates the hierarchical group with the ranks of flat. inside is the group of its ranks on
-  /// this host. Collective over flat.
+  /// Creates the hierarchical group with the ranks of network_world. inside is the group of its
+  /// ranks on this host. Collective over network_world.
   static std::shared_ptr<HierarchicalCommunicator> compose(
-      std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> flat,
+      std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
       std::shared_ptr<Communicator> inside);
   HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
                            const HostTopology& topology, StageGroups groups);
@@ -55,7 +55,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   bool matches_by_tag() const override { return true; }
 
   /// The same ranks over the network.
-  Communicator& over_network() const { return *groups_.all_ranks.ranks; }
+  Communicator& network_world() const { return *groups_.all_ranks.ranks; }
 
  private:
   Work begin(Operation&& operation) override;

@@ -122,7 +122,7 @@ std::string HostRankContext::missing_text(std::span<const int> ranks) const {
   });
 }
 
-detail::WaitOf HostRankContext::waits(const detail::BackendRequest& operation) {
+detail::WaitOf HostRankContext::publish_wait(const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
     for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();

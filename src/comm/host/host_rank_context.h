@@ -96,7 +96,7 @@ class HostRankContext final : public detail::RankContext,
   std::string missing_text(std::span<const int> ranks) const override;
   bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;
-  detail::WaitOf waits(const detail::BackendRequest& operation) override;
+  detail::WaitOf publish_wait(const detail::BackendRequest& operation) override;
   void end_long_wait() noexcept override { published_.reset(); }
 
   void release_retired_blocks();

@@ -92,7 +92,8 @@ std::vector<NamedTensor> GradientSet::parameters() const {
   return parameters;
 }
 
-void GradientSet::allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized) {
+void GradientSet::allow_accumulation_unless(
+    const std::function<bool(const at::Tensor&)>& is_optimized) {
   for (auto& member : members_) member.may_accumulate = !is_optimized(member.slice->parameter);
 }
 
@@ -121,7 +122,7 @@ void GradientSet::add_unreported_backwards(std::size_t index) {
 
 /// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
 /// tensor.
-at::Tensor GradientSet::take_gradient(std::size_t index) {
+at::Tensor GradientSet::replace_by_slice(std::size_t index) {
   const auto& [name, parameter, offset, values] = *members_[index].slice;
   auto& gradient = parameter.mutable_grad();
   if (gradient.is_same(values)) return {};
@@ -143,7 +144,7 @@ at::Tensor GradientSet::take_gradient(std::size_t index) {
 
 void GradientSet::move_into_bucket(std::size_t index) {
   const at::NoGradGuard no_grad;
-  const auto gradient = take_gradient(index);
+  const auto gradient = replace_by_slice(index);
   if (gradient.defined()) copy_into(members_[index].slice->values, gradient);
 }
 
@@ -153,7 +154,7 @@ void GradientSet::move_all_into(std::size_t bucket) {
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
     const auto& [name, parameter, offset, values] = *members_[i].slice;
     if (!members_[i].record.is_local() || !parameter.grad().defined()) continue;
-    if (auto gradient = take_gradient(i); gradient.defined()) {
+    if (auto gradient = replace_by_slice(i); gradient.defined()) {
       slices.push_back(values);
       gradients.push_back(std::move(gradient));
     }
@@ -192,11 +193,11 @@ void GradientSet::drop_not_finite(std::size_t bucket) {
 }
 
 /// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
-void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool is_read_only) {
+void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool keeps_values) {
   auto& bucket = reducers_[member.bucket].bucket;
   const auto& values = member.slice->values;
   // Autograd still has the gradient while hooks run, and the program may have it.
-  if (reducers_.takes_gradient(member.bucket) && is_read_only &&
+  if (reducers_.takes_gradient(member.bucket) && keeps_values &&
       gradient.strides() == values.strides() && !gradient.is_neg()) {
     bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
   } else {
@@ -205,7 +206,7 @@ void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool
   member.slice->parameter.mutable_grad().reset();
 }
 
-void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
+void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
@@ -223,7 +224,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
       return;
     }
     expect_copyable(gradient, *member.slice);
-    move_in(member, gradient, is_read_only);
+    move_in(member, gradient, keeps_values);
     return;
   }
   if (changed) return move_into_bucket(index);

@@ -76,7 +76,7 @@ class GradientSet {
   std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
 
   /// Lets backwards add to the means of all parameters that no optimizer updates.
-  void allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized);
+  void allow_accumulation_unless(const std::function<bool(const at::Tensor&)>& is_optimized);
 
   /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
@@ -167,14 +167,14 @@ class GradientSet {
     return std::span<std::uint8_t, bytes>(flag_bytes_ + members_.size() + offset, bytes);
   }
   void unshare(std::size_t index);
-  at::Tensor take_gradient(std::size_t index);
-  void prepare_one(std::size_t index, bool is_read_only);
+  at::Tensor replace_by_slice(std::size_t index);
+  void prepare_one(std::size_t index, bool keeps_values);
   void drop_not_finite(std::size_t bucket);
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
-  void move_in(const Member& member, const at::Tensor& gradient, bool is_read_only);
+  void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);
   void restore(std::size_t index);
   bool is_final_mean(const Member& member) const;

@@ -144,7 +144,7 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
     if (owned) owned->run();
     const auto self = reducer.lock();
-    if (self && !self->is_paused() && self->hooks_.accumulates_here()) self->join_backward();
+    if (self && !self->is_paused() && self->hooks_.accumulates_here()) self->current_backward();
   });
 }
 
@@ -172,7 +172,7 @@ std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task, bool is_first
 }
 
 /// The current backward; of nested backwards, the outermost.
-std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
+std::shared_ptr<Reducer::Backward> Reducer::current_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (auto running = backward_.lock()) {
     if (running->task != task) has_nested_ = true;
@@ -201,7 +201,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
   if (incoming.defined()) gradients_.add_backward(parameter, incoming);
   if (is_paused()) return;
-  const auto backward = join_backward();
+  const auto backward = current_backward();
   if (gradients_.is_sparse(parameter)) return;  // exchanged at the end of the backward
   auto& round = backward->round;
   const auto bucket = gradients_.bucket_of(parameter);

@@ -182,7 +182,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
   double factor_of(int task, bool is_first);
   std::shared_ptr<Backward> new_backward(int task, bool is_first = true);
-  std::shared_ptr<Backward> join_backward();
+  std::shared_ptr<Backward> current_backward();
   bool may_begin(const Backward& backward) const;
   bool exchanges_gradients() const;
   void begin_agreement(Backward& backward);

@@ -136,7 +136,7 @@ void Reducer::check_unattached() const {
 void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
   reducers_.set_optimized(is_optimized);
   if (owner_.owner == Source::Owner::distributed_optimizer)
-    gradients_.allow_accumulation(is_optimized);
+    gradients_.allow_accumulation_unless(is_optimized);
   has_optimizer_ = true;
   update_membership();
 }

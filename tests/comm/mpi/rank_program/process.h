@@ -74,8 +74,8 @@ inline Group create_on_hosts(const mpi::Options& options) {
   const host::Options inside{.timeout = options.timeout};
   if (!without_mpi()) return hierarchical::create_over_mpi(options, inside);
   const auto flat = [&](const messages::Options& network) { return create_flat({network}); };
-  return hierarchical::create({.make_flat = flat,
-                               .between_hosts = options,
+  return hierarchical::create({.make_network_world = flat,
+                               .network = options,
                                .by_thread = options.progress != ProgressMode::wait,
                                .inside = inside});
 }
