@@ -59,9 +59,11 @@ std::string description(const RemoteOptions& remote, const Options& options, std
     const auto exported = [&name = name](const std::string& word) {
       return word.substr(0, word.find('=')) == name;
     };
-    const bool sent = name.starts_with("LOCKSTEP_") || name.starts_with("OMP_") ||
-                      name == "LD_LIBRARY_PATH" || std::ranges::any_of(remote.exports, exported);
-    if (sent && name != "LOCKSTEP_TOKEN_FILE") add(concat(name, '=', value));
+    const bool sent = name.starts_with("LOCKSTEP_") || name.starts_with("NCCL_") ||
+                      name.starts_with("OMP_") || name == "LD_LIBRARY_PATH" ||
+                      std::ranges::any_of(remote.exports, exported);
+    const bool of_host = name == "LOCKSTEP_TOKEN_FILE" || name == "NCCL_HOSTID";
+    if (sent && !of_host) add(concat(name, '=', value));
   }
   add(concat("LOCKSTEP_NODE_TOKEN=", options.node.token));
   add("");

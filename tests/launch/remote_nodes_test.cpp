@@ -57,12 +57,13 @@ TEST(Hosts, AreRefusedWithTheEntry) {
 
 TEST_F(HostsBySsh, StartOneWorld) {
   const auto script =
-      "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE $FOO $BAR "
+      "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE$NCCL_MINE $FOO $BAR "
       "$LOCKSTEP_NODE_TOKEN.; cat";
-  const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-x", "FOO",
-                                              "--export=BAR=a b", "sh", "-c", script}),
-                              {{"OMP_MINE", "sent"}, {"FOO", "named"}, {"OTHER", "not sent"}})
-                         .wait();
+  const auto ended =
+      Launched(hosts_.command(
+                   {"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b", "sh", "-c", script}),
+               {{"OMP_MINE", "se"}, {"NCCL_MINE", "nt"}, {"FOO", "named"}, {"OTHER", "not sent"}})
+          .wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   const auto folder = std::filesystem::current_path().string();
   for (const auto& [rank, host] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 2)}) {

@@ -410,6 +410,7 @@ int late() {
 int leave() {
   auto group = join();
   if (group->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // others may still join
     group.reset();
     await_release();
     return 0;
