@@ -57,8 +57,8 @@ int set_compute_threads(int threads) {
 }
 
 /// Calls one of LibTorch's vector functions, which MKL prepares in the first call. If two threads
-/// that flush denormals make the first calls at the same time, one of them may get results of 12
-/// bits: in 46 of 6,000 processes on busy cores, and in none of 7,000 after a call by one thread.
+/// that flush denormals make the first calls at the same time, one may get results of 12 bits. On
+/// busy cores that happened in 46 of 6,000 processes, and in none of 7,000 after such a call.
 void prepare_vector_functions() { at::sqrt(at::ones({64})); }
 
 /// Flushes or keeps denormals in the calling thread and in its OpenMP threads, which may already

@@ -16,6 +16,7 @@
 #include "comm/host/world/rendezvous.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/message_of.h"
 
 // Ranks of a manually formed world that end before all have joined it. A waiting rank must raise an
 // error long before the timeout, which is longer than the test may last.
@@ -61,17 +62,8 @@ class OtherRank {
   pid_t pid_;
 };
 
-std::string what_is_thrown(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
 std::string what_joining_throws(const std::shared_ptr<host::World>& world, int rank) {
-  return what_is_thrown(
+  return message_of<Error>(
       [&] { host::create(world, rank, {.timeout = longer_than_the_test, .watch = true}); });
 }
 
@@ -97,7 +89,7 @@ TEST(ProcessesMeeting, RankZeroThatEndsBeforeOrWhileOthersWaitIsNamed) {
 TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
   const auto name = job("one ends");
   auto zero = std::async(std::launch::deferred, [&] {
-    return what_is_thrown([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+    return message_of<Error>([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
   });
   OtherRank one([&] {
     host::rendezvous(name, 1, 3, longer_than_the_test);
@@ -117,7 +109,7 @@ TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
     host::create(host::rendezvous(name, 2, 3, longer_than_the_test), 2,
                  {.timeout = longer_than_the_test, .watch = true});
   });
-  const auto thrown = what_is_thrown([&] {
+  const auto thrown = message_of<Error>([&] {
     host::create(host::rendezvous(name, 0, 3, longer_than_the_test), 0,
                  {.timeout = longer_than_the_test, .watch = true});
   });
@@ -134,7 +126,7 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
   const std::array<std::string, 2> meetings{name, job("nobody answers")};
   for (int rank = 0; rank < 2; ++rank) {
     const auto& meeting = meetings.at(static_cast<std::size_t>(rank));
-    EXPECT_EQ(what_is_thrown([&] {
+    EXPECT_EQ(message_of<Error>([&] {
                 host::rendezvous(meeting, rank, 3, longer_than_the_test,
                                  [&] { return watch.ended(); });
               }),

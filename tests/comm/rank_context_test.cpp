@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "lockstep/error.h"
+#include "tests/message_of.h"
 
 // A rank of two whose backend is this test: it decides what each poll does.
 
@@ -108,16 +109,6 @@ class FakeCommunicator final : public detail::BackendCommunicator {
   FakeContext& context_;
 };
 
-template <class Exception, class Fn>
-std::string text_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(RankContext, AWaitThatIsSoonOverOnlyPolls) {
   FakeContext context({.spins = 10, .yields = 5, .must_poll = false});
   const auto group = std::make_shared<FakeCommunicator>(context);
@@ -154,12 +145,12 @@ TEST(RankContext, ATimeoutEndsTheWorldAndNamesTheMissingRanks) {
   FakeContext context({.spins = 1, .must_poll = false});
   const auto group = std::make_shared<FakeCommunicator>(context);
   auto work = group->barrier();
-  const auto text = text_of<TimeoutError>([&] { work.wait(); });
+  const auto text = message_of<TimeoutError>([&] { work.wait(); });
   EXPECT_EQ(text, "barrier #1 (fake) rank 0 of 2: barrier #1 waited 0.02 s for rank 1");
   EXPECT_GE(context.propagate_calls, 1);
   EXPECT_EQ(context.ended_waits, 1);
   EXPECT_TRUE(group->requests.empty());
-  EXPECT_EQ(text_of<TimeoutError>([&] { (void)group->barrier(); }),
+  EXPECT_EQ(message_of<TimeoutError>([&] { (void)group->barrier(); }),
             "barrier #2 (fake) rank 0 of 2: the world failed earlier, in barrier #1: barrier #1 "
             "waited 0.02 s for rank 1; a failed world cannot be used again: start all ranks anew");
 }
@@ -185,7 +176,7 @@ TEST(RankContext, AnOperationThatAFailureCompletesIsComplete) {
   };
   work.wait();
   EXPECT_EQ(context.polls, 4);
-  EXPECT_THAT(text_of<CommError>([&] { group->make_progress(); }),
+  EXPECT_THAT(message_of<CommError>([&] { group->make_progress(); }),
               HasSubstr("world (fake) rank 0 of 2: over"));
 }
 
@@ -199,7 +190,7 @@ TEST(RankContext, AnAbandonedOperationEndsTheWorldAndIsReleased) {
     } catch (const std::runtime_error&) {
     }
     EXPECT_TRUE(group->requests.empty());
-    EXPECT_THAT(text_of<CommError>([&] { group->make_progress(); }),
+    EXPECT_THAT(message_of<CommError>([&] { group->make_progress(); }),
                 HasSubstr("the world failed earlier: rank 0: barrier #1 was abandoned"));
   }
 }

@@ -16,6 +16,7 @@
 #include "core/environment.h"
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
@@ -55,12 +56,7 @@ std::optional<Launcher> read(const Variables& variables) {
 }
 
 std::string refusal(const Variables& variables) {
-  try {
-    read(variables);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "none";
+  return message_of<InvalidArgument>([&] { read(variables); });
 }
 
 const Variables openmpi{{"OMPI_COMM_WORLD_RANK", "1"},

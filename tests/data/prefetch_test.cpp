@@ -19,7 +19,7 @@
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

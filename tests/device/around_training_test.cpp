@@ -22,7 +22,7 @@
 #include "lockstep/uneven_inputs.h"
 #include "tests/device/on_devices.h"
 #include "tests/device/training.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 // What programs use around the wrappers, with a device group.
 

@@ -9,6 +9,7 @@
 #include "group/tensors.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/refusal.h"
 
 // Collectives on devices, compared with the same collectives in host memory.
 
@@ -287,14 +288,6 @@ TEST_P(Collectives, InParts) {
 
 TEST_P(Collectives, RefuseOtherDevices) {
   run([](const Group& group) {
-    const auto refusal = [](const auto& fn) -> std::string {
-      try {
-        fn();
-      } catch (const InvalidArgument& error) {
-        return error.what();
-      }
-      return "none";
-    };
     EXPECT_THAT(
         refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
         HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +

@@ -11,8 +11,8 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
-#include "tests/parallel/refusal.h"
 #include "tests/ranks.h"
+#include "tests/refusal.h"
 
 // Failures of device groups: every rank raises the first cause, and none hangs.
 

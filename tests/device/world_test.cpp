@@ -11,6 +11,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/device/on_devices.h"
+#include "tests/message_of.h"
 #include "tests/variable.h"
 
 // How a world gets its devices: options, environment, and worlds that cannot have them.
@@ -23,13 +24,10 @@ using ::testing::HasSubstr;
 
 /// The error of a world of n thread ranks; empty if there is none.
 std::string refusal(int n, const InitOptions& options = {}) {
-  try {
+  return message_of<InvalidArgument>([&] {
     spawn(
         n, [](const Group&) {}, options);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 /// Destroyed at exit after the devices have shut down, whose handler SetUp() registers later.

@@ -21,7 +21,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include "lockstep/partition.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

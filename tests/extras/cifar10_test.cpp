@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/datasets.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
 #include "tests/groups.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 

@@ -11,7 +11,7 @@
 
 #include "extras/data/image_crop.h"
 #include "lockstep/datasets.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 #if LOCKSTEP_IMAGES

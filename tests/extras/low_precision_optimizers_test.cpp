@@ -14,7 +14,7 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/optimizer_fields.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing::low_precision {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "lockstep/datasets.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/error.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/train/average.h"
 #include "tests/train/training.h"
 

@@ -11,7 +11,7 @@
 #include "lockstep/activation_checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/init.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "lockstep/init.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

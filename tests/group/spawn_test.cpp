@@ -9,7 +9,7 @@
 #include <string>
 
 #include "lockstep/init.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

@@ -7,6 +7,7 @@
 #include "launch/plan.h"
 #include "lockstep/error.h"
 #include "tests/launch/launched.h"
+#include "tests/message_of.h"
 
 namespace lockstep::launch {
 namespace {
@@ -23,12 +24,7 @@ void expect_place(const NodePlace& place, int number, int count, const std::stri
 }
 
 std::string refusal(const NodeOptions& options, const Variables& environment) {
-  try {
-    find_place(options, environment);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return testing::message_of<InvalidArgument>([&] { find_place(options, environment); });
 }
 
 const Variables pytorch_job{

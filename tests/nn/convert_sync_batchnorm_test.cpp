@@ -14,7 +14,7 @@
 #include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/nn/whole_batch.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/nn/whole_batch.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -16,8 +16,8 @@
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
 #include "tests/parallel/saved_buffers.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing::saved_tensors {
 namespace {
@@ -124,12 +124,7 @@ TEST(BufferSync, OfAnOptimizerWritesInItsStep) {
 
 /// The message of the error that a backward raises; "" without one.
 std::string backward_error(const at::Tensor& loss) {
-  try {
-    loss.backward();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return message_of<std::exception>([&] { loss.backward(); });
 }
 
 TEST(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues) {

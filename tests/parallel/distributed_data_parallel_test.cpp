@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "lockstep/distributed_data_parallel.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/replicas.h"
 
 namespace lockstep::testing {

@@ -13,7 +13,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "parallel/reducer/gradient.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

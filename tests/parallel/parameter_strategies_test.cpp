@@ -13,7 +13,7 @@
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

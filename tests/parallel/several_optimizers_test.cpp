@@ -11,7 +11,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

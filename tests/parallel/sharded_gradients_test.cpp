@@ -11,8 +11,8 @@
 #include "lockstep/grad_scaler.h"
 #include "parallel/update/sharded_parameters.h"
 #include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/refusal.h"
 #include "tests/parallel/two_trainings.h"
+#include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 
 namespace lockstep::testing {

@@ -15,8 +15,8 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/refusal.h"
 #include "tests/parallel/two_trainings.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {

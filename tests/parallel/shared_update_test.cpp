@@ -23,7 +23,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/temporary_folder.h"
 

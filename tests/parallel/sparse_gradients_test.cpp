@@ -13,7 +13,7 @@
 #include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/replicas.h"
 

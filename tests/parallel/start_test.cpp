@@ -12,7 +12,7 @@
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/variable.h"
 
 // How ranks come to start from the same model, and what is refused before they do.

@@ -15,7 +15,7 @@
 #include "lockstep/grad_scaler.h"
 #include "lockstep/strategy.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {

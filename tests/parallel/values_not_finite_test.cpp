@@ -15,7 +15,7 @@
 #include "lockstep/error.h"
 #include "lockstep/strategy.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/replicas.h"
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 

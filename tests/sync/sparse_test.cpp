@@ -7,7 +7,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/apart.h"
 #include "tests/sync/reference.h"
 

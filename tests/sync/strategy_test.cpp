@@ -6,7 +6,7 @@
 #include "lockstep/init.h"
 #include "lockstep/strategies.h"
 #include "tests/other_numbers.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/strategy.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/sync/reference.h"
 #include "tests/sync/replicas.h"
 

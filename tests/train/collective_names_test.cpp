@@ -11,7 +11,7 @@
 #include "lockstep/init.h"
 #include "lockstep/metrics.h"
 #include "lockstep/uneven_inputs.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

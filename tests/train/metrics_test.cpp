@@ -14,7 +14,7 @@
 
 #include "lockstep/error.h"
 #include "tests/groups.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 
 namespace lockstep {
 namespace {

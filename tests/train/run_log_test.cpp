@@ -18,7 +18,7 @@
 #include "lockstep/samplers.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

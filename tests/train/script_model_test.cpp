@@ -18,7 +18,7 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {

@@ -14,7 +14,7 @@
 #include "lockstep/several_optimizers.h"
 #include "parallel/reducer/model_state.h"
 #include "tests/parallel/models.h"
-#include "tests/parallel/refusal.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 

@@ -65,8 +65,8 @@ detail::Descriptor listen_at(const Address& address, bool reuse = false);
 /// The same at a port of all addresses: IPv6 with IPv4, else IPv4. 0: a free port.
 detail::Descriptor listen_anywhere(std::uint16_t port = 0);
 
-/// A free port below those of this host's outgoing connections (from 32768 on, unless the system
-/// has another range), which could have it before somebody listens there.
+/// A free port below 32768. The system gives its outgoing connections ports from there on, unless
+/// it has another range, and one of them could take a port before a process listens on it.
 std::uint16_t lasting_port();
 
 /// Divides "HOST:PORT" or "[ADDRESS]:PORT". A host may be without a port.

@@ -33,8 +33,8 @@ detail::WaitPolicy policy(bool fits) {
 /// network.
 class HierarchicalRankContext final : public detail::ComposedRankContext {
  public:
-  /// network_world and host_world are the world over the network and the world of this host, from
-  /// which all groups are split. fits: every rank of this host has cores of its own.
+  /// network_world: all ranks, over the network. host_world: the ranks of this host. All groups are
+  /// split from these two. fits: every rank of this host has cores of its own.
   HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
                           std::shared_ptr<Communicator> host_world,
                           std::chrono::milliseconds timeout, bool fits)

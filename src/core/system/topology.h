@@ -18,7 +18,7 @@ std::string host_name();
 /// Source: man 5 proc_stat
 std::optional<double> busy_ticks(std::istream& stat, std::span<const int> cpus);
 
-/// What the logical CPUs that this process may use have done so far. Units: seconds.
+/// The time for which the logical CPUs of this process have worked so far. Units: seconds.
 struct ProcessorTime {
   std::optional<double> busy;  ///< for all processes; empty where the kernel does not say
   double own = 0;              ///< for this process

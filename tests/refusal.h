@@ -7,19 +7,11 @@
 
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 
-/// The message of the error of that type that fn throws; "" if it throws nothing.
-template <class Thrown, class Fn>
-std::string message_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const Thrown& error) {
-    return error.what();
-  }
-  return "";
-}
+/// The message of the InvalidArgument that fn throws; "" if it throws nothing.
 template <class Fn>
 std::string refusal(const Fn& fn) {
   return message_of<InvalidArgument>(fn);
