@@ -40,49 +40,9 @@ Operation&& reducing(Operation&& operation, ReduceOp op) {
   return std::move(operation);
 }
 
-/// Elements that this rank's buffers must have.
-struct BufferSizes {
-  std::size_t input = 0;
-  std::size_t output = 0;
-};
-
-BufferSizes buffer_sizes(const Operation& operation, int rank) {
-  const std::size_t part = operation.part(rank);
-  const std::size_t whole =
-      operation.counts.empty() ? operation.count : std::ranges::max(operation.input_counts());
-  const bool root = operation.peer == rank;
-  switch (operation.collective) {
-    case Collective::barrier:
-      return {};
-    case Collective::all_gather:
-      return {.input = part, .output = whole};
-    case Collective::gather:
-      return {.input = part, .output = root ? whole : 0};
-    case Collective::reduce_scatter:
-      return {.input = whole, .output = part};
-    case Collective::scatter:
-      return {.input = root ? whole : 0, .output = part};
-    case Collective::send:
-      return {.input = part};
-    case Collective::recv:
-      return {.output = part};
-    case Collective::reduce:
-      return {.input = part, .output = root ? part : 0};
-    case Collective::all_to_all:
-      if (operation.has_own_counts()) {
-        return {.input = whole, .output = std::ranges::max(operation.output_counts())};
-      }
-      [[fallthrough]];
-    case Collective::all_reduce:
-    case Collective::broadcast:
-      return {.input = part, .output = part};
-  }
-  return {};
-}
-
 /// Whether this rank's input and output share elements. A part of this rank that is at its place in
 /// both does not count.
-bool overlap(const Operation& operation, int rank, int size) {
+bool overlap(const Operation& operation, int rank, Buffers elements) {
   using enum Collective;
   const auto is_any_of = [&](auto... collectives) {
     return ((operation.collective == collectives) || ...);
@@ -90,18 +50,15 @@ bool overlap(const Operation& operation, int rank, int size) {
   const bool divides = is_any_of(reduce_scatter, scatter, all_to_all);
   const bool collects = is_any_of(all_gather, gather, all_to_all);
   if (!divides && !collects) return false;
-  if (operation.has_root() && operation.peer != rank) return false;  // has one buffer
-  const auto bytes = [&](std::size_t elements) { return elements * size_of(operation.dtype); };
-  const auto part = bytes(operation.part(rank));
+  const auto bytes = [&](std::size_t count) { return count * size_of(operation.dtype); };
   const auto input = reinterpret_cast<std::uintptr_t>(operation.input);
   const auto output = reinterpret_cast<std::uintptr_t>(operation.output);
   const auto begin = std::max(input, output);
-  const auto end = std::min(input + (divides ? bytes(operation.part_begin(size)) : part),
-                            output + (collects ? bytes(operation.received_begin(size)) : part));
+  const auto end = std::min(input + bytes(elements.input), output + bytes(elements.output));
   if (begin >= end) return false;
   const auto source = input + (divides ? bytes(operation.part_begin(rank)) : 0);
   const auto target = output + (collects ? bytes(operation.received_begin(rank)) : 0);
-  return source != target || end - begin > part;
+  return source != target || end - begin > bytes(operation.part(rank));
 }
 
 /// Elements that a rank contributes.
@@ -237,9 +194,9 @@ void Communicator::check(const Operation& operation) const {
            " elements from this rank in the output, expected ", operation.part(rank_),
            " as in the input");
   }
-  const auto [input, output] = buffer_sizes(operation, rank_);
   std::ptrdiff_t bytes = 0;
-  const std::size_t longest = std::max({operation.count, input, output});
+  const std::size_t longest =
+      operation.counts.empty() ? operation.count : std::ranges::max(operation.counts);
   if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),
                              &bytes)) {
     refuse(operation, "got ", longest, " elements, expected no more than memory can hold");
@@ -247,11 +204,12 @@ void Communicator::check(const Operation& operation) const {
   if (operation.timeout.count() < 0) {
     refuse(operation, "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more");
   }
-  if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
-    refuse(operation, "got no memory, expected ",
-           input > 0 && operation.input == nullptr ? "an input" : "an output");
+  const auto buffers = operation.buffers(rank_, size_);
+  const bool has_no_input = buffers.input > 0 && operation.input == nullptr;
+  if (has_no_input || (buffers.output > 0 && operation.output == nullptr)) {
+    refuse(operation, "got no memory, expected ", has_no_input ? "an input" : "an output");
   }
-  if (overlap(operation, rank_, size_)) {
+  if (overlap(operation, rank_, buffers)) {
     refuse(operation, "got an input and an output that overlap, expected separate memory, or only ",
            "this rank's part at its place in both: pass a copy of the input");
   }

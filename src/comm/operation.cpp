@@ -108,6 +108,36 @@ std::size_t Operation::received_begin(int rank) const {
   return std::accumulate(before.begin(), before.end(), std::size_t{0});
 }
 
+Buffers Operation::buffers(int rank, int size) const {
+  const std::size_t own = part(rank);
+  const std::size_t all = part_begin(size);
+  const bool is_root = peer == rank;
+  switch (collective) {
+    case Collective::barrier:
+      return {};
+    case Collective::all_reduce:
+    case Collective::broadcast:
+      return {.input = count, .output = count};
+    case Collective::all_gather:
+      return {.input = own, .output = all};
+    case Collective::reduce_scatter:
+      return {.input = all, .output = own};
+    case Collective::gather:
+      return {.input = own, .output = is_root ? all : 0};
+    case Collective::scatter:
+      return {.input = is_root ? all : 0, .output = own};
+    case Collective::all_to_all:
+      return {.input = all, .output = received_begin(size)};
+    case Collective::reduce:
+      return {.input = count, .output = is_root ? count : 0};
+    case Collective::send:
+      return {.input = count};
+    case Collective::recv:
+      return {.output = count};
+  }
+  return {};
+}
+
 std::string Operation::label() const {
   if (collective == Collective::barrier && sequence == 0) return "init";
   if (collective == Collective::send) return detail::concat("send #", sequence, " to rank ", peer);

@@ -60,6 +60,12 @@ std::string to_text(const Source& source);
 /// to_text() in parentheses after a space; empty for no source.
 std::string in_parentheses(const Source& source);
 
+/// Elements of the buffers of an operation on one rank; 0 for a buffer that the rank does not use.
+struct Buffers {
+  std::size_t input = 0;
+  std::size_t output = 0;
+};
+
 /// The arguments of one collective or message.
 struct Operation {
   Collective collective = Collective::barrier;
@@ -135,6 +141,7 @@ struct Operation {
     return has_own_counts() ? output_counts()[static_cast<std::size_t>(rank)] : part(rank);
   }
   std::size_t received_begin(int rank) const;
+  Buffers buffers(int rank, int size) const;
 
   /// The operation that members announce.
   const Operation& announced() const { return part_of != nullptr ? *part_of : *this; }

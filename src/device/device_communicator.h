@@ -85,12 +85,4 @@ class DeviceRequest final : public detail::Request {
 /// The dtype of tensors with these elements.
 at::ScalarType scalar_type(DType dtype);
 
-/// Elements of the buffers of an operation on one rank; 0 for a buffer that the rank does not use.
-struct BufferElements {
-  std::size_t input = 0;
-  std::size_t output = 0;
-};
-
-BufferElements buffer_elements(const Operation& operation, int rank, int size);
-
 }  // namespace lockstep::device

@@ -30,7 +30,7 @@ at::Tensor StagedCommunicator::pinned(std::size_t count, DType dtype) const {
 }
 
 void StagedCommunicator::copy_to_host(const Operation& operation, Transfer& transfer) {
-  const auto elements = buffer_elements(operation, rank(), size());
+  const auto elements = operation.buffers(rank(), size());
   const bool in_place = operation.input == operation.output && elements.input == elements.output;
   if (elements.input > 0) transfer.input = pinned(elements.input, operation.dtype);
   if (elements.output > 0) {
