@@ -56,7 +56,7 @@ class Oracle {
     int steps = 0;  ///< exchanges, of which regular strategies have one a step
     std::optional<Checkpoint> checkpoint = {};
     std::vector<Received> received = {};  ///< of each rank
-    std::vector<double> weights = {};     ///< of the last exchange in a backward
+    std::vector<double> weights = {};     ///< of this step's last exchange in a backward
   };
 
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
@@ -199,10 +199,11 @@ class Oracle {
     const auto gradients = gradients_of_step(index);
     for (const auto number : gradients) average_gradient(index, number, weights);
     if (gradients.empty()) return;
-    auto& last = state(index).weights;
-    last = weights.empty() ? rules_.unit(index).weights : weights;
+    auto last = weights.empty() ? rules_.unit(index).weights : weights;
     last.resize(ranks_.size(), 1);
     synchronise_buffers(index, last);
+    // Until its step, a DistributedOptimizer does not notice a backward to replaced parameters.
+    if (!rules_.is_replaced(index)) state(index).weights = last;
   }
 
   /// All ranks take rank 0's parameters and buffers.
@@ -278,7 +279,8 @@ class Oracle {
       const bool first = kind(index) != Kind::fp32 && !now.exchanged;
       if ((now.changed || now.behind != 0 || first) && any) {
         // A rank that is only behind takes part in the exchange of the backward.
-        synchronise_buffers(index, weights.empty() ? state(index).weights : weights);
+        const auto& set = weights.empty() ? now.weights : weights;
+        synchronise_buffers(index, set.empty() ? state(index).weights : set);
       }
     }
     for (auto& rank : ranks_) (*rank)[index].optimizer->step();
@@ -287,6 +289,7 @@ class Oracle {
     for (const auto number : averaged) average_parameter(index, number);
     if (!averaged.empty()) synchronise_buffers(index);
     write_buffers(index);
+    state(index).weights.clear();
     ++state(index).steps;
   }
 

@@ -70,6 +70,8 @@ class Rules {
   /// Whether a backward gives the unit gradients on some rank, and on all that have a loss.
   bool any_reaches(int index, const Backward& op) const;
   bool all_reach(int index, const Backward& op) const;
+  /// Whether parameters that require a gradient have got other data, unseen by the front end.
+  bool is_replaced(int index) const;
 
  private:
   bool allow(const Backward& op) const;
@@ -115,8 +117,6 @@ class Rules {
   void replace(int index);
   /// The front end looks at those parameters that require a gradient.
   void notice(int index);
-  /// Whether some of those have got other data.
-  bool is_replaced(int index) const;
 
   bool with(Category category) const;
   const Unit& spec(int index) const { return program_.units[static_cast<std::size_t>(index)]; }

@@ -54,9 +54,7 @@ GradientShard::GradientShard(const Bucket& bucket, PartMemory memory)
       gradients_(bucket.slices().size()) {}
 
 const at::Tensor& GradientShard::begin_exchange() {
-  const bool has_gradients = std::ranges::any_of(
-      gradients_, [](const at::Tensor& gradient) { return gradient.defined(); });
-  auto& part = has_gradients ? incoming_ : mean_;
+  auto& part = has_gradients() ? incoming_ : mean_;
   if (memory_ == PartMemory::bucket) {
     part = flat_part(bucket_.values(), own_.begin, own_.length());
   } else if (!part.defined()) {
@@ -85,6 +83,11 @@ void GradientShard::add(std::size_t slice) {
   } else {
     gradient.copy_(part);
   }
+}
+
+bool GradientShard::has_gradients() const {
+  return std::ranges::any_of(gradients_,
+                             [](const at::Tensor& gradient) { return gradient.defined(); });
 }
 
 void GradientShard::discard() {

@@ -67,6 +67,7 @@ class GradientShard {
 
   /// This rank's part of a slice's gradient: flat; undefined if no rank has computed the gradient.
   const at::Tensor& gradient(std::size_t slice) const { return gradients_[slice]; }
+  bool has_gradients() const;
   void discard();
 
  private:

@@ -87,13 +87,31 @@ std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
+/// Whether the mean in the slice was dropped or zeroed before the backward that added incoming. An
+/// assigned gradient was not.
+bool was_dropped(const at::Tensor& gradient, const at::Tensor& values, const at::Tensor& incoming) {
+  const bool comparable = incoming.defined() && incoming.is_cpu() && !incoming.is_neg() &&
+                          incoming.layout() == at::kStrided && gradient.layout() == at::kStrided &&
+                          incoming.scalar_type() == gradient.scalar_type() &&
+                          incoming.sizes() == gradient.sizes() &&
+                          incoming.strides() == gradient.strides();
+  return comparable ? digest_of_mean(gradient) == digest_of_mean(incoming)
+                    : !is_stored_in(gradient, values);
+}
+
 }  // namespace
 
-void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values) {
+void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values,
+                                  const at::Tensor& incoming) {
   if (is_local()) return;
   // Autograd accumulates by one in-place operation, which increments the version by one.
-  const bool edited = state_ == GradientState::averaged && !is_untouched(gradient, values, 1);
-  state_ = edited ? GradientState::local_after_edit : GradientState::local;
+  if (state_ != GradientState::averaged || is_untouched(gradient, values, 1)) {
+    state_ = GradientState::local;
+  } else if (was_dropped(gradient, values, incoming)) {
+    state_ = GradientState::local_after_drop;
+  } else {
+    state_ = GradientState::local_after_edit;
+  }
 }
 
 void GradientRecord::set_averaged(const at::Tensor& values) {
@@ -120,7 +138,8 @@ GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor
     case GradientState::averaged:
       return is_untouched(gradient, values) ? GradientState::averaged : GradientState::edited;
     case GradientState::local_after_edit:
-      return gradient.defined() ? GradientState::local_after_edit : GradientState::edited;
+    case GradientState::local_after_drop:
+      return gradient.defined() ? state_ : GradientState::edited;
     case GradientState::local:
       return gradient.defined() ? GradientState::local : GradientState::none;
     default:
@@ -214,6 +233,10 @@ void Weights::set(double weight) {
   if (weight != mine.first) mine.other = weight;
   work_ = group_.all_gather(all_, mine_);
   are_set_ = true;
+}
+
+bool Weights::is_own_zero() const {
+  return are_set_ && static_cast<const OfRank*>(mine_.const_data_ptr())->first == 0;
 }
 
 void Weights::check() {

@@ -43,19 +43,19 @@ enum class GradientState : std::uint8_t {
   edited,            ///< a mean that the program has changed since: clipped, zeroed, dropped
   local,             ///< changed since by a backward of this rank
   local_after_edit,  ///< the same, after the program had changed the mean
+  local_after_drop,  ///< the same, after the program had dropped or zeroed it
 };
 
 /// Tracks the GradientState of one parameter on this rank. It is derived from the gradient's memory
 /// and version, so it reflects every change that a program makes between two exchanges.
 class GradientRecord {
  public:
-  /// Call after a backward has added to the gradient.
-  void add_backward(const at::Tensor& gradient, const at::Tensor& values);
+  /// Call after a backward has added incoming, if it is known, to the gradient.
+  void add_backward(const at::Tensor& gradient, const at::Tensor& values,
+                    const at::Tensor& incoming = {});
   /// Treats the gradient as changed by a backward.
   void set_local() { state_ = GradientState::local; }
-  bool is_local() const {
-    return state_ == GradientState::local || state_ == GradientState::local_after_edit;
-  }
+  bool is_local() const { return state_ >= GradientState::local; }
 
   /// Call when values hold the mean of an exchange.
   void set_averaged(const at::Tensor& values);
@@ -73,7 +73,7 @@ class GradientRecord {
   bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
                     std::uint32_t additions = 0) const;
 
-  /// As the last call left it: none, averaged, local or local_after_edit.
+  /// As the last call left it: not assigned or edited.
   GradientState state_ = GradientState::none;
   std::uint32_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
@@ -142,6 +142,8 @@ class Weights {
   /// Throws: as check().
   double begin_exchange(bool is_first);
   const CountedRanks& counted() const { return counted_; }
+  /// Whether this rank has set the weight 0 for the next exchange.
+  bool is_own_zero() const;
   void forget_counted() { counted_ = {.number = group_.size()}; }
 
   /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, when a rank

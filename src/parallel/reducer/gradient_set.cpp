@@ -92,9 +92,12 @@ std::vector<NamedTensor> GradientSet::parameters() const {
   return parameters;
 }
 
-void GradientSet::allow_accumulation_unless(
-    const std::function<bool(const at::Tensor&)>& is_optimized) {
-  for (auto& member : members_) member.may_accumulate = !is_optimized(member.slice->parameter);
+void GradientSet::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized,
+                                bool others_accumulate) {
+  for (auto& member : members_) {
+    member.is_optimized = is_optimized(member.slice->parameter);
+    member.may_accumulate = others_accumulate && !member.is_optimized;
+  }
 }
 
 void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
@@ -109,7 +112,7 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
            "zero_grad() between the two, or run all but the last under no_sync()");
   }
   member.mean.reset();
-  member.record.add_backward(parameter.grad(), values);
+  member.record.add_backward(parameter.grad(), values, incoming);
   if (incoming.requires_grad()) with_graph_.insert(index);
 }
 
@@ -312,6 +315,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
+      step_of_parts_ = step;
       member.slice->parameter.mutable_grad().reset();
       member.record.set_not_averaged();
     } else {

@@ -21,6 +21,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// What the program has made of the last mean of some gradient.
+enum class LostMean : std::uint8_t { none, changed, dropped };
+
 /// The state of one rank's gradients. The step agreement makes it the state of all ranks: the
 /// maximum of each byte. So a flag is set if some rank has set it.
 struct StepIntent {
@@ -32,10 +35,10 @@ struct StepIntent {
   std::uint8_t in_step = 0;            ///< the same in step(), to take part in others' backward
   std::uint8_t has_followed = 0;       ///< this step() has taken part in the exchange of a backward
   std::uint8_t has_local = 0;          ///< a gradient is GradientState::local
-  std::uint8_t has_lost_mean = 0;      ///< a gradient no longer contains the last mean
-  std::uint8_t has_final_mean = 0;     ///< an averaged gradient must not be averaged again
-  std::uint8_t has_edited_mean = 0;    ///< an edited gradient is a mean that must not be
-  std::uint8_t padding = 0;
+  LostMean lost_mean = LostMean::none;
+  std::uint8_t holds_mean = 0;       ///< in step(): a gradient contains the last mean
+  std::uint8_t has_final_mean = 0;   ///< an averaged gradient must not be averaged again
+  std::uint8_t has_edited_mean = 0;  ///< an edited gradient is a mean that must not be
 
   static std::uint8_t place_of(Product product) {
     return static_cast<std::uint8_t>(1 + static_cast<int>(product));
@@ -75,8 +78,10 @@ class GradientSet {
   /// Number of parameters in a bucket.
   std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
 
-  /// Lets backwards add to the means of all parameters that no optimizer updates.
-  void allow_accumulation_unless(const std::function<bool(const at::Tensor&)>& is_optimized);
+  /// Determines whose means the step agreement regards. others_accumulate: whether backwards may
+  /// add to the means of all other parameters.
+  void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized,
+                     bool others_accumulate);
 
   /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
@@ -134,8 +139,9 @@ class GradientSet {
 
   /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
-  /// Whether some gradient no longer contains the mean of the last exchange, as after zero_grad().
-  bool has_lost_mean() const;
+  /// StepIntent::lost_mean and holds_mean of the parameters that the attached optimizer updates.
+  LostMean lost_mean(std::int64_t step) const;
+  bool holds_mean() const;
   /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
   void mark_differing_as_local(const StepIntent& all, const Group& group);
@@ -157,7 +163,8 @@ class GradientSet {
     const Bucket::Slice* slice;
     bool is_sparse = false;  ///< the slice is that of SparseGradients
     GradientRecord record = {};
-    bool may_accumulate = false;  ///< no optimizer updates it: backwards may add to its mean
+    bool is_optimized = true;     ///< the attached optimizer updates it
+    bool may_accumulate = false;  ///< backwards may add to its mean
     at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
@@ -174,6 +181,7 @@ class GradientSet {
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
+  bool has_parts() const;
   void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);
   void restore(std::size_t index);
@@ -189,6 +197,7 @@ class GradientSet {
   std::set<std::size_t> with_graph_;
   /// Members whose means come from an exchange in which ranks took part from step().
   std::set<std::size_t> from_step_;
+  std::int64_t step_of_parts_ = -1;  ///< step of the last exchange that gave parts of means
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };

@@ -242,7 +242,7 @@ void Reducer::begin_agreement(Backward& backward) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
                       .in_backward = StepIntent::place_of(reducers_.product()),
-                      .has_lost_mean = some_in_step_ && gradients_.has_lost_mean()});
+                      .lost_mean = gradients_.lost_mean(step_)});
   }
   backward.agreement_begun = true;
 }
@@ -328,8 +328,9 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
-  if (!error && some_in_step_ && all.has_followed != 0 && all.has_lost_mean != 0)
-    error = std::make_exception_ptr(dropped_mean_error());
+  const bool is_mixed = (all.has_followed != 0 && all.lost_mean != LostMean::none) ||
+                        (all.holds_mean != 0 && all.lost_mean == LostMean::dropped);
+  if (!error && some_in_step_ && is_mixed) error = std::make_exception_ptr(dropped_mean_error());
   flags.wait();
   buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());

@@ -26,6 +26,8 @@ namespace {
 /// Name of the count of exchanges in a state. All other names are of parameters.
 constexpr const char* step_name = "lockstep/step";
 
+bool is_zero(const at::Tensor& dense) { return !dense.any().item<bool>(); }
+
 }  // namespace
 
 /// Whether the gradient is in the memory of a mean that must not be averaged again.
@@ -34,16 +36,45 @@ bool GradientSet::is_final_mean(const Member& member) const {
          is_stored_in(member.slice->parameter.grad(), member.slice->values);
 }
 
-bool GradientSet::has_lost_mean() const {
-  return std::ranges::any_of(members_, [&](const Member& member) {
+/// Whether this rank has its parts of means that no step has used.
+bool GradientSet::has_parts() const {
+  return std::ranges::any_of(reducers_.all(), [](const BucketReducer& reducer) {
+    return reducer.shard != nullptr && reducer.shard->has_gradients();
+  });
+}
+
+LostMean GradientSet::lost_mean(std::int64_t step) const {
+  if (step_of_parts_ == step && !has_parts()) return LostMean::dropped;
+  bool has_changed = false;
+  for (const auto& member : members_) {
+    if (!member.is_optimized) continue;
     const auto state = state_of(member);
-    return state == GradientState::edited || state == GradientState::local_after_edit;
+    const bool is_edited = state == GradientState::edited;
+    if (state == GradientState::local_after_drop ||
+        (is_edited && !member.slice->parameter.grad().defined())) {
+      return LostMean::dropped;
+    }
+    has_changed = has_changed || is_edited || state == GradientState::local_after_edit;
+  }
+  return has_changed ? LostMean::changed : LostMean::none;
+}
+
+bool GradientSet::holds_mean() const {
+  if (has_parts()) return true;
+  return std::ranges::any_of(members_, [&](const Member& member) {
+    const auto& gradient = member.slice->parameter.grad();
+    if (!member.is_optimized || !is_stored_in(gradient, member.slice->values)) return false;
+    const auto state = state_of(member);
+    // zero_grad(false) has edited a mean to zeros.
+    return state == GradientState::averaged ||
+           (state == GradientState::edited && !is_zero(gradient));
   });
 }
 
 StepIntent GradientSet::intent(std::int64_t step) const {
   StepIntent own{.step = Compared(static_cast<std::uint32_t>(step)),
-                 .has_lost_mean = has_lost_mean()};
+                 .lost_mean = lost_mean(step),
+                 .holds_mean = holds_mean()};
   std::uint64_t means = 0;
   std::uint64_t edited = 0;
   // Each digest covers the one before.
@@ -60,6 +91,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
         break;
       case GradientState::local:
       case GradientState::local_after_edit:
+      case GradientState::local_after_drop:
         own.has_local = 1;
         break;
       case GradientState::averaged:
@@ -135,8 +167,7 @@ void Reducer::check_unattached() const {
 
 void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
   reducers_.set_optimized(is_optimized);
-  if (owner_.owner == Source::Owner::distributed_optimizer)
-    gradients_.allow_accumulation_unless(is_optimized);
+  gradients_.set_optimized(is_optimized, owner_.owner == Source::Owner::distributed_optimizer);
   has_optimizer_ = true;
   update_membership();
 }
@@ -190,7 +221,7 @@ at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
 bool Reducer::prepare_step(const StepIntent& all, bool has_followed) {
   const bool are_alike = all.means.is_equal() && all.edited.is_equal();
   if (all.has_local == 0 && are_alike) return false;
-  if (all.has_followed != 0 && all.has_local != 0 && all.has_lost_mean != 0)
+  if (all.has_followed != 0 && all.has_local != 0 && all.lost_mean != LostMean::none)
     throw dropped_mean_error();
   if (!are_alike) gradients_.mark_differing_as_local(all, group_);
   if (all.has_followed != 0 && all.has_local == 0) {
@@ -202,13 +233,14 @@ bool Reducer::prepare_step(const StepIntent& all, bool has_followed) {
   return true;
 }
 
-/// The error for local gradients that contain the last mean on some ranks only.
+/// The error for gradients that contain the last mean on some ranks only.
 InvalidArgument Reducer::dropped_mean_error() const {
   return invalid_at(
       "DistributedOptimizer", group_,
       "got a backward after the mean of the one before was dropped or changed, while another "
-      "rank is in step() and holds that mean, expected step() on all ranks after a backward that "
-      "some ranks omit: call step() before zero_grad(), or run a backward on every rank");
+      "rank is in step() and holds that mean, expected the same calls of step() and zero_grad() on "
+      "all ranks: call step() before zero_grad(), or leave it out on every rank, and call "
+      "zero_grad() also on a rank without a loss");
 }
 
 /// Throws: InvalidArgument, on every rank, when the ranks have made unequal numbers of steps.
@@ -226,6 +258,7 @@ StepIntent Reducer::end_agreement() {
 StepIntent Reducer::agree(bool has_followed) {
   auto own = gradients_.intent(step_);
   own.has_followed = has_followed;
+  if (weights_.is_own_zero()) own.holds_mean = 0;  // the exchange leaves it out
   own.in_step = StepIntent::place_of(reducers_.product());
   own.options = Compared(static_cast<std::uint32_t>(digest_of_options()));
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
