@@ -34,7 +34,7 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "join/way.h"
-#include "kernels/targets.h"
+#include "kernels/reduce.h"
 #include "launch/describe.h"
 #include "launch/gpus.h"
 #include "lockstep/error.h"

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/text.h"
-#include "kernels/magnitude.h"
+#include "kernels/select_largest.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
