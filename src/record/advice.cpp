@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "core/environment.h"
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 #include "core/text.h"
 #include "record/page/page.h"
 #include "record/run.h"

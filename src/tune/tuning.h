@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/host/world/world.h"
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 #include "tune/candidates.h"
 
 namespace lockstep::inline v0_2::tune {
