@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 
 namespace lockstep::bench {
 

@@ -50,24 +50,32 @@ bench::Settings settings_of(const Arguments& arguments) {
   return settings;
 }
 
+/// The words that a rank's program takes for these sizes, types and options.
+std::vector<std::string> words_of(const Arguments& arguments) {
+  const bench::Settings& settings = arguments.settings;
+  std::vector<std::string> words{arguments.collective};
+  const auto add = [&](const char* option, const std::string& value) {
+    words.insert(words.end(), {option, value});
+  };
+  add("--min", std::to_string(settings.min_bytes));
+  add("--max", std::to_string(settings.max_bytes));
+  add("--factor", std::to_string(settings.factor));
+  add("--dtype", arguments.dtype);
+  add("--op", arguments.op);
+  add("--repeats", std::to_string(settings.repeats));
+  if (!arguments.wire.empty()) add("--wire", arguments.wire);
+  if (settings.check) words.emplace_back("--check");
+  if (settings.json) words.emplace_back("--json");
+  return words;
+}
+
 /// The command line for the ranks.
 std::vector<std::string> command_line(const Arguments& arguments) {
-  const bench::Settings& settings = arguments.settings;
-  std::vector<std::string> words = {"bench",    arguments.collective,
-                                    "-n",       std::to_string(settings.ranks),
-                                    "--min",    std::to_string(settings.min_bytes),
-                                    "--max",    std::to_string(settings.max_bytes),
-                                    "--factor", std::to_string(settings.factor),
-                                    "--dtype",  arguments.dtype,
-                                    "--op",     arguments.op,
-                                    "--memory", arguments.memory};
-  if (settings.repeats != 0) {
-    words.insert(words.end(), {"--repeats", std::to_string(settings.repeats)});
-  }
-  if (!arguments.wire.empty()) words.insert(words.end(), {"--wire", arguments.wire});
-  if (settings.check) words.emplace_back("--check");
-  if (settings.stream) words.emplace_back("--stream");
-  if (settings.json) words.emplace_back("--json");
+  auto words = words_of(arguments);
+  words.insert(words.begin(), "bench");
+  words.insert(words.end(), {"-n", std::to_string(arguments.settings.ranks)});
+  words.insert(words.end(), {"--memory", arguments.memory});
+  if (arguments.settings.stream) words.emplace_back("--stream");
   return words;
 }
 
@@ -100,23 +108,7 @@ int bench_devices(const Arguments& arguments) {
   if (arguments.backend != "auto") refuse("--backend " + arguments.backend);
   if (!settings.algorithm.empty()) refuse("--algorithm " + settings.algorithm);
   if (!settings.interface.empty()) refuse("--interface " + settings.interface);
-  std::vector<std::string> words = {arguments.collective,
-                                    "--min",
-                                    std::to_string(settings.min_bytes),
-                                    "--max",
-                                    std::to_string(settings.max_bytes),
-                                    "--factor",
-                                    std::to_string(settings.factor),
-                                    "--dtype",
-                                    arguments.dtype,
-                                    "--op",
-                                    arguments.op,
-                                    "--repeats",
-                                    std::to_string(settings.repeats)};
-  if (!arguments.wire.empty()) words.insert(words.end(), {"--wire", arguments.wire});
-  if (settings.check) words.emplace_back("--check");
-  if (settings.json) words.emplace_back("--json");
-  return bench::run_device_program(settings, "cuda", words);
+  return bench::run_device_program(settings, "cuda", words_of(arguments));
 }
 
 int bench_main(const Arguments& arguments) {
@@ -171,58 +163,44 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->add_option("collective", arguments->collective, "Collective to measure")
       ->required()
       ->check(CLI::IsMember(collectives));
-  const CLI::Option* ranks =
-      bench->add_option("-n,--ranks", settings.ranks, "Number of ranks")->capture_default_str();
+  const auto add = [bench](const char* option, auto& value, const char* text) {
+    return bench->add_option(option, value, text)->capture_default_str();
+  };
+  const CLI::Option* ranks = add("-n,--ranks", settings.ranks, "Number of ranks");
   bench->add_flag("--threads", settings.threads, "Use threads as ranks instead of processes");
-  bench->add_option("--min", settings.min_bytes, "Smallest size in bytes, such as 1000 or 1KiB")
+  add("--min", settings.min_bytes, "Smallest size in bytes, such as 1000 or 1KiB")
       ->transform(CLI::AsSizeValue(true))
       ->default_str("1KiB");
-  bench->add_option("--max", settings.max_bytes, "Largest size in bytes")
+  add("--max", settings.max_bytes, "Largest size in bytes")
       ->transform(CLI::AsSizeValue(true))
       ->default_str("64MiB");
-  bench->add_option("--factor", settings.factor, "Ratio of each size to the one before")
-      ->check(CLI::Range(2, 1 << 30))
-      ->capture_default_str();
-  bench->add_option("--dtype", arguments->dtype, "Type of the elements, such as float32")
-      ->capture_default_str();
-  bench
-      ->add_option("--op", arguments->op,
-                   "Reduction: sum, avg, min, max, product, band, bor or bxor")
-      ->capture_default_str();
+  add("--factor", settings.factor, "Ratio of each size to the one before")
+      ->check(CLI::Range(2, 1 << 30));
+  add("--dtype", arguments->dtype, "Type of the elements, such as float32");
+  add("--op", arguments->op, "Reduction: sum, avg, min, max, product, band, bor or bxor");
   bench->add_option(
       "--wire", arguments->wire,
       "Wire dtype of an all_reduce of float32: float16 or bfloat16 (default: float32)");
-  bench->add_option("--memory", arguments->memory, "Memory of the data: group, private or both")
-      ->check(CLI::IsMember({"group", "private", "both"}))
-      ->capture_default_str();
-  bench
-      ->add_option("--device", arguments->device,
-                   "Memory of the data: cpu: of the host; cuda: tensors on GPUs, a GPU for each "
-                   "rank; auto: cuda where there are GPUs")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
-      ->capture_default_str();
-  bench
-      ->add_option(
-          "--backend", arguments->backend,
-          "Backend of the ranks: auto or host; on several hosts also hierarchical, tcp or mpi")
-      ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical", "tcp"}))
-      ->capture_default_str();
+  add("--memory", arguments->memory, "Memory of the data: group, private or both")
+      ->check(CLI::IsMember({"group", "private", "both"}));
+  add("--device", arguments->device,
+      "Memory of the data: cpu: of the host; cuda: tensors on GPUs, a GPU for each rank; auto: "
+      "cuda "
+      "where there are GPUs")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""));
+  add("--backend", arguments->backend,
+      "Backend of the ranks: auto or host; on several hosts also hierarchical, tcp or mpi")
+      ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical", "tcp"}));
   bench
       ->add_option("--algorithm", settings.algorithm,
                    "Algorithm of an all_reduce over MPI: auto, direct or ring (default: "
                    "LOCKSTEP_ALGORITHM, else auto)")
       ->check(CLI::IsMember({"auto", "direct", "ring"}).description(""));
-  bench
-      ->add_option(
-          "--interface", settings.interface,
-          "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "
-          "else all)")
-      ->type_name("NAME");
-  bench
-      ->add_option("--repeats", settings.repeats,
-                   "Measured repetitions of each size; 0: as many as fill 0.25 s")
-      ->check(CLI::Range(std::int64_t{0}, most_repeats))
-      ->capture_default_str();
+  add_value(
+      bench, "--interface", settings.interface, "NAME",
+      "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, else all)");
+  add("--repeats", settings.repeats, "Measured repetitions of each size; 0: as many as fill 0.25 s")
+      ->check(CLI::Range(std::int64_t{0}, most_repeats));
   bench->add_flag("--check", settings.check, "Compare every result with the expected one");
   bench->add_flag("--stream", settings.stream, "Also measure the bandwidth of the memory");
   bench->add_flag("--json", settings.json, "Print one JSON object a line instead of a table");

@@ -47,6 +47,17 @@ std::pair<std::string, std::vector<std::string>> program_words(const CLI::App& c
   return {words.front(), {words.begin() + 1, words.end()}};
 }
 
+// The remaining words are not parsed. A positional that accepts no value makes "--" end the
+// parsing, too.
+void add_program(CLI::App* command) {
+  command->prefix_command();
+  command->validate_positionals();
+  command
+      ->add_option_function<std::string>(
+          "PROGRAM", [](const std::string&) {}, "Program to run, and its own arguments (required)")
+      ->check([](const std::string&) { return std::string("left to the program"); }, "", "");
+}
+
 CLI::Option* in_range(CLI::Option* option, double least, double most) {
   const auto problem = [least, most](const std::string& word) -> std::string {
     const auto value = detail::parse_number<double>(word);
@@ -67,15 +78,12 @@ std::string unexpected_words(const CLI::App& app) {
   }
   if (!chosen.empty()) return detail::concat(prefix, "unexpected argument '", word, "'");
   std::vector<std::string> names;
-  std::string all;
   const auto listed = [](const CLI::App* one) { return !one->get_group().empty(); };
-  for (const CLI::App* one : app.get_subcommands(listed)) {
-    names.push_back(one->get_name());
-    all += (all.empty() ? "" : ", ") + one->get_name();
-  }
+  for (const CLI::App* one : app.get_subcommands(listed)) names.push_back(one->get_name());
   const std::string match = meant(word, names);
-  return detail::concat("unknown command '", word, "'",
-                        match.empty() ? ", expected one of: " + all : match);
+  return detail::concat(
+      "unknown command '", word, "'",
+      match.empty() ? ", expected one of: " + detail::joined(names, ", ") : match);
 }
 
 }  // namespace lockstep::cli

@@ -25,6 +25,30 @@ void add_explain(CLI::App& app, int& exit_code);
 /// ", did you mean --ranks?" of a misspelt option of the command; empty if no option is close.
 std::string meant_option(const CLI::App& command, const std::string& word);
 
+/// Adds an option whose value --help names `type`. Returns the option.
+template <class Value>
+CLI::Option* add_value(CLI::App* command, const char* name, Value& value, const char* type,
+                       const char* text) {
+  return command->add_option(name, value, text)->type_name(type);
+}
+
+/// Adds an option that takes one of the words. The value becomes true, or the enumerator 1, for
+/// `yes`.
+template <class Value>
+void add_switch(CLI::App* command, const char* name, Value& value, std::vector<std::string> words,
+                const char* yes, const char* text) {
+  const auto take = [&value, yes](const std::string& word) {
+    value = static_cast<Value>(word == yes);
+  };
+  command->add_option_function<std::string>(name, take, text)
+      ->check(CLI::IsMember(std::move(words)).description(""))
+      ->type_name("WHAT");
+}
+
+/// Lets the first word that is no option of the command end the parsing: the program to run, for
+/// program_words().
+void add_program(CLI::App* command);
+
 /// Refuses values of the option that are no number from least to most. Returns the option.
 CLI::Option* in_range(CLI::Option* option, double least, double most);
 
@@ -33,7 +57,7 @@ CLI::Option* in_range(CLI::Option* option, double least, double most);
 template <class Number>
 CLI::Option* add_number(CLI::App* command, const char* name, Number& value, double least,
                         double most, const char* type, const char* text) {
-  auto* option = in_range(command->add_option(name, value, text)->type_name(type), least, most);
+  auto* option = in_range(add_value(command, name, value, type, text), least, most);
   if constexpr (std::is_arithmetic_v<Number>) option->capture_default_str();
   return option;
 }

@@ -34,8 +34,7 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "join/way.h"
-#include "kernels/targets.h"
-#include "launch/describe.h"
+#include "kernels/reduce.h"
 #include "launch/gpus.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
@@ -45,28 +44,13 @@ namespace {
 
 using detail::concat;
 using detail::plural;
-using launch::Row;
+using detail::Row;
 using Rows = std::vector<Row>;
 
 /// The first line of a file, which other kernels may not have.
 std::string setting(const std::filesystem::path& file) {
   const auto line = detail::first_line(file);
   return line.empty() ? "unknown" : line;
-}
-
-/// Parses the lines "Name: value" of a file in /proc, without spaces around the value.
-std::map<std::string, std::string> fields(const std::filesystem::path& file) {
-  std::map<std::string, std::string> found;
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const auto colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const auto name_end = line.find_last_not_of(" \t", colon - 1);
-    const auto value = line.find_first_not_of(" \t", colon + 1);
-    if (name_end == std::string::npos || value == std::string::npos) continue;
-    found.emplace(line.substr(0, name_end + 1), line.substr(value));
-  }
-  return found;
 }
 
 std::string gibibytes(const std::string& kibibytes) {
@@ -167,16 +151,14 @@ Rows parts() {
             {"backend mpi", mpi.empty() ? concat(mpi::version(), "; ", progress()) : mpi},
             {"between hosts", interfaces()},
             {"UCX", ucx_text()}};
-  std::string targets;
-  for (const auto& target : kernels::cpu_targets())
-    targets += (targets.empty() ? "" : " ") + target;
-  rows.push_back({"CPU targets", concat(targets, " (the first is used)")});
+  rows.push_back(
+      {"CPU targets", detail::joined(kernels::cpu_targets(), " ") + " (the first is used)"});
   return rows;
 }
 
 Rows processors() {
   const auto topology = Topology::read();
-  const auto model = fields("/proc/cpuinfo");
+  const auto model = detail::fields("/proc/cpuinfo");
   const auto name = model.find("model name");
   Rows rows{{"processor", name == model.end() ? "unknown" : name->second},
             {"cores", concat(plural(topology.cores.size(), "core"), ", ",
@@ -188,8 +170,8 @@ Rows processors() {
       if (core.node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
     }
     std::sort(cpus.begin(), cpus.end());
-    const auto memory =
-        fields(concat("/sys/devices/system/node/node", node, "/meminfo"));  // "Node 0 MemTotal"
+    const auto memory = detail::fields(
+        concat("/sys/devices/system/node/node", node, "/meminfo"));  // "Node 0 MemTotal"
     const auto total = memory.find(concat("Node ", node, " MemTotal"));
     rows.push_back({concat("NUMA node ", node),
                     concat("CPUs ", format_cpu_list(cpus),
@@ -235,7 +217,7 @@ std::string heap_pages(const std::string& enabled) {
 }
 
 Rows memory() {
-  const auto info = fields("/proc/meminfo");
+  const auto info = detail::fields("/proc/meminfo");
   const auto get = [&](const std::string& name) {
     const auto found = info.find(name);
     return found == info.end() ? std::string("unknown") : found->second;
@@ -274,7 +256,7 @@ std::string gibibytes_of(std::uint64_t bytes) {
 std::string driver_text(const launch::GpuSources& sources, const launch::GpuList& found) {
   const bool asked = !found.driver.empty();
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …"
-  const auto modules = fields(sources.proc / "version");
+  const auto modules = detail::fields(sources.proc / "version");
   const auto kernel_module = modules.find("NVRM version");
   std::string text = asked ? concat("for CUDA ", found.driver) : "";
   if (kernel_module != modules.end()) text += (asked ? ", " : "") + kernel_module->second;
@@ -372,13 +354,13 @@ void doctor() {
   const auto print = [width = detail::terminal_width(STDOUT_FILENO)](const std::string& table) {
     std::cout << detail::wrapped(table, width);
   };
-  print(launch::table("Versions", versions()) + '\n');
-  print(launch::table("Parts", parts()) + '\n');
-  print(launch::table("Processors", processors()) + '\n');
-  print(launch::table("GPUs", gpus()) + '\n');
-  print(launch::table("Memory", memory()) + '\n');
-  print(launch::table("Limits", limits()) + '\n');
-  print(launch::table("Environment", environment()));
+  print(detail::table("Versions", versions()) + '\n');
+  print(detail::table("Parts", parts()) + '\n');
+  print(detail::table("Processors", processors()) + '\n');
+  print(detail::table("GPUs", gpus()) + '\n');
+  print(detail::table("Memory", memory()) + '\n');
+  print(detail::table("Limits", limits()) + '\n');
+  print(detail::table("Environment", environment()));
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -8,10 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/command_line.h"
-#include "cli/stack_text.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
@@ -25,7 +29,9 @@ namespace {
 namespace fs = std::filesystem;
 using detail::concat;
 using detail::FlightRecord;
+using detail::hex;
 using detail::ObservedRank;
+using Frame = detail::ProcessStacks::Frame;
 using Records = std::vector<std::shared_ptr<const FlightRecord>>;
 
 struct ExplainArguments {
@@ -106,6 +112,101 @@ std::vector<ObservedRank> observe(const Records& records) {
     }
   }
   return ranks;
+}
+
+std::vector<std::string> output_lines(const std::string& command) {
+  std::string text;
+  auto* const pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return {};
+  std::array<char, 4096> buffer{};
+  while (const auto got = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    text.append(buffer.data(), got);
+  }
+  ::pclose(pipe);
+  std::vector<std::string> lines;
+  for (std::size_t at = 0, end = 0; (end = text.find('\n', at)) != std::string::npos;
+       at = end + 1) {
+    lines.push_back(text.substr(at, end - at));
+  }
+  return lines;
+}
+
+/// Removes the parts of "main at /home/user/train.cpp:42 (discriminator 3)" that say little.
+std::string shortened(std::string line) {
+  if (const auto at = line.find(" (discriminator"); at != std::string::npos) line.resize(at);
+  const auto at = line.rfind(" at ");
+  if (at == std::string::npos) return line;
+  const auto function = line.substr(0, at);
+  const auto place = fs::path(line.substr(at + 4)).filename().string();
+  return place.ends_with('?') ? function : concat(function, " at ", place);
+}
+
+std::string_view state_name(char state) {
+  switch (state) {
+    case 'R':
+      return "running";
+    case 'S':
+      return "sleeping";
+    case 'D':
+      return "in the kernel";
+    case 'T':
+    case 't':
+      return "stopped";
+    default:
+      return "state unknown";
+  }
+}
+
+using Functions = std::map<std::pair<std::string, std::uint64_t>, std::string>;
+
+/// The functions at addresses of programs and libraries. Reads each file once.
+Functions functions_at(const std::vector<Frame>& frames) {
+  Functions functions;
+  std::map<std::string, std::vector<std::uint64_t>> addresses;
+  for (const auto& frame : frames) {
+    if (!frame.file.empty()) addresses[frame.file].push_back(frame.address);
+  }
+  for (auto& [file, of_file] : addresses) {
+    std::error_code absent;
+    if (!fs::is_regular_file(file, absent)) continue;
+    std::ranges::sort(of_file);
+    of_file.erase(std::ranges::unique(of_file).begin(), of_file.end());
+    auto command = concat("timeout 30 addr2line -Cfpe ", detail::quoted(file));
+    for (const auto address : of_file) command += concat(" 0x", hex(address));
+    const auto lines = output_lines(concat(command, " 2>/dev/null"));
+    if (lines.size() != of_file.size()) continue;
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      if (!lines[i].starts_with("??")) functions[{file, of_file[i]}] = shortened(lines[i]);
+    }
+  }
+  return functions;
+}
+
+/// "load_batch() at train.cpp:42 (train)"; "train+0x12ab" if the function is not known.
+std::string text_of(const Frame& frame, const Functions& functions) {
+  const auto file = fs::path(frame.file).filename().string();
+  const auto found = functions.find({frame.file, frame.address});
+  if (found != functions.end()) return concat(found->second, " (", file, ')');
+  return concat(file, file.empty() ? "0x" : "+0x", hex(frame.address));
+}
+
+/// The lines for a thread's stack: its name and state, and its innermost frames, such as
+/// "  #1 load_batch() at train.cpp:42 (train)". Functions are found by addr2line of binutils.
+std::vector<std::string> stack_lines(const detail::ProcessStacks::Thread& thread,
+                                     std::size_t most_frames) {
+  // A thread that has answered was running the handler.
+  const auto state = thread.has_answered ? "" : concat(", ", state_name(thread.state));
+  std::vector<std::string> lines{concat("thread ", thread.id, ' ', thread.name, state,
+                                        thread.has_answered ? ":" : ": did not answer")};
+  auto frames = thread.frames;
+  const bool is_whole = frames.size() <= most_frames;
+  if (!is_whole) frames.resize(most_frames);
+  const auto functions = functions_at(frames);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    lines.push_back(concat("  #", i, ' ', text_of(frames[i], functions)));
+  }
+  if (!is_whole) lines.push_back(concat("  … ", thread.frames.size() - most_frames, " more"));
+  return lines;
 }
 
 void print_stacks(const FlightRecord& record, const Records& records, bool all) {
@@ -268,19 +369,15 @@ void add_explain(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand(
       "explain", "Say what happened to a failed job, from the flight records of its ranks");
   command->footer("As in: lockstep explain logs");
-  command
-      ->add_option("FILE", arguments->paths,
-                   "Flight records (rank-0.flight, …), or the folder that holds them: --log-dir of "
-                   "lockstep run, or LOCKSTEP_TRACE")
-      ->required()
-      ->type_name("FILE");
+  add_value(command, "FILE", arguments->paths, "FILE",
+            "Flight records (rank-0.flight, …), or the folder that holds them: --log-dir of "
+            "lockstep run, or LOCKSTEP_TRACE")
+      ->required();
   command->add_flag("--stacks", arguments->stacks,
                     "Show the stacks of all threads of all ranks (default: that of the main thread "
                     "of the ranks to blame)");
-  command
-      ->add_option("--trace", arguments->trace,
-                   "Also write the operations for Perfetto or chrome://tracing")
-      ->type_name("FILE");
+  add_value(command, "--trace", arguments->trace, "FILE",
+            "Also write the operations for Perfetto or chrome://tracing");
   command->callback([arguments, &exit_code] {
     const auto records = read_records(arguments->paths);
     explain(records, arguments->stacks);

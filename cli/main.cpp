@@ -13,7 +13,7 @@
 #include "cli/command_line.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
-#include "launch/job/signal_watch.h"
+#include "launch/job/console.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -60,14 +60,11 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "lockstep " + std::string(lockstep::version()));
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
   int exit_code = 0;
-  lockstep::cli::add_run(app, exit_code);
-  lockstep::cli::add_bench(app, exit_code);
-  lockstep::cli::add_plan(app, exit_code);
-  lockstep::cli::add_tune(app, exit_code);
-  lockstep::cli::add_doctor(app, exit_code);
-  lockstep::cli::add_report(app, exit_code);
-  lockstep::cli::add_status(app, exit_code);
-  lockstep::cli::add_explain(app, exit_code);
+  using namespace lockstep::cli;
+  for (auto* const add :
+       {add_run, add_bench, add_plan, add_tune, add_doctor, add_report, add_status, add_explain}) {
+    add(app, exit_code);
+  }
   add_removed(app, "completion", "the completion of a shell");
   add_removed(app, "man", "man pages");
   try {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cli/command_line.h"
+#include "core/system/terminal.h"
 #include "core/text.h"
-#include "launch/describe.h"
 #include "lockstep/error.h"
 #include "plan/forecast.h"
 
@@ -158,7 +158,7 @@ void print_table(const PlanArguments& arguments, const std::vector<plan::Forecas
                  "other than fp32\nmay need more steps or reach a lower accuracy. Train with one "
                  "before you choose it.\n";
   }
-  std::vector<launch::Row> rows{{"strategy", "step ms", "efficiency", "samples/s", "coding ms",
+  std::vector<detail::Row> rows{{"strategy", "step ms", "efficiency", "samples/s", "coding ms",
                                  "memory ms", "network ms", "hidden ms", "MB a node"}};
   for (const auto& one : forecasts) {
     rows.push_back({one.strategy.text, fixed(one.step * 1e3, 1), fixed(one.efficiency, 3),
@@ -166,7 +166,7 @@ void print_table(const PlanArguments& arguments, const std::vector<plan::Forecas
                     fixed(one.memory * 1e3, 2), fixed(one.network * 1e3, 2),
                     fixed(one.hidden * 1e3, 2), fixed(one.sent * 1e-6, 2)});
   }
-  std::cout << launch::table(
+  std::cout << detail::table(
       concat("a rank's step alone: ", fixed(setting.compute * 1e3, 1), " ms",
              arguments.step_ms ? "" : ", assumed; measured ones by --step-ms", '\n'),
       rows);
@@ -176,7 +176,7 @@ void print_table(const PlanArguments& arguments, const std::vector<plan::Forecas
 void print_memory(const PlanArguments& arguments) {
   const auto parameters = static_cast<double>(arguments.setting.model.parameters());
   const int ranks = arguments.setting.keeping.ranks_per_node;
-  std::vector<launch::Row> rows{
+  std::vector<detail::Row> rows{
       {"kept", "bytes/parameter", "MiB a rank", "MiB a host", "largest model"}};
   const auto add = [&](std::string what, Shard shard, bool share_memory) {
     auto keeping = arguments.setting.keeping;
@@ -195,7 +195,7 @@ void print_memory(const PlanArguments& arguments) {
   add("--shard gradients", Shard::gradients, false);
   add("--share-memory", Shard::none, true);
   std::cout << '\n'
-            << launch::table(
+            << detail::table(
                    concat("memory of float32 parameters, gradients and the state of ",
                           arguments.optimizer, "; largest model for hosts of ",
                           fixed(*arguments.host_memory, 1), " GiB,\nof which each rank needs ",
@@ -273,7 +273,7 @@ void add_plan(CLI::App& app, int& exit_code) {
              "Memory bandwidth of the N ranks of a host: 2N times an all_reduce's algbw");
   const auto add_text = [command](const char* name, std::string& value, const char* type,
                                   const char* text) {
-    command->add_option(name, value, text)->type_name(type)->capture_default_str();
+    add_value(command, name, value, type, text)->capture_default_str();
   };
   add_text("--model", arguments->model, "NAME",
            "Model: cnn, mlp, resnet9, resnet18 or resnet50 (this or --parameters is required)");

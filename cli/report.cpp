@@ -11,7 +11,6 @@
 
 #include "cli/command_line.h"
 #include "lockstep/error.h"
-#include "record/csv.h"
 #include "record/folder.h"
 #include "record/page/live_report.h"
 

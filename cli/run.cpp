@@ -41,7 +41,6 @@ struct RunArguments {
   bool join_by_stdin = false;
   bool end_with_stdin = false;
   bool dry_run = false;
-  std::string placeholder;
 };
 
 std::chrono::milliseconds milliseconds(const char* option, double seconds) {
@@ -194,132 +193,71 @@ void add_run(CLI::App& app, int& exit_code) {
               "gpus with --gpus, else PET_NPROC_PER_NODE)")
           ->type_name("RANKS");
   auto& nodes = arguments->nodes;
-  command
-      ->add_option("--nnodes", nodes.count,
-                   "Number of hosts of the world, each with a launcher (default: that of "
-                   "PET_NNODES, WORLD_SIZE of a PyTorchJob, or SLURM; else 1)")
-      ->type_name("NODES");
-  command
-      ->add_option("--node-rank", nodes.number,
-                   "Number of this host among them, from 0 (default: the environment's)")
-      ->type_name("NUMBER");
-  command
-      ->add_option("--master", nodes.master,
-                   "Name or address of host 0, and the TCP port on which its launcher listens "
-                   "(default: the environment's; port 29500)")
-      ->type_name("HOST:PORT");
-  command
-      ->add_option("--hosts", arguments->hosts,
-                   "This host and others, each with its number of ranks, as "
-                   "a:2,b:2. The launchers of the others are started by ssh")
-      ->type_name("LIST");
-  command
-      ->add_option("--hostfile", arguments->host_file,
-                   "The same from a file with lines 'a:2' or 'a slots=2'")
-      ->excludes("--hosts")
-      ->type_name("FILE");
-  command
-      ->add_option("--spare", arguments->spares,
-                   "Hosts that replace unreachable ones and, with --max-restarts, lost ones")
-      ->type_name("LIST");
-  command
-      ->add_option("--min-hosts", arguments->least,
-                   "Least hosts of a restart, which leaves out lost ones (default: all)")
-      ->type_name("NUMBER");
-  command
-      ->add_option("--ssh", arguments->remote.ssh,
-                   "Command in place of ssh, which gets a host and a shell command")
-      ->type_name("COMMAND");
-  command
-      ->add_option("--remote-lockstep", arguments->remote.lockstep,
-                   "Path of lockstep on the other hosts (default: this one's)")
-      ->type_name("FILE");
-  command
-      ->add_option("-x,--export", arguments->remote.exports,
-                   "Variable for the ranks of all hosts, beside LOCKSTEP_*, OMP_* and "
-                   "LD_LIBRARY_PATH")
-      ->allow_extra_args(false)
-      ->type_name("NAME[=VALUE]");
+  add_value(command, "--nnodes", nodes.count, "NODES",
+            "Number of hosts of the world, each with a launcher (default: that of PET_NNODES, "
+            "WORLD_SIZE of a PyTorchJob, or SLURM; else 1)");
+  add_value(command, "--node-rank", nodes.number, "NUMBER",
+            "Number of this host among them, from 0 (default: the environment's)");
+  add_value(command, "--master", nodes.master, "HOST:PORT",
+            "Name or address of host 0, and the TCP port on which its launcher listens (default: "
+            "the environment's; port 29500)");
+  add_value(command, "--hosts", arguments->hosts, "LIST",
+            "This host and others, each with its number of ranks, as a:2,b:2. The launchers of the "
+            "others are started by ssh");
+  add_value(command, "--hostfile", arguments->host_file, "FILE",
+            "The same from a file with lines 'a:2' or 'a slots=2'")
+      ->excludes("--hosts");
+  add_value(command, "--spare", arguments->spares, "LIST",
+            "Hosts that replace unreachable ones and, with --max-restarts, lost ones");
+  add_value(command, "--min-hosts", arguments->least, "NUMBER",
+            "Least hosts of a restart, which leaves out lost ones (default: all)");
+  add_value(command, "--ssh", arguments->remote.ssh, "COMMAND",
+            "Command in place of ssh, which gets a host and a shell command");
+  add_value(command, "--remote-lockstep", arguments->remote.lockstep, "FILE",
+            "Path of lockstep on the other hosts (default: this one's)");
+  add_value(command, "-x,--export", arguments->remote.exports, "NAME[=VALUE]",
+            "Variable for the ranks of all hosts, beside LOCKSTEP_*, OMP_* and LD_LIBRARY_PATH")
+      ->allow_extra_args(false);
   command->add_flag("--stdin", arguments->reads_stdin,
                     "Let rank 0 of several --hosts read this launcher's stdin (default: none)");
   command->add_flag("--join-by-stdin", arguments->join_by_stdin)->group("");
   command->add_flag("--end-with-stdin", arguments->end_with_stdin)->group("");
   command->add_flag("--standalone", nodes.standalone,
                     "Start a world of this host, also where the environment describes several");
-  command
-      ->add_option("--gpus", options.gpus,
-                   "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first "
-                   "(default: CUDA_VISIBLE_DEVICES, else all)")
-      ->type_name("LIST");
+  add_value(command, "--gpus", options.gpus, "LIST",
+            "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first (default: "
+            "CUDA_VISIBLE_DEVICES, else all)");
   command->add_flag("--share-gpus{1}", options.share_gpus,
                     "Allow more ranks than GPUs. Ranks share GPUs in turn and exchange through "
                     "host memory; with --share-gpus=nccl by NCCL 2.30 or newer");
-  command
-      ->add_option("--device", options.device,
-                   "Device on which ranks train, for programs that leave it to init(): auto, cpu "
-                   "or cuda (default: LOCKSTEP_DEVICE, else auto)")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
-      ->type_name("DEVICE");
-  command
-      ->add_option_function<std::string>(
-          "--bind",
-          [arguments](const std::string& what) {
-            arguments->options.bind = what == "cores" ? launch::Bind::cores : launch::Bind::none;
-          },
-          "Bind each rank to its own cores, or not: cores or none (default: cores, if there are "
-          "as many logical CPUs as ranks)")
-      ->check(CLI::IsMember({"cores", "none"}).description(""))
-      ->type_name("WHAT");
-  command
-      ->add_option_function<std::string>(
-          "--freed-memory",
-          [arguments](const std::string& what) {
-            arguments->options.keep_freed_memory = what == "keep";
-          },
-          "Keep memory that a rank frees in its process, or return blocks of 1 MiB and more to the "
-          "kernel: keep or return (default: keep)")
-      ->check(CLI::IsMember({"keep", "return"}).description(""))
-      ->type_name("WHAT");
-  command
-      ->add_option_function<std::string>(
-          "--huge-pages",
-          [arguments](const std::string& what) { arguments->options.huge_pages = what == "use"; },
-          "Ask the kernel for transparent huge pages for a rank's heap, or leave that to glibc and "
-          "the kernel: use or leave (default: use)")
-      ->check(CLI::IsMember({"use", "leave"}).description(""))
-      ->type_name("WHAT");
-  command
-      ->add_option_function<std::string>(
-          "--denormals",
-          [arguments](const std::string& what) {
-            arguments->options.flush_denormals = what == "flush";
-          },
-          "Replace floats below 1.2e-38 by 0, or keep them as IEEE 754 says: flush or keep "
-          "(default: flush)")
-      ->check(CLI::IsMember({"keep", "flush"}).description(""))
-      ->type_name("WHAT");
-  command
-      ->add_option("--timeout", options.timeout,
-                   "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)")
-      ->type_name("SECONDS");
-  command
-      ->add_option("--stall-warning", options.stall_warning,
-                   "Time in one operation after which a rank reports who is missing, and after "
-                   "which the launcher reports a rank that goes on when it has left the world; 0: "
-                   "never (default: LOCKSTEP_STALL_WARNING, else 30)")
-      ->type_name("SECONDS");
-  command
-      ->add_option(
-          "--interface", options.interface,
-          "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "
-          "else all)")
-      ->type_name("NAME");
-  command
-      ->add_option(
-          "--grace", arguments->grace,
-          "Time from SIGTERM to SIGKILL, for ranks that save their state: after a failure, "
-          "and, at least 5, when the launcher gets SIGTERM, SIGINT or SIGHUP")
-      ->type_name("SECONDS")
+  add_value(command, "--device", options.device, "DEVICE",
+            "Device on which ranks train, for programs that leave it to init(): auto, cpu or cuda "
+            "(default: LOCKSTEP_DEVICE, else auto)")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""));
+  add_switch(command, "--bind", options.bind, {"cores", "none"}, "cores",
+             "Bind each rank to its own cores, or not: cores or none (default: cores, if there are "
+             "as many logical CPUs as ranks)");
+  add_switch(command, "--freed-memory", options.keep_freed_memory, {"keep", "return"}, "keep",
+             "Keep memory that a rank frees in its process, or return blocks of 1 MiB and more to "
+             "the kernel: keep or return (default: keep)");
+  add_switch(command, "--huge-pages", options.huge_pages, {"use", "leave"}, "use",
+             "Ask the kernel for transparent huge pages for a rank's heap, or leave that to glibc "
+             "and the kernel: use or leave (default: use)");
+  add_switch(command, "--denormals", options.flush_denormals, {"keep", "flush"}, "flush",
+             "Replace floats below 1.2e-38 by 0, or keep them as IEEE 754 says: flush or keep "
+             "(default: flush)");
+  add_value(command, "--timeout", options.timeout, "SECONDS",
+            "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)");
+  add_value(command, "--stall-warning", options.stall_warning, "SECONDS",
+            "Time in one operation after which a rank reports who is missing, and after which the "
+            "launcher reports a rank that goes on when it has left the world; 0: never (default: "
+            "LOCKSTEP_STALL_WARNING, else 30)");
+  add_value(
+      command, "--interface", options.interface, "NAME",
+      "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, else all)");
+  add_value(command, "--grace", arguments->grace, "SECONDS",
+            "Time from SIGTERM to SIGKILL, for ranks that save their state: after a failure, and, "
+            "at least 5, when the launcher gets SIGTERM, SIGINT or SIGHUP")
       ->capture_default_str();
   command->add_flag_callback(
       "--no-forward-signals", [arguments] { arguments->options.forward_signals = false; },
@@ -334,37 +272,22 @@ void add_run(CLI::App& app, int& exit_code) {
           "Longest time that a rank may go on after it left the world or all other ranks ended "
           "(default: no limit)")
       ->type_name("SECONDS");
-  command
-      ->add_option("--max-restarts", options.max_restarts,
-                   "Largest number of times that all ranks are started again after a failure")
-      ->type_name("TIMES")
+  add_value(command, "--max-restarts", options.max_restarts, "TIMES",
+            "Largest number of times that all ranks are started again after a failure")
       ->capture_default_str();
-  command
-      ->add_option(
-          "--restart-delay", arguments->restart_delay,
-          "Time from a failure to the restart. It doubles with each restart, up to 60, and "
-          "begins anew after an attempt that lasted 60")
-      ->type_name("SECONDS")
+  add_value(command, "--restart-delay", arguments->restart_delay, "SECONDS",
+            "Time from a failure to the restart. It doubles with each restart, up to 60, and "
+            "begins anew after an attempt that lasted 60")
       ->capture_default_str();
   command->add_flag("-q,--quiet", options.quiet, "Print rank 0's output only");
-  command
-      ->add_option(
-          "--log-dir", options.log_directory,
-          "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "
-          "--max-restarts. It is not the program's run log for lockstep report (default: none)")
-      ->type_name("DIR");
+  add_value(command, "--log-dir", options.log_directory, "DIR",
+            "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "
+            "--max-restarts. It is not the program's run log for lockstep report (default: none)");
   command->add_flag("-v,--verbose", options.verbose,
                     "Print the configuration and each rank's environment before the start");
   command->add_flag("--dry-run", arguments->dry_run, "Print the same and start nothing");
 
-  // The first word that is not an option of this command ends the parsing; the remaining words are
-  // not parsed. A positional that accepts no value makes "--" end the parsing, too.
-  command->prefix_command();
-  command->validate_positionals();
-  command
-      ->add_option("PROGRAM", arguments->placeholder,
-                   "Program to run, and its own arguments (required)")
-      ->check([](const std::string&) { return std::string("left to the program"); }, "", "");
+  add_program(command);
   command->callback([arguments, ranks, command, &exit_code] {
     exit_code = run(*arguments, *command, ranks->count() > 0);
   });

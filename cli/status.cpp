@@ -193,31 +193,13 @@ std::string_view name(const ObservedRank& rank) {
   }
 }
 
-using Row = std::vector<std::string>;
-
-void print_table(const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  for (const auto& row : rows) {
-    std::string line = " ";
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      line += ' ' + row[i];
-      if (i + 1 < row.size()) line += std::string(widths[i] - row[i].size() + 1, ' ');
-    }
-    std::cout << line << '\n';
-  }
-}
-
 void print(const Job& job) {
   const auto& first = job.first();
-  std::cout << "job " << job.name << ": " << first.file().program << ", "
-            << detail::plural(first.size(), "rank") << ", backend " << first.file().backend;
   const bool several = job.has_several_hosts();
-  if (!several) std::cout << ", host " << first.host();
-  std::cout << '\n';
-  std::vector<Row> rows{
+  const auto title = concat("job ", job.name, ": ", first.file().program, ", ",
+                            detail::plural(first.size(), "rank"), ", backend ",
+                            first.file().backend, several ? "" : concat(", host ", first.host()));
+  std::vector<detail::Row> rows{
       {"rank", "pid", "state", "step", "CPU", "memory", "last call", "operation"}};
   if (several) rows.front().insert(rows.front().begin() + 1, "host");
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
@@ -238,7 +220,7 @@ void print(const Job& job) {
                     concat(detail::duration_text(record.silent()), " ago"), operation});
     if (several) rows.back().insert(rows.back().begin() + 1, std::string(record.host()));
   }
-  print_table(rows);
+  std::cout << detail::table(title, rows);
   for (const auto& text : job.suspicions) std::cout << "  " << text << '\n';
   for (const auto& host : job.silent) {
     std::cout << "  no answer from host " << host.name << " within "
@@ -375,11 +357,9 @@ void add_status(CLI::App& app, int& exit_code) {
   command->footer(
       "Reads records that the ranks keep in /dev/shm, and asks the other hosts of a job over its "
       "control connections. Stops and signals no rank.");
-  command
-      ->add_option("JOB", arguments->job,
-                   "A job: the beginning of its name, or the pid of a rank or of its launcher "
-                   "(default: all of this user)")
-      ->type_name("");
+  add_value(command, "JOB", arguments->job, "",
+            "A job: the beginning of its name, or the pid of a rank or of its launcher (default: "
+            "all of this user)");
   command->add_flag("--watch", arguments->watch, "Repeat every second, until the ranks have ended");
   command->add_flag("--json", arguments->json, "Print one JSON array instead");
   command->callback([arguments, &exit_code] { exit_code = status(*arguments); });

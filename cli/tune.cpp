@@ -14,7 +14,6 @@
 #include "core/environment.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
-#include "launch/describe.h"
 #include "lockstep/error.h"
 #include "tune/tuning.h"
 
@@ -32,7 +31,6 @@ struct TuneArguments {
   std::string topology;
   bool dry_run = false;
   bool json = false;
-  std::string placeholder;
 
   std::string unit_name() const { return program.global_batch ? "samples/s" : "batches/s"; }
 };
@@ -61,11 +59,11 @@ std::string rate_text(double rate) { return fixed(rate, rate < 10 ? 2 : rate < 1
 void print_candidates(const TuneArguments& arguments, const Topology& topology,
                       const std::vector<tune::Candidate>& layouts) {
   const auto print = [&](const std::string& title, const std::vector<tune::Candidate>& all) {
-    std::vector<launch::Row> rows;
+    std::vector<detail::Row> rows;
     for (const auto& one : all) {
       rows.push_back({tune::text(one), tune::command_of(one, arguments.program, topology)});
     }
-    std::cout << launch::table(title, rows) << '\n';
+    std::cout << detail::table(title, rows) << '\n';
   };
   std::cout << detail::plural(topology.cores.size(), "core") << ", "
             << detail::plural(topology.nodes().size(), "NUMA node") << "; each candidate runs "
@@ -81,7 +79,7 @@ void print_candidates(const TuneArguments& arguments, const Topology& topology,
 
 void print_table(const TuneArguments& arguments, const Topology& topology,
                  const std::vector<tune::Row>& rows, const tune::Verdict& verdict) {
-  std::vector<launch::Row> table{{"", arguments.unit_name(), "lowest", "highest", "step", ""}};
+  std::vector<detail::Row> table{{"", arguments.unit_name(), "lowest", "highest", "step", ""}};
   const auto measured = tune::ranked(rows);
   for (const auto* row : measured) {
     const bool equal = tune::equal_within_spread(*row, *measured.front());
@@ -92,7 +90,7 @@ void print_table(const TuneArguments& arguments, const Topology& topology,
                                          : ""});
   }
   const auto& batch = arguments.program.global_batch;
-  std::cout << launch::table(
+  std::cout << detail::table(
       batch ? concat("Samples of all ranks per second, ", *batch, " in each step")
             : "Batches of all ranks per second. A rank's batch is the same for all, so the global "
               "batch grows with ranks",
@@ -228,19 +226,12 @@ void add_tune(CLI::App& app, int& exit_code) {
              "Longest time of a run. A run without a measured step then counts as failed");
   auto* dry_run =
       command->add_flag("--dry-run", arguments->dry_run, "Print the candidates and run nothing");
-  command
-      ->add_option("--topology", arguments->topology,
-                   "With --dry-run: a host to print the candidates for, as 2x16 for 2 NUMA nodes "
-                   "of 16 cores each (default: this host)")
-      ->type_name("NODESxCORES")
+  add_value(command, "--topology", arguments->topology, "NODESxCORES",
+            "With --dry-run: a host to print the candidates for, as 2x16 for 2 NUMA nodes of 16 "
+            "cores each (default: this host)")
       ->needs(dry_run);
   command->add_flag("--json", arguments->json, "Print one JSON object instead of a table");
-  command->prefix_command();
-  command->validate_positionals();
-  command
-      ->add_option("PROGRAM", arguments->placeholder,
-                   "Program to run, and its own arguments (required)")
-      ->check([](const std::string&) { return std::string("left to the program"); }, "", "");
+  add_program(command);
   command->callback(
       [arguments, command, &exit_code] { exit_code = tune_main(*arguments, *command); });
 }

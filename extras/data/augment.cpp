@@ -5,7 +5,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "extras/data/random_bits.h"
+#include "extras/data/image_crop.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 

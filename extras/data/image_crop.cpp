@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "extras/data/random_bits.h"
-
 namespace lockstep::inline v0_2::detail {
 
 namespace {

@@ -13,7 +13,6 @@
 #include "core/text.h"
 #include "extras/data/image_crop.h"
 #include "extras/data/images/image.h"
-#include "extras/data/random_bits.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 

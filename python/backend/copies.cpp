@@ -35,11 +35,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(
       }
     });
   }
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.broadcast(
-        memory.data_ptr(), bytes_of(memory), DType::u8, static_cast<int>(options.rootRank)));
+  return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
+    return world.broadcast(memory.data_ptr(), bytes_of(memory), DType::u8,
+                           static_cast<int>(options.rootRank));
   });
-  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::broadcast, refusal);
 }
@@ -117,11 +116,9 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(
   work->then([memory, outputs] {
     for (const auto& list : outputs) unflatten(memory, list);
   });
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.all_gather(input.data_ptr(), memory.data_ptr(), counts, DType::u8));
+  return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
+    return world.all_gather(input.data_ptr(), memory.data_ptr(), counts, DType::u8);
   });
-  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::all_gather, refusal);
 }
@@ -208,12 +205,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::gather(TensorLists& outputs, Te
   if (root) {
     work->then([memory, outputs] { unflatten(memory.view({-1}), outputs.front()); });
   }
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.gather(input.data_ptr(), root ? memory.data_ptr() : nullptr, bytes_of(input),
-                           DType::u8, static_cast<int>(options.rootRank)));
+  return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
+    return world.gather(input.data_ptr(), root ? memory.data_ptr() : nullptr, bytes_of(input),
+                        DType::u8, static_cast<int>(options.rootRank));
   });
-  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::gather, refusal);
 }
@@ -240,12 +235,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, Tenso
   if (root) work->keep(input);
   work->keep(memory);
   if (!memory.is_same(output)) work->then([memory, output]() mutable { output.copy_(memory); });
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.scatter(root ? input.data_ptr() : nullptr, memory.data_ptr(), bytes_of(memory),
-                            DType::u8, static_cast<int>(options.rootRank)));
+  return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
+    return world.scatter(root ? input.data_ptr() : nullptr, memory.data_ptr(), bytes_of(memory),
+                         DType::u8, static_cast<int>(options.rootRank));
   });
-  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::scatter, refusal);
 }
@@ -334,9 +327,9 @@ void ProcessGroupLockstep::begin_all_to_all(const WorkPointer& work, const at::T
                                             Progress::Terms terms) {
   work->keep(input);
   work->keep(output);
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.all_to_all(input.data_ptr(), output.data_ptr(),
-                                                            input_bytes, output_bytes, DType::u8));
+  start(work, terms, [&](lockstep::Communicator& world) {
+    return world.all_to_all(input.data_ptr(), output.data_ptr(), input_bytes, output_bytes,
+                            DType::u8);
   });
 }
 

@@ -16,11 +16,9 @@ WorkPointer ProcessGroupLockstep::begin_send(const at::Tensor& tensor, int to, s
   const auto work = make_work({OpType::SEND, "lockstep:send"}, {tensor}, {{tensor}});
   const auto memory = tensor.contiguous();
   work->keep(memory);
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.send(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, to, tag));
+  return start(work, terms, [&](lockstep::Communicator& world) {
+    return world.send(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, to, tag);
   });
-  return work;
 }
 
 WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tensor, int from,
@@ -31,11 +29,9 @@ WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tens
     work->then([memory, target = tensor]() mutable { target.copy_(memory); });
   }
   work->keep(memory);
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.recv(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, from, tag));
+  return start(work, terms, [&](lockstep::Communicator& world) {
+    return world.recv(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, from, tag);
   });
-  return work;
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::send(Tensors& tensors, int to, int tag) {
@@ -62,10 +58,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::recvAnysource(Tensors& tensors,
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::barrier(const c10d::BarrierOptions& options) {
   const auto work = make_work({OpType::BARRIER, "lockstep:barrier"}, {}, {});
-  progress_->submit(work, {options.timeout, options.asyncOp}, [](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.barrier());
-  });
-  return work;
+  return start(work, {options.timeout, options.asyncOp},
+               [&](lockstep::Communicator& world) { return world.barrier(); });
 }
 
 /// The tag of messages of an operation that this backend composes of messages. c10d's tags are not

@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "backend/c10d_reduction.h"
 #include "backend/membership.h"
 #include "backend/progress.h"
 #include "backend/progress_work.h"
@@ -21,6 +20,12 @@ namespace lockstep_torch {
 /// Calls a function that waits for threads. The Python module sets it, so that the calling thread
 /// releases the interpreter's lock meanwhile.
 extern void (*without_interpreter_lock)(const std::function<void()>& function);
+
+/// A c10d reduction over tensors of one dtype. Complex numbers are pairs of real numbers.
+struct Reduction {
+  lockstep::DType dtype;
+  lockstep::Reduction reduction;
+};
 
 /// A backend of torch.distributed over a world of ranks. Tensors are dense tensors of
 /// the CPU, and a sparse tensor for all_reduce. Every process group on one host has a world of its
@@ -98,6 +103,14 @@ class ProcessGroupLockstep final : public c10d::Backend {
   };
 
   WorkPointer make_work(Title title, const Tensors& inputs, TensorLists outputs);
+  /// Begins the operation that begin(world) returns, as that of the Work. Returns the Work.
+  template <class Begin>
+  WorkPointer start(const WorkPointer& work, Progress::Terms terms, const Begin& begin) {
+    progress_->submit(work, terms, [&](Progress::Scope scope) {
+      scope.parts.operations.push_back(begin(scope.world));
+    });
+    return work;
+  }
   /// all_reduce in contiguous memory. then() is called when it is complete.
   void begin_all_reduce(const WorkPointer& work, at::Tensor input, const Reduction& reduction,
                         Progress::Terms terms, std::function<void()> then);

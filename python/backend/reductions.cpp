@@ -1,13 +1,107 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <optional>
+#include <span>
 #include <utility>
 
-#include "backend/c10d_reduction.h"
 #include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/tensors.h"
 
 namespace lockstep_torch {
+namespace {
+
+/// bitwise: whether only the bits of the elements matter.
+std::optional<lockstep::DType> dtype_of(at::ScalarType type, bool bitwise) {
+  using lockstep::DType;
+  constexpr std::pair<at::ScalarType, DType> dtypes[] = {
+      {at::kFloat, DType::f32},     {at::kDouble, DType::f64}, {at::kHalf, DType::f16},
+      {at::kBFloat16, DType::bf16}, {at::kChar, DType::i8},    {at::kByte, DType::u8},
+      {at::kBool, DType::boolean},  {at::kShort, DType::i16},  {at::kInt, DType::i32},
+      {at::kLong, DType::i64},      {at::kUInt16, DType::i16}, {at::kUInt32, DType::i32},
+      {at::kUInt64, DType::i64}};
+  constexpr std::size_t of_bits = 3;  // the last ones
+  const auto valid = std::span(dtypes).first(std::size(dtypes) - (bitwise ? 0 : of_bits));
+  const auto found = std::ranges::find(valid, c10::toRealValueType(type),
+                                       &std::pair<at::ScalarType, DType>::first);
+  return found == valid.end() ? std::nullopt : std::optional(found->second);
+}
+
+/// The reductions of c10d from SUM to BXOR, in its order.
+constexpr std::pair<const char*, lockstep::ReduceOp> reductions[] = {
+    {"SUM", lockstep::ReduceOp::sum},         {"AVG", lockstep::ReduceOp::avg},
+    {"PRODUCT", lockstep::ReduceOp::product}, {"MIN", lockstep::ReduceOp::min},
+    {"MAX", lockstep::ReduceOp::max},         {"BAND", lockstep::ReduceOp::band},
+    {"BOR", lockstep::ReduceOp::bor},         {"BXOR", lockstep::ReduceOp::bxor}};
+static_assert(c10d::ReduceOp::SUM == 0 && c10d::ReduceOp::BXOR + 1 == std::size(reductions));
+
+lockstep::Reduction premultiplied(const c10d::ReduceOp& op, const char* operation) {
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr) refuse(operation, "got PREMUL_SUM without a factor, expected a number");
+  if (!factor->tensor_factor.defined()) {
+    return lockstep::premultiplied_sum(factor->double_factor);
+  }
+  if (factor->tensor_factor.numel() != 1) {
+    refuse(operation, c10::str("got a factor of PREMUL_SUM with ", factor->tensor_factor.numel(),
+                               " elements, expected 1"));
+  }
+  return lockstep::premultiplied_sum(factor->tensor_factor.item<double>());
+}
+
+lockstep::Reduction library_reduction(const c10d::ReduceOp& op, const char* operation) {
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return premultiplied(op, operation);
+  if (op.op_ < std::size(reductions)) return reductions[op.op_].second;
+  refuse(operation,
+         "got an unknown ReduceOp, expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
+         "PREMUL_SUM");
+}
+
+/// Throws: std::invalid_argument naming the operation if the dtype does not have the reduction.
+Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, const char* operation) {
+  const auto reduction = library_reduction(op, operation);
+  const auto refuse_pair = [&](const char* expected) {
+    refuse(operation,
+           c10::str("got ReduceOp.",
+                    op.op_ < std::size(reductions) ? reductions[op.op_].first : "PREMUL_SUM",
+                    " of ", type, ", expected ", expected));
+  };
+  const bool bitwise = reduction.op == lockstep::ReduceOp::band ||
+                       reduction.op == lockstep::ReduceOp::bor ||
+                       reduction.op == lockstep::ReduceOp::bxor;
+  const auto dtype = dtype_of(type, bitwise);
+  if (!dtype) {
+    refuse_pair(
+        "float64, float32, float16, bfloat16, complex, int64, int32, int16, int8, uint8 or bool");
+  }
+  if (c10::isComplexType(type) && reduction.op != lockstep::ReduceOp::sum &&
+      reduction.op != lockstep::ReduceOp::avg &&
+      reduction.op != lockstep::ReduceOp::premultiplied_sum) {
+    refuse_pair("SUM, AVG or PREMUL_SUM for complex numbers");
+  }
+  if (!lockstep::has_reduction(*dtype, reduction.op)) {
+    refuse_pair(bitwise                              ? "a dtype of integers or bool"
+                : *dtype == lockstep::DType::boolean ? "another reduction for bool"
+                                                     : "floating-point or complex numbers");
+  }
+  return {.dtype = *dtype, .reduction = reduction};
+}
+
+/// The tensor in contiguous memory, complex numbers as pairs of real numbers. It shares the
+/// tensor's memory if that is contiguous.
+at::Tensor contiguous_reals(const at::Tensor& tensor) {
+  return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).contiguous();
+}
+
+/// Copies what contiguous_reals() returned, or other memory of its size, to the tensor, unless it
+/// is the tensor's memory.
+void copy_reals(const at::Tensor& reals, const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && reals.data_ptr() == tensor.data_ptr()) return;
+  const auto target = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  target.copy_(reals.view(target.sizes()));
+}
+
+}  // namespace
 
 using c10d::OpType;
 using lockstep::Collective;
@@ -17,9 +111,9 @@ void ProcessGroupLockstep::begin_all_reduce(const WorkPointer& work, at::Tensor 
                                             std::function<void()> then) {
   work->keep(input);
   work->then(std::move(then));
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.all_reduce(input.data_ptr(), count_of(input),
-                                                            reduction.dtype, reduction.reduction));
+  start(work, terms, [&](lockstep::Communicator& world) {
+    return world.all_reduce(input.data_ptr(), count_of(input), reduction.dtype,
+                            reduction.reduction);
   });
 }
 
@@ -119,11 +213,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce(Tensors& tensors,
   const auto reals = contiguous_reals(tensor);
   work->keep(reals);
   if (rank_ == options.rootRank) work->then([reals, tensor] { copy_reals(reals, tensor); });
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.reduce(
-        reals.data_ptr(), count_of(reals), dtype, reduction, static_cast<int>(options.rootRank)));
+  return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
+    return world.reduce(reals.data_ptr(), count_of(reals), dtype, reduction,
+                        static_cast<int>(options.rootRank));
   });
-  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::reduce, refusal);
 }

@@ -79,11 +79,8 @@ void refuse_not_finite(std::string_view strategy, const std::string& name, int r
 
 void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,
                   std::initializer_list<DType> supported) {
-  std::string expected;
-  for (const auto dtype : supported) {
-    if (dtype == elements.dtype) return;
-    expected += concat(expected.empty() ? "" : " or ", name(dtype));
-  }
+  if (std::ranges::count(supported, elements.dtype) > 0) return;
+  const auto expected = detail::joined(supported, " or ", [](DType dtype) { return name(dtype); });
   throw InvalidArgument(concat("strategy ", strategy, ": got ", name(elements.dtype),
                                " elements of ", arrays.name_at(0), ", expected ", expected, ": ",
                                arrays.remedy));

@@ -4,16 +4,13 @@
 #include <limits>
 
 #include "core/text.h"
-#include "kernels/magnitude.h"
+#include "kernels/select_largest.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 
 Fields::Fields(std::string_view strategy, std::string_view options) : strategy_(strategy) {
-  while (!options.empty()) {
-    const auto comma = options.find(',');
-    const auto option = options.substr(0, comma);
-    options = comma == std::string_view::npos ? "" : options.substr(comma + 1);
+  for (const auto& option : lines_in(std::string(options), ',')) {
     const auto equals = option.find('=');
     if (equals != std::string_view::npos) {
       given_.emplace_back(option.substr(0, equals), option.substr(equals + 1));
@@ -57,16 +54,13 @@ std::size_t Fields::choice(std::string_view field, std::initializer_list<std::st
   if (text == nullptr) return fallback;
   const auto* found = std::find(choices.begin(), choices.end(), *text);
   if (found != choices.end()) return static_cast<std::size_t>(found - choices.begin());
-  std::string expected;
-  for (const auto valid : choices) expected += concat(expected.empty() ? "" : " or ", valid);
-  refuse(field, expected);
+  refuse(field, joined(choices, " or "));
 }
 
 void Fields::finish() const {
   for (const auto& [name, value] : given_) {
     if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
-    std::string valid;
-    for (const auto& field : known_) valid += concat(valid.empty() ? "" : ", ", field);
+    const auto valid = joined(known_, ", ");
     throw InvalidArgument(concat("strategy ", strategy_, ": got field \"",
                                  name.empty() ? value : name, "\", expected ",
                                  valid.empty() ? "no options" : "one of: " + valid));

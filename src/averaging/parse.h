@@ -148,9 +148,7 @@ std::optional<Result> parse(std::span<const Named<Result>> table, std::string_vi
 /// The names in a table, for error texts: "fp32, fp16, …".
 template <class Result>
 std::string names(std::span<const Named<Result>> table) {
-  std::string all;
-  for (const auto& known : table) all.append(all.empty() ? "" : ", ").append(known.name);
-  return all;
+  return detail::joined(table, ", ", &Named<Result>::name);
 }
 
 /// The options of one of the strategies of averages.h.

@@ -8,7 +8,6 @@
 
 #include "averaging/average.h"
 #include "averaging/parse.h"
-#include "kernels/magnitude.h"
 #include "kernels/select_largest.h"
 #include "lockstep/denormals.h"
 

@@ -18,14 +18,15 @@ void wait_for(lockstep_work& operation) {
   if (operation.source != nullptr) *operation.source = operation.work.source();
 }
 
-/// Issues an operation by issue(communicator), and waits for it or hands it to the caller. After an
-/// error *work is null. source: as in lockstep_work.
+/// Issues an operation by issue(communicator, function), and waits for it or hands it to the
+/// caller. After an error *work is null. source: as in lockstep_work.
 template <class Issue>
 lockstep_status run(const char* function, const lockstep_group* group, lockstep_work** work,
                     const Issue& issue, int32_t* source = nullptr) noexcept {
   if (work != nullptr) *work = nullptr;
   return status_of([&] {
-    lockstep_work issued{.work = issue(communicator_of(function, group)), .source = source};
+    lockstep_work issued{.work = issue(communicator_of(function, group), function),
+                         .source = source};
     if (work == nullptr) {
       wait_for(issued);
     } else {
@@ -45,8 +46,7 @@ std::span<const std::size_t> counts_of(const char* function, const char* argumen
 
 lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t count,
                                     lockstep_dtype dtype, lockstep_op op, lockstep_work** work) {
-  constexpr auto name = "lockstep_all_reduce";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.all_reduce(data, count, dtype_of(name, dtype), op_of(name, op));
   });
 }
@@ -54,16 +54,14 @@ lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t co
 lockstep_status lockstep_reduce(lockstep_group* group, void* data, size_t count,
                                 lockstep_dtype dtype, lockstep_op op, int32_t root,
                                 lockstep_work** work) {
-  constexpr auto name = "lockstep_reduce";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.reduce(data, count, dtype_of(name, dtype), op_of(name, op), root);
   });
 }
 
 lockstep_status lockstep_broadcast(lockstep_group* group, void* data, size_t count,
                                    lockstep_dtype dtype, int32_t root, lockstep_work** work) {
-  constexpr auto name = "lockstep_broadcast";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.broadcast(data, count, dtype_of(name, dtype), root);
   });
 }
@@ -71,8 +69,7 @@ lockstep_status lockstep_broadcast(lockstep_group* group, void* data, size_t cou
 lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, void* output,
                                     const size_t* counts, lockstep_dtype dtype,
                                     lockstep_work** work) {
-  constexpr auto name = "lockstep_all_gather";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.all_gather(input, output, counts_of(name, "counts", communicator, counts),
                                    dtype_of(name, dtype));
   });
@@ -81,8 +78,7 @@ lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, vo
 lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input, void* output,
                                         const size_t* counts, lockstep_dtype dtype, lockstep_op op,
                                         lockstep_work** work) {
-  constexpr auto name = "lockstep_reduce_scatter";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.reduce_scatter(input, output,
                                        counts_of(name, "counts", communicator, counts),
                                        dtype_of(name, dtype), op_of(name, op));
@@ -92,8 +88,7 @@ lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input
 lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* output,
                                 size_t count, lockstep_dtype dtype, int32_t root,
                                 lockstep_work** work) {
-  constexpr auto name = "lockstep_gather";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.gather(input, output, count, dtype_of(name, dtype), root);
   });
 }
@@ -101,8 +96,7 @@ lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* 
 lockstep_status lockstep_gather_counts(lockstep_group* group, const void* input, void* output,
                                        const size_t* counts, lockstep_dtype dtype, int32_t root,
                                        lockstep_work** work) {
-  constexpr auto name = "lockstep_gather_counts";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.gather(input, output, counts_of(name, "counts", communicator, counts),
                                dtype_of(name, dtype), root);
   });
@@ -111,8 +105,7 @@ lockstep_status lockstep_gather_counts(lockstep_group* group, const void* input,
 lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output,
                                  size_t count, lockstep_dtype dtype, int32_t root,
                                  lockstep_work** work) {
-  constexpr auto name = "lockstep_scatter";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.scatter(input, output, count, dtype_of(name, dtype), root);
   });
 }
@@ -120,8 +113,7 @@ lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void*
 lockstep_status lockstep_scatter_counts(lockstep_group* group, const void* input, void* output,
                                         const size_t* counts, lockstep_dtype dtype, int32_t root,
                                         lockstep_work** work) {
-  constexpr auto name = "lockstep_scatter_counts";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.scatter(input, output, counts_of(name, "counts", communicator, counts),
                                 dtype_of(name, dtype), root);
   });
@@ -129,8 +121,7 @@ lockstep_status lockstep_scatter_counts(lockstep_group* group, const void* input
 
 lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output,
                                     size_t count, lockstep_dtype dtype, lockstep_work** work) {
-  constexpr auto name = "lockstep_all_to_all";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.all_to_all(input, output, count, dtype_of(name, dtype));
   });
 }
@@ -138,8 +129,7 @@ lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, vo
 lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* input, void* output,
                                            const size_t* input_counts, const size_t* output_counts,
                                            lockstep_dtype dtype, lockstep_work** work) {
-  constexpr auto name = "lockstep_all_to_all_counts";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.all_to_all(
         input, output, counts_of(name, "input_counts", communicator, input_counts),
         counts_of(name, "output_counts", communicator, output_counts), dtype_of(name, dtype));
@@ -149,8 +139,7 @@ lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* in
 lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,
                               lockstep_dtype dtype, int32_t to, uint32_t tag,
                               lockstep_work** work) {
-  constexpr auto name = "lockstep_send";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.send(input, count, dtype_of(name, dtype), to, tag);
   });
 }
@@ -158,8 +147,7 @@ lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t c
 lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,
                               lockstep_dtype dtype, int32_t from, uint32_t tag,
                               lockstep_work** work) {
-  constexpr auto name = "lockstep_recv";
-  return run(name, group, work, [&](Communicator& communicator) {
+  return run(__func__, group, work, [&](Communicator& communicator, const char* name) {
     return communicator.recv(output, count, dtype_of(name, dtype), from, tag);
   });
 }
@@ -167,17 +155,16 @@ lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,
 lockstep_status lockstep_recv_any(lockstep_group* group, void* output, size_t count,
                                   lockstep_dtype dtype, int32_t* from, uint32_t tag,
                                   lockstep_work** work) {
-  constexpr auto name = "lockstep_recv_any";
-  const auto issue = [&](Communicator& communicator) {
+  const auto issue = [&](Communicator& communicator, const char* name) {
     expect_pointer(name, "from", from);
     return communicator.recv(output, count, dtype_of(name, dtype), lockstep::any_source, tag);
   };
-  return run(name, group, work, issue, from);
+  return run(__func__, group, work, issue, from);
 }
 
 lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work) {
-  return run("lockstep_barrier", group, work,
-             [](Communicator& communicator) { return communicator.barrier(); });
+  return run(__func__, group, work,
+             [](Communicator& communicator, const char*) { return communicator.barrier(); });
 }
 
 lockstep_status lockstep_wait(lockstep_work** work) {

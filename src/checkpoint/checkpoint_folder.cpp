@@ -8,7 +8,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
-#include "core/system/folder_lock.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "formats/atomic_file.h"
 #include "formats/safetensors_reader.h"

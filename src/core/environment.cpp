@@ -7,6 +7,7 @@
 #include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "lockstep/log_sink.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -32,12 +33,10 @@ bool is_secret(std::string_view name) {
 }
 
 std::string variables_text(std::initializer_list<const char*> names) {
-  std::string text;
-  for (const char* name : names) {
+  return joined(names, ", ", [](const char* name) {
     const auto value = variable(name);
-    text += concat(text.empty() ? "" : ", ", name, value ? concat("=", *value) : " unset");
-  }
-  return text;
+    return concat(name, value ? concat("=", *value) : " unset");
+  });
 }
 
 }  // namespace lockstep::detail
@@ -87,13 +86,9 @@ std::optional<int> bucket_mib() {
 }
 
 std::string log_level() {
+  constexpr detail::EnumNames<LogLevel::error> levels("debug", "info", "warn", "error");
   const auto text = variable("LOCKSTEP_LOG");
-  if (!text) return {};
-  for (const std::string_view level : {"debug", "info", "warn", "error"}) {
-    if (*text == level) return std::string(level);
-  }
-  throw InvalidArgument(
-      concat("LOCKSTEP_LOG: got '", *text, "', expected debug, info, warn or error"));
+  return text ? std::string(levels.of(levels.parse("LOCKSTEP_LOG:", *text))) : "";
 }
 
 }  // namespace

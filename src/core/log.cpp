@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -15,17 +16,9 @@ namespace lockstep::inline v0_2::log {
 namespace {
 
 spdlog::level::level_enum translate(LogLevel level) {
-  switch (level) {
-    case LogLevel::debug:
-      return spdlog::level::debug;
-    case LogLevel::info:
-      return spdlog::level::info;
-    case LogLevel::warn:
-      return spdlog::level::warn;
-    case LogLevel::error:
-      return spdlog::level::err;
-  }
-  return spdlog::level::off;
+  constexpr std::array levels{spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                              spdlog::level::err};
+  return levels[static_cast<std::size_t>(level)];
 }
 
 spdlog::logger& logger() {

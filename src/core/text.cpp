@@ -38,6 +38,28 @@ std::string shortest(double value) {
   return {text.data(), end};
 }
 
+std::vector<std::string> lines_in(const std::string& text, char end) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line, end);) lines.push_back(line);
+  return lines;
+}
+
+std::string quoted(const std::string& word) {
+  constexpr std::string_view plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      text += "'\\''";
+    } else {
+      text += c;
+    }
+  }
+  return text + "'";
+}
+
 std::string utc_text(const char* format) {
   const auto now = std::time(nullptr);
   tm parts{};

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::inline v0_2::detail {
 
@@ -25,6 +26,16 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
+/// What text returns for each item, with the separator between two of them.
+template <class Range, class Text = std::identity>
+std::string joined(const Range& items, std::string_view separator, const Text& text = {}) {
+  std::string all;
+  for (const auto& item : items) {
+    all += concat(all.empty() ? "" : separator, std::invoke(text, item));
+  }
+  return all;
+}
+
 /// "rank 1", "ranks 0, 2", or "ranks 0, 1, … and 5 more" for more than sixteen. note returns a text
 /// that follows a rank. "no rank" for an empty list.
 std::string rank_list(std::span<const int> ranks,
@@ -38,6 +49,12 @@ std::string fixed(double value, int decimals);
 
 /// The shortest text that is read as the same number.
 std::string shortest(double value);
+
+/// The lines of a text, or other parts that end with this character. The last one may lack its end.
+std::vector<std::string> lines_in(const std::string& text, char end = '\n');
+
+/// Quotes a word for a shell, if it needs quotes.
+std::string quoted(const std::string& word);
 
 /// The current time in UTC, formatted by strftime().
 std::string utc_text(const char* format);

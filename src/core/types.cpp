@@ -36,12 +36,14 @@ std::string_view name(DType dtype) {
 }
 
 DType parse_dtype(std::string_view text) {
-  std::string valid;
   for (const auto& entry : names) {
     if (entry.full == text || entry.brief == text) return entry.dtype;
-    valid += detail::concat(valid.empty() ? "" : ", ", entry.full, " (", entry.brief, ")");
   }
-  throw InvalidArgument(detail::concat("unknown dtype '", text, "', expected one of ", valid));
+  const auto shown = [](const DTypeNames& entry) {
+    return detail::concat(entry.full, " (", entry.brief, ")");
+  };
+  throw InvalidArgument(detail::concat("unknown dtype '", text, "', expected one of ",
+                                       detail::joined(names, ", ", shown)));
 }
 
 std::string_view name(ReduceOp op) {
@@ -51,13 +53,12 @@ std::string_view name(ReduceOp op) {
 }
 
 ReduceOp parse_reduce_op(std::string_view text) {
-  std::string valid;
   for (const auto op : all_reduce_ops) {
     if (name(op) == text) return op;
-    valid += detail::concat(valid.empty() ? "" : ", ", name(op));
   }
-  throw InvalidArgument(
-      detail::concat("unknown reduce operation '", text, "', expected one of ", valid));
+  const auto shown = [](ReduceOp op) { return name(op); };
+  throw InvalidArgument(detail::concat("unknown reduce operation '", text, "', expected one of ",
+                                       detail::joined(all_reduce_ops, ", ", shown)));
 }
 
 }  // namespace lockstep

@@ -10,55 +10,30 @@ namespace lockstep::inline v0_2::detail {
 template <DType kDtype>
 struct Element;
 
-template <>
-struct Element<DType::f32> {
-  using Stored = float;
-  using Value = float;
+template <class InMemory, class OfNumber = InMemory>
+struct ElementTypes {
+  using Stored = InMemory;
+  using Value = OfNumber;
 };
 template <>
-struct Element<DType::f64> {
-  using Stored = double;
-  using Value = double;
-};
+struct Element<DType::f32> : ElementTypes<float> {};
 template <>
-struct Element<DType::f16> {
-  using Stored = std::uint16_t;
-  using Value = float;
-};
+struct Element<DType::f64> : ElementTypes<double> {};
 template <>
-struct Element<DType::bf16> {
-  using Stored = std::uint16_t;
-  using Value = float;
-};
+struct Element<DType::f16> : ElementTypes<std::uint16_t, float> {};
 template <>
-struct Element<DType::i8> {
-  using Stored = std::int8_t;
-  using Value = std::int8_t;
-};
+struct Element<DType::bf16> : ElementTypes<std::uint16_t, float> {};
 template <>
-struct Element<DType::u8> {
-  using Stored = std::uint8_t;
-  using Value = std::uint8_t;
-};
+struct Element<DType::i8> : ElementTypes<std::int8_t> {};
 template <>
-struct Element<DType::boolean> {
-  using Stored = std::uint8_t;
-  using Value = std::uint8_t;
-};
+struct Element<DType::u8> : ElementTypes<std::uint8_t> {};
 template <>
-struct Element<DType::i16> {
-  using Stored = std::int16_t;
-  using Value = std::int16_t;
-};
+struct Element<DType::boolean> : ElementTypes<std::uint8_t> {};
 template <>
-struct Element<DType::i32> {
-  using Stored = std::int32_t;
-  using Value = std::int32_t;
-};
+struct Element<DType::i16> : ElementTypes<std::int16_t> {};
 template <>
-struct Element<DType::i64> {
-  using Stored = std::int64_t;
-  using Value = std::int64_t;
-};
+struct Element<DType::i32> : ElementTypes<std::int32_t> {};
+template <>
+struct Element<DType::i64> : ElementTypes<std::int64_t> {};
 
 }  // namespace lockstep::detail

@@ -134,7 +134,7 @@ void add_compensation_to_block(const std::uint16_t* rounded, const std::uint16_t
 }
 
 template <bool kIsBf16>
-HWY_INLINE void refresh_block(const std::uint16_t* rounded, float* masters) {
+HWY_INLINE void refresh_block_of(const std::uint16_t* rounded, float* masters) {
   const Floats d;
   const Words u;
   const HalfTag<Floats> halves;
@@ -155,12 +155,8 @@ HWY_INLINE void refresh_block(const std::uint16_t* rounded, float* masters) {
   }
 }
 
-void refresh_block_bf16(const std::uint16_t* rounded, float* masters) {
-  refresh_block<true>(rounded, masters);
-}
-
-void refresh_block_f16(const std::uint16_t* rounded, float* masters) {
-  refresh_block<false>(rounded, masters);
+void refresh_block(bool is_bf16, const std::uint16_t* rounded, float* masters) {
+  is_bf16 ? refresh_block_of<true>(rounded, masters) : refresh_block_of<false>(rounded, masters);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -172,8 +168,7 @@ namespace lockstep::inline v0_2::kernels {
 HWY_EXPORT(round_block_stochastically);
 HWY_EXPORT(round_block_with_compensation);
 HWY_EXPORT(add_compensation_to_block);
-HWY_EXPORT(refresh_block_bf16);
-HWY_EXPORT(refresh_block_f16);
+HWY_EXPORT(refresh_block);
 
 void round_stochastically(std::span<const float> values, const RandomStream& stream,
                           std::size_t first, std::uint16_t* rounded) {
@@ -229,10 +224,7 @@ void add_compensation(const std::uint16_t* rounded, const std::uint16_t* compens
 
 void refresh_masters(DType dtype, const std::uint16_t* rounded, std::span<float> masters) {
   const auto refresh = [&](const std::uint16_t* of_block, float* to) {
-    if (dtype == DType::bf16)
-      HWY_DYNAMIC_DISPATCH(refresh_block_bf16)(of_block, to);
-    else
-      HWY_DYNAMIC_DISPATCH(refresh_block_f16)(of_block, to);
+    HWY_DYNAMIC_DISPATCH(refresh_block)(dtype == DType::bf16, of_block, to);
   };
   std::size_t at = 0;
   for (; masters.size() - at >= block; at += block) refresh(rounded + at, masters.data() + at);

@@ -187,13 +187,9 @@ std::optional<NotFinite> mean_of_all(std::span<const QuantizedPart> ranks, std::
 
 }  // namespace
 
-std::optional<NotFinite> mean_with_feedback(std::span<const QuantizedPart> ranks,
-                                            std::size_t count) {
-  return mean_of_all<true>(ranks, count);
-}
-
-std::optional<NotFinite> mean_without(std::span<const QuantizedPart> ranks, std::size_t count) {
-  return mean_of_all<false>(ranks, count);
+std::optional<NotFinite> mean_of_ranks(std::span<const QuantizedPart> ranks, std::size_t count) {
+  return ranks.front().residual != nullptr ? mean_of_all<true>(ranks, count)
+                                           : mean_of_all<false>(ranks, count);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -202,13 +198,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lockstep::inline v0_2::kernels {
 
-HWY_EXPORT(mean_with_feedback);
-HWY_EXPORT(mean_without);
+HWY_EXPORT(mean_of_ranks);
 
 std::optional<NotFinite> quantized_mean(std::span<const QuantizedPart> ranks, std::size_t count) {
   if (ranks.empty()) return {};
-  return ranks.front().residual != nullptr ? HWY_DYNAMIC_DISPATCH(mean_with_feedback)(ranks, count)
-                                           : HWY_DYNAMIC_DISPATCH(mean_without)(ranks, count);
+  return HWY_DYNAMIC_DISPATCH(mean_of_ranks)(ranks, count);
 }
 
 }  // namespace lockstep::kernels

@@ -331,5 +331,13 @@ void multiply(DType dtype, double factor, const std::byte* input, std::byte* out
   HWY_DYNAMIC_DISPATCH(multiply)(dtype, factor, input, output, count);
 }
 
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    names.emplace_back(hwy::TargetName(target));
+  }
+  return names;
+}
+
 }  // namespace lockstep::kernels
 #endif  // HWY_ONCE

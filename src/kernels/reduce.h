@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "lockstep/types.h"
 
@@ -42,5 +44,9 @@ void reduce_halves(const Wire& wire, ReduceOp op, std::span<const std::byte* con
                    std::span<std::byte* const> outputs, std::size_t count);
 /// values[i] = halves[i]. halves may be the second half of values; other overlaps are not allowed.
 void widen_halves(const Wire& wire, const std::byte* halves, std::byte* values, std::size_t count);
+
+/// The instruction sets for which kernels were built and which this CPU supports, best first.
+/// Kernels use the first.
+std::vector<std::string> cpu_targets();
 
 }  // namespace lockstep::kernels

@@ -144,32 +144,19 @@ void widen_vectors(const std::byte* halves, std::byte* values, std::size_t count
       });
 }
 
-void reduce_f16(const Rounding& rounding, std::span<const std::byte* const> inputs,
+void reduce_any(bool is_bf16, const Rounding& rounding, std::span<const std::byte* const> inputs,
                 std::span<std::byte* const> outputs, std::size_t count) {
-  reduce_vectors<false>(rounding, inputs, outputs, count);
+  is_bf16 ? reduce_vectors<true>(rounding, inputs, outputs, count)
+          : reduce_vectors<false>(rounding, inputs, outputs, count);
 }
-
-void reduce_bf16(const Rounding& rounding, std::span<const std::byte* const> inputs,
-                 std::span<std::byte* const> outputs, std::size_t count) {
-  reduce_vectors<true>(rounding, inputs, outputs, count);
-}
-
-void round_f16(const Rounding& rounding, const std::byte* values, std::byte* halves,
+void round_any(bool is_bf16, const Rounding& rounding, const std::byte* values, std::byte* halves,
                std::size_t count) {
-  round_vectors<false>(rounding, values, halves, count);
+  is_bf16 ? round_vectors<true>(rounding, values, halves, count)
+          : round_vectors<false>(rounding, values, halves, count);
 }
-
-void round_bf16(const Rounding& rounding, const std::byte* values, std::byte* halves,
-                std::size_t count) {
-  round_vectors<true>(rounding, values, halves, count);
-}
-
-void widen_f16(const std::byte* halves, std::byte* values, std::size_t count) {
-  widen_vectors<false>(halves, values, count);
-}
-
-void widen_bf16(const std::byte* halves, std::byte* values, std::size_t count) {
-  widen_vectors<true>(halves, values, count);
+void widen_any(bool is_bf16, const std::byte* halves, std::byte* values, std::size_t count) {
+  is_bf16 ? widen_vectors<true>(halves, values, count)
+          : widen_vectors<false>(halves, values, count);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -178,12 +165,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lockstep::inline v0_2::kernels {
 
-HWY_EXPORT(reduce_f16);
-HWY_EXPORT(reduce_bf16);
-HWY_EXPORT(round_f16);
-HWY_EXPORT(round_bf16);
-HWY_EXPORT(widen_f16);
-HWY_EXPORT(widen_bf16);
+HWY_EXPORT(reduce_any);
+HWY_EXPORT(round_any);
+HWY_EXPORT(widen_any);
 
 namespace {
 
@@ -212,22 +196,14 @@ void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::byte* co
   if (inputs.empty()) throw InvalidArgument("reduce_rounded: got no inputs, expected at least one");
   check("reduce_rounded", wire, op);
   const auto rounding = rounding_of(wire, op, inputs.size());
-  if (wire.dtype == DType::f16) {
-    HWY_DYNAMIC_DISPATCH(reduce_f16)(rounding, inputs, outputs, count);
-  } else {
-    HWY_DYNAMIC_DISPATCH(reduce_bf16)(rounding, inputs, outputs, count);
-  }
+  HWY_DYNAMIC_DISPATCH(reduce_any)(wire.dtype == DType::bf16, rounding, inputs, outputs, count);
 }
 
 void round_to_halves(const Wire& wire, ReduceOp op, std::size_t ranks, const std::byte* values,
                      std::byte* halves, std::size_t count) {
   check("round_to_halves", wire, op);
   const auto rounding = rounding_of(wire, op, ranks);
-  if (wire.dtype == DType::f16) {
-    HWY_DYNAMIC_DISPATCH(round_f16)(rounding, values, halves, count);
-  } else {
-    HWY_DYNAMIC_DISPATCH(round_bf16)(rounding, values, halves, count);
-  }
+  HWY_DYNAMIC_DISPATCH(round_any)(wire.dtype == DType::bf16, rounding, values, halves, count);
 }
 
 void reduce_halves(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
@@ -238,11 +214,7 @@ void reduce_halves(const Wire& wire, ReduceOp op, std::span<const std::byte* con
 
 void widen_halves(const Wire& wire, const std::byte* halves, std::byte* values, std::size_t count) {
   check("widen_halves", wire, ReduceOp::sum);
-  if (wire.dtype == DType::f16) {
-    HWY_DYNAMIC_DISPATCH(widen_f16)(halves, values, count);
-  } else {
-    HWY_DYNAMIC_DISPATCH(widen_bf16)(halves, values, count);
-  }
+  HWY_DYNAMIC_DISPATCH(widen_any)(wire.dtype == DType::bf16, halves, values, count);
 }
 
 }  // namespace lockstep::kernels

@@ -1,12 +1,15 @@
 #include "kernels/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <type_traits>
+#include <utility>
 
 #include "core/system/denormals_guard.h"
 #include "kernels/element.h"
@@ -116,6 +119,11 @@ void reduce_elements(ReduceOp op, std::span<const std::byte* const> inputs,
   }
 }
 
+template <std::size_t... kIndex>
+constexpr auto reduce_table(std::index_sequence<kIndex...>) {
+  return std::array{&reduce_elements<all_dtypes[kIndex]>...};
+}
+
 void reduce_booleans(ReduceOp op, std::span<const std::byte* const> inputs,
                      std::span<std::byte* const> outputs, std::size_t count) {
   const auto combine_booleans = [op](bool a, bool b) {
@@ -187,28 +195,9 @@ std::uint16_t to_bf16(float value) {
 
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count) {
-  switch (dtype) {
-    case DType::f32:
-      return reduce_elements<DType::f32>(op, inputs, outputs, count);
-    case DType::f64:
-      return reduce_elements<DType::f64>(op, inputs, outputs, count);
-    case DType::f16:
-      return reduce_elements<DType::f16>(op, inputs, outputs, count);
-    case DType::bf16:
-      return reduce_elements<DType::bf16>(op, inputs, outputs, count);
-    case DType::i8:
-      return reduce_elements<DType::i8>(op, inputs, outputs, count);
-    case DType::u8:
-      return reduce_elements<DType::u8>(op, inputs, outputs, count);
-    case DType::i16:
-      return reduce_elements<DType::i16>(op, inputs, outputs, count);
-    case DType::boolean:
-      return reduce_booleans(op, inputs, outputs, count);
-    case DType::i32:
-      return reduce_elements<DType::i32>(op, inputs, outputs, count);
-    case DType::i64:
-      return reduce_elements<DType::i64>(op, inputs, outputs, count);
-  }
+  if (dtype == DType::boolean) return reduce_booleans(op, inputs, outputs, count);
+  static constexpr auto by_dtype = reduce_table(std::make_index_sequence<std::size(all_dtypes)>());
+  by_dtype[static_cast<std::size_t>(dtype)](op, inputs, outputs, count);
 }
 
 namespace {

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "core/text.h"
-#include "kernels/magnitude.h"
 #include "lockstep/error.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,53 +1,20 @@
-#include "launch/describe.h"
-
 #include <algorithm>
 #include <string_view>
 
 #include "core/system/denormals_guard.h"
+#include "core/system/terminal.h"
 #include "core/text.h"
 #include "launch/plan.h"
 #include "lockstep/denormals.h"
 
 namespace lockstep::inline v0_2::launch {
-
-std::string table(const std::string& title, const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    // The last cell of a row is not padded and does not affect the widths.
-    for (std::size_t i = 0; i + 1 < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text = title + '\n';
-  for (const auto& row : rows) {
-    text += ' ';
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      text += ' ' + row[i];
-      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 1, ' ');
-    }
-    text += '\n';
-  }
-  return text;
-}
-
-std::string quoted(const std::string& word) {
-  constexpr std::string_view plain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
-  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      text += "'\\''";
-    } else {
-      text += c;
-    }
-  }
-  return text + "'";
-}
-
 namespace {
 
 using detail::concat;
 using detail::plural;
+using detail::quoted;
+using detail::Row;
+using detail::table;
 
 std::string command(const Plan& plan) {
   std::string text = quoted(plan.program.string());
@@ -135,9 +102,8 @@ std::string describe(const Plan& plan) {
                          name == "LOCKSTEP_TIMEOUT" || name == "LOCKSTEP_LOG" ||
                          (name == "LOCKSTEP_DEVICE" && !value.empty()) ||
                          (with_gpus && name == "CUDA_VISIBLE_DEVICES");
-    const bool replaced = std::any_of(first.begin(), first.end(),
-                                      [&](const auto& variable) { return variable.first == name; });
-    if (settled && !replaced) common.push_back({name, value, "(yours)"});
+    if (settled && find_variable(first, name) == nullptr)
+      common.push_back({name, value, "(yours)"});
   }
 
   std::vector<Row> ranks{{"rank", "cpus"}};

@@ -6,8 +6,8 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <locale>
 #include <map>
 #include <sstream>
@@ -15,6 +15,8 @@
 #include <string_view>
 
 #include "core/environment.h"
+#include "core/nccl_version.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "launch/system.h"
 
@@ -47,6 +49,14 @@ std::string hexadecimal(const std::array<unsigned char, 16>& bytes) {
     text += detail::hex(bytes[i], 2);
   }
   return text;
+}
+
+/// Loads a library; null with the reason if that fails.
+void* load(const std::string& library, std::string& problem) {
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const char* const error = loaded == nullptr ? dlerror() : nullptr;
+  problem = error != nullptr ? error : library;
+  return loaded;
 }
 
 /// The functions of the NVIDIA driver, which need no header of CUDA: their signatures are fixed.
@@ -127,12 +137,9 @@ std::string ask_driver(const std::string& library, const std::optional<std::stri
   } else {
     unsetenv(visible_devices);
   }
-  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (loaded == nullptr) {
-    const char* error = dlerror();
-    return concat("missing ", error != nullptr ? error : library, '\n');
-  }
-  return Driver(loaded).list();
+  std::string problem;
+  void* const loaded = load(library, problem);
+  return loaded == nullptr ? concat("missing ", problem, '\n') : Driver(loaded).list();
 }
 
 std::string version_text(int version) {  // 13000 is 13.0, 12080 is 12.8
@@ -163,13 +170,7 @@ std::vector<Gpu> gpus_of_files(const GpuSources& sources) {
   }
   std::sort(described.begin(), described.end());
   for (const auto& folder : described) {
-    std::map<std::string, std::string> fields;
-    std::ifstream in(folder / "information");
-    for (std::string line; std::getline(in, line);) {
-      const auto colon = line.find(':');
-      const auto value = line.find_first_not_of(" \t", colon == line.npos ? colon : colon + 1);
-      if (value != line.npos) fields[line.substr(0, colon)] = line.substr(value);
-    }
+    auto fields = detail::fields(folder / "information");
     // A container may have the device files of some GPUs only.
     if (!std::filesystem::exists(sources.devices / ("nvidia" + fields["Device Minor"]), none) ||
         fields["Device Minor"].empty()) {
@@ -224,11 +225,7 @@ std::string label(const Gpu& gpu) {
   return gpu.name.empty() ? gpu.id : concat(gpu.id, " (", gpu.name, ")");
 }
 
-std::string labels(const std::vector<Gpu>& gpus) {
-  std::string text;
-  for (const auto& gpu : gpus) text += (text.empty() ? "" : ", ") + label(gpu);
-  return text;
-}
+std::string labels(const std::vector<Gpu>& gpus) { return detail::joined(gpus, ", ", label); }
 
 std::string cuda_driver_library() {
   return std::string(detail::variable("LOCKSTEP_LIBCUDA").value_or("libcuda.so.1"));
@@ -237,8 +234,7 @@ std::string cuda_driver_library() {
 std::vector<std::string> gpu_entries(const std::string& list) {
   std::vector<std::string> entries;
   if (list.find_first_not_of(" \t") == list.npos) return entries;
-  std::istringstream in(list + ',');
-  for (std::string entry; std::getline(in, entry, ',');) {
+  for (const auto& entry : detail::lines_in(list + ',', ',')) {
     const auto begin = entry.find_first_not_of(" \t");
     entries.push_back(
         begin == entry.npos ? "" : entry.substr(begin, entry.find_last_not_of(" \t") + 1 - begin));
@@ -294,8 +290,7 @@ GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& v
     return list;
   }
   const auto ids = visible ? gpu_entries(*visible) : std::vector<std::string>{};
-  std::istringstream lines(answer.text);
-  for (std::string line; std::getline(lines, line);) {
+  for (const auto& line : detail::lines_in(answer.text)) {
     std::istringstream in(line);
     in.imbue(std::locale::classic());
     std::string kind;
@@ -329,6 +324,56 @@ GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& v
                           ids[list.gpus.size()], "', which names no GPU, or a second MIG device");
   }
   return list;
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Runs in the child process: "VERSION FILE".
+std::string ask(const std::string& library) {
+  std::string problem;
+  void* const loaded = load(library, problem);
+  if (loaded == nullptr) throw std::runtime_error(problem);
+  void* const symbol = dlsym(loaded, "ncclGetVersion");
+  if (symbol == nullptr) throw std::runtime_error(library + ": it has no function ncclGetVersion");
+  int version = 0;
+  const int error = reinterpret_cast<int (*)(int*)>(symbol)(&version);
+  if (error != 0) throw std::runtime_error(concat(library, ": ncclGetVersion: error ", error));
+  Dl_info info{};
+  const bool known = dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
+  return concat(version, ' ', known ? info.dli_fname : library.c_str());
+}
+
+}  // namespace
+
+FoundNccl find_nccl(const std::filesystem::path& libtorch) {
+  const auto named = detail::variable("LOCKSTEP_NCCL");
+  const auto packaged = libtorch / "../../nvidia/nccl/lib/libnccl.so.2";
+  const bool is_packaged = !libtorch.empty() && std::filesystem::exists(packaged);
+  const std::string library(named.value_or(
+      is_packaged ? std::filesystem::weakly_canonical(packaged).string() : "libnccl.so.2"));
+  const auto answer = probe([&] { return ask(library); }, 60s);
+  FoundNccl found;
+  if (!answer.problem.empty()) {
+    found.problem =
+        concat("not found: ", answer.problem,
+               named ? "; correct LOCKSTEP_NCCL, which names it"
+                     : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
+    return found;
+  }
+  std::istringstream in(answer.text);
+  in.imbue(std::locale::classic());
+  int version = 0;
+  in >> version >> std::ws;
+  std::getline(in, found.file);
+  found.version = detail::nccl_version_text(version);
+  if (version < detail::oldest_nccl_version) {
+    found.problem =
+        "too old, 2.19 or newer is needed; install a newer libnccl2, or set LOCKSTEP_NCCL to the "
+        "file of a newer one";
+  }
+  return found;
 }
 
 }  // namespace lockstep::launch

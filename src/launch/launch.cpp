@@ -18,7 +18,6 @@
 #include "launch/job/failure_report.h"
 #include "launch/job/logs.h"
 #include "launch/job/nodes.h"
-#include "launch/job/signal_watch.h"
 #include "launch/job/supervisor.h"
 #include "lockstep/error.h"
 
@@ -34,9 +33,7 @@ void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
   };
   if (outcome.cause && !outcome.reported) err.line("", report(*outcome.cause, err.colour()));
   if (!outcome.survivors.empty()) {
-    std::string processes;
-    for (const auto& one : outcome.survivors) processes += (processes.empty() ? "" : ", ") + one;
-    err.line("", concat("lockstep: SIGKILL did not end ", processes,
+    err.line("", concat("lockstep: SIGKILL did not end ", detail::joined(outcome.survivors, ", "),
                         " within 2 s. The launcher ends without waiting any longer; the kernel "
                         "ends such a process when it can."));
   }
@@ -86,7 +83,7 @@ int settle(const Outcome& outcome, Console& console, RemoteNodes* remote) {
   if (err.unread() > 0) console.losses.add_unread("stderr", err.unread());
   if (console.losses.empty()) return outcome.code;
   const bool gone = out.broken() || err.broken();
-  auto& output = err.unread() > 0 && !err.same_place(out) ? out : err;
+  auto& output = err.unread() > 0 && err.place() != out.place() ? out : err;
   output.line(
       "", concat("lockstep: ", gone ? "the reader of its output has closed it" : "output was lost",
                  ": ", console.losses.text()));

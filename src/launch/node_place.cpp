@@ -36,11 +36,6 @@ constexpr std::array node_sources{
 };
 const auto default_port = std::to_string(control::default_port);
 
-std::string value_of(const Variables& environment, std::string_view name) {
-  const auto* found = find_variable(environment, name);
-  return found == nullptr ? "" : *found;
-}
-
 std::string shown(const Variables& environment, const NodeSource& source) {
   std::string text;
   for (const std::string_view name : {source.count, source.number, source.address, source.port}) {

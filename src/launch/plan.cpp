@@ -12,7 +12,7 @@
 #include "comm/control/address.h"
 #include "comm/host/world/world.h"
 #include "core/system/denormals_guard.h"
-#include "core/system/folder_lock.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "launch/system.h"
 #include "lockstep/denormals.h"
@@ -45,38 +45,32 @@ constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
 constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
 
+/// Throws: InvalidArgument of the parts, unless holds.
+template <class... Parts>
+void expect(bool holds, const Parts&... parts) {
+  if (!holds) throw InvalidArgument(concat(parts...));
+}
+
 void check(const Options& options) {
-  if (options.ranks < 1 || options.ranks > host::max_ranks) {
-    throw InvalidArgument(
-        concat("got ", options.ranks, " ranks, expected 1 to ", host::max_ranks, " on one host"));
-  }
   constexpr double longest = 1e9;
-  if (options.timeout &&
-      !(std::isfinite(*options.timeout) && *options.timeout > 0 && *options.timeout <= longest)) {
-    throw InvalidArgument(
-        concat("timeout: got ", *options.timeout, " s, expected more than 0 and at most 1e9"));
-  }
+  const auto in_range = [](double value) { return value >= 0 && value <= longest; };
+  const double timeout = options.timeout.value_or(1);
+  const double linger = options.linger ? options.linger->count() : 0;
+  const double stall_warning = options.stall_warning.value_or(0);
+  expect(options.ranks >= 1 && options.ranks <= host::max_ranks, "got ", options.ranks,
+         " ranks, expected 1 to ", host::max_ranks, " on one host");
+  expect(in_range(timeout) && timeout > 0, "timeout: got ", timeout,
+         " s, expected more than 0 and at most 1e9");
   if (!options.interface.empty()) control::check_interface(options.interface, "interface");
-  if (options.grace.count() < 0) {
-    throw InvalidArgument(concat("grace: got ", options.grace.count(), " ms, expected 0 or more"));
-  }
-  if (options.restart_delay.count() < 0) {
-    throw InvalidArgument(
-        concat("restart-delay: got ", options.restart_delay.count(), " ms, expected 0 or more"));
-  }
-  if (options.linger && !(options.linger->count() >= 0 && options.linger->count() <= longest)) {
-    throw InvalidArgument(
-        concat("linger: got ", options.linger->count(), " s, expected 0 or more and at most 1e9"));
-  }
-  if (options.stall_warning &&
-      !(*options.stall_warning >= 0 && *options.stall_warning <= longest)) {
-    throw InvalidArgument(concat("stall-warning: got ", *options.stall_warning,
-                                 " s, expected 0 or more and at most 1e9"));
-  }
-  if (options.max_restarts < 0) {
-    throw InvalidArgument(
-        concat("max-restarts: got ", options.max_restarts, ", expected 0 or more"));
-  }
+  expect(options.grace.count() >= 0, "grace: got ", options.grace.count(),
+         " ms, expected 0 or more");
+  expect(options.restart_delay.count() >= 0, "restart-delay: got ", options.restart_delay.count(),
+         " ms, expected 0 or more");
+  expect(in_range(linger), "linger: got ", linger, " s, expected 0 or more and at most 1e9");
+  expect(in_range(stall_warning), "stall-warning: got ", stall_warning,
+         " s, expected 0 or more and at most 1e9");
+  expect(options.max_restarts >= 0, "max-restarts: got ", options.max_restarts,
+         ", expected 0 or more");
 }
 
 /// Ranks may change their working directory.
@@ -117,8 +111,8 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     add_unless_set(name, value);
   }
   if (options.huge_pages) {
-    const auto* own = find_variable(plan.inherited, tunables);
-    const std::string before = own == nullptr || own->empty() ? "" : *own + ':';
+    const auto own = value_of(plan.inherited, tunables);
+    const auto before = own.empty() ? "" : own + ':';
     if (before.find(huge_page_tunable) == std::string::npos) {
       variables.emplace_back(tunables, concat(before, huge_page_tunable, "=1"));
     }
@@ -132,6 +126,11 @@ const std::string* find_variable(const Variables& variables, std::string_view na
   const auto found = std::find_if(variables.begin(), variables.end(),
                                   [&](const auto& variable) { return variable.first == name; });
   return found == variables.end() ? nullptr : &found->second;
+}
+
+std::string value_of(const Variables& variables, std::string_view name) {
+  const auto* found = find_variable(variables, name);
+  return found == nullptr ? "" : *found;
 }
 
 void set_variable(Variables& variables, std::string_view name, std::string value) {

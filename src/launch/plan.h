@@ -74,6 +74,9 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 /// The value of the named variable, or nullptr. It belongs to variables.
 const std::string* find_variable(const Variables& variables, std::string_view name);
 
+/// The same; empty if there is none.
+std::string value_of(const Variables& variables, std::string_view name);
+
 /// The plan of one rank.
 struct RankPlan {
   std::vector<int> cpus;  ///< CPUs that it is bound to; empty: not bound

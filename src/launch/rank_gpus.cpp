@@ -33,8 +33,7 @@ void check_device(const Options& options, const Variables& inherited) {
   if (!device.empty() && std::find(devices.begin(), devices.end(), device) == devices.end()) {
     throw InvalidArgument(concat("device: got '", device, "', expected auto, cpu or cuda"));
   }
-  const auto* variable = find_variable(inherited, "LOCKSTEP_DEVICE");
-  const bool of_variable = device.empty() && variable != nullptr && *variable == "cpu";
+  const bool of_variable = device.empty() && value_of(inherited, "LOCKSTEP_DEVICE") == "cpu";
   if (!options.asks_for_gpus() || (device != "cpu" && !of_variable)) return;
   throw InvalidArgument(concat("device: got ", of_variable ? "LOCKSTEP_DEVICE=cpu" : "cpu",
                                " together with ", asking_option(options),
@@ -43,8 +42,7 @@ void check_device(const Options& options, const Variables& inherited) {
 
 /// The value of LOCKSTEP_SHARE_GPUS for the ranks: 1, nccl, or empty.
 std::string sharing(const Options& options, const Variables& inherited) {
-  const auto* variable = find_variable(inherited, "LOCKSTEP_SHARE_GPUS");
-  if (options.share_gpus.empty()) return variable != nullptr ? *variable : "";
+  if (options.share_gpus.empty()) return value_of(inherited, "LOCKSTEP_SHARE_GPUS");
   if (options.share_gpus == "1" || options.share_gpus == "nccl") return options.share_gpus;
   throw InvalidArgument(concat("share-gpus: got '", options.share_gpus,
                                "', expected --share-gpus (through host memory) or "
@@ -82,8 +80,7 @@ InvalidArgument no_gpus(const Options& options, const std::string& problem) {
 /// The GPUs of --gpus.
 GpuList named_gpus(const Options& options, const GpuSources& sources) {
   const auto entries = parse_list(*options.gpus);
-  std::string list;
-  for (const auto& entry : entries) list += (list.empty() ? "" : ",") + entry;
+  const auto list = detail::joined(entries, ",");
   if (entries.front().starts_with("MIG-")) {
     auto found = find_gpus(sources, list);  // only CUDA knows MIG devices
     if (found.gpus.empty()) throw no_gpus(options, found.problem);
@@ -143,8 +140,7 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
   if (!options.device.empty()) chosen.variables.emplace_back("LOCKSTEP_DEVICE", options.device);
   if (!options.asks_for_gpus()) return chosen;
   // A program that cannot use GPUs must fail, not train on the CPU.
-  const auto* device = find_variable(inherited, "LOCKSTEP_DEVICE");
-  if (options.device.empty() && (device == nullptr || device->empty())) {
+  if (options.device.empty() && value_of(inherited, "LOCKSTEP_DEVICE").empty()) {
     chosen.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
   }
 
@@ -153,8 +149,7 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
   if (options.gpus) {
     found = named_gpus(options, sources);
     if (allotted) check_allotted(found.gpus, *allotted, sources);
-    std::string list;
-    for (const auto& gpu : found.gpus) list += (list.empty() ? "" : ",") + gpu.id;
+    const auto list = detail::joined(found.gpus, ",", &Gpu::id);
     chosen.variables.emplace_back("CUDA_VISIBLE_DEVICES", list);
   } else {
     found = find_gpus(sources, allotted);

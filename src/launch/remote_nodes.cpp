@@ -19,10 +19,10 @@
 #include "comm/control/address.h"
 #include "comm/control/handshake.h"
 #include "core/environment.h"
+#include "core/signal_safe_text.h"
 #include "core/system/process.h"
 #include "core/system/topology.h"
 #include "core/text.h"
-#include "launch/describe.h"
 #include "launch/job/console.h"
 #include "launch/job/nodes.h"
 #include "launch/system.h"
@@ -90,14 +90,10 @@ std::vector<std::string> words_of(const std::string& text) {
 }  // namespace
 
 std::vector<HostRanks> parse_hosts(const std::string& text, std::string_view named_by) {
-  std::istringstream lines(text);
   std::string entries;
-  for (std::string line; std::getline(lines, line);) {
-    entries += line.substr(0, line.find('#')) + ',';
-  }
-  std::istringstream fields(entries);
+  for (const auto& line : detail::lines_in(text)) entries += line.substr(0, line.find('#')) + ',';
   std::vector<HostRanks> hosts;
-  for (std::string entry; std::getline(fields, entry, ',');) {
+  for (const auto& entry : detail::lines_in(entries, ',')) {
     auto words = words_of(entry);
     if (words.empty()) continue;
     constexpr std::string_view slots = "slots=";
@@ -151,7 +147,7 @@ void RemoteNodes::start(std::size_t node, const HostRanks& host,
   StringArray arguments;
   for (const auto& word : words) arguments.add(word);
   arguments.add(host.name);
-  arguments.add(concat("exec ", quoted(options_.lockstep), " run --join-by-stdin"));
+  arguments.add(concat("exec ", detail::quoted(options_.lockstep), " run --join-by-stdin"));
   char* const* argv = arguments.get();
   StringArray environment;
   for (const auto& [name, value] : options_.environment) environment.add(concat(name, '=', value));
@@ -170,11 +166,7 @@ void RemoteNodes::start(std::size_t node, const HostRanks& host,
   auto& started = remotes_[node - 1];
   started = {.host = host.name, .ssh = ssh, .in = std::move(pipe.write)};
   const auto text = description(options_, job_, node, host.ranks);
-  for (std::size_t sent = 0; sent < text.size();) {
-    const auto count = write(started.in.get(), text.data() + sent, text.size() - sent);
-    if (count < 0 && errno != EINTR) break;  // check() names the host
-    sent += count < 0 ? 0 : static_cast<std::size_t>(count);
-  }
+  detail::write_all(started.in.get(), text.data(), text.size());  // check() names the host
 }
 
 RemoteNodes::~RemoteNodes() {

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -23,6 +22,8 @@
 #include <string_view>
 #include <thread>
 
+#include "core/environment.h"
+#include "core/signal_safe_text.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -134,10 +135,7 @@ path find_program(const std::string& name, std::string_view search_path) {
     return name;
   }
   std::string why;
-  while (!search_path.empty()) {
-    const auto colon = search_path.find(':');
-    const auto folder = search_path.substr(0, colon);
-    search_path = colon == std::string_view::npos ? "" : search_path.substr(colon + 1);
+  for (const auto& folder : detail::lines_in(std::string(search_path), ':')) {
     const auto file = path(folder.empty() ? "." : folder) / name;
     const auto found = obstacle(file);
     if (found.empty()) return file;
@@ -183,10 +181,8 @@ std::set<pid_t> children(pid_t parent) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", none)) {
     const auto name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc{} || end != name.data() + name.size()) continue;
-    if (detail::read_process(pid).parent == parent) found.insert(pid);
+    const auto pid = detail::parse_number<pid_t>(name);
+    if (pid && detail::read_process(*pid).parent == parent) found.insert(*pid);
   }
   return found;
 }
@@ -283,13 +279,7 @@ constexpr char thrown = '-';
   } catch (const std::exception& error) {
     message = concat(thrown, error.what());
   }
-  for (std::string_view rest = message; !rest.empty();) {
-    const auto written = write(out, rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) _exit(1);
-    rest.remove_prefix(static_cast<std::size_t>(written));
-  }
-  _exit(0);
+  _exit(detail::write_all(out, message.data(), message.size()) ? 0 : 1);
 }
 
 /// Reads to the end of the pipe. False if the time has come before.

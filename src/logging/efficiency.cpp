@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"

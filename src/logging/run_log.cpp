@@ -17,7 +17,7 @@
 #include "comm/waiting.h"
 #include "core/environment.h"
 #include "core/operation_error.h"
-#include "core/system/folder_lock.h"
+#include "core/system/files.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "group/gather_texts.h"
@@ -28,7 +28,7 @@
 #include "profile/group_statistics.h"
 #include "profile/trace.h"
 #include "record/folder.h"
-#include "record/interval.h"
+#include "record/run.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 
@@ -85,7 +85,7 @@ struct RunLog::State {
 
   void open_files();
   void continue_metrics(const record::Continuation& from);
-  void continue_intervals(std::int64_t step);
+  bool discard(const char* name, const record::Continuation& from, AppendFile& file);
   double elapsed() const { return elapsed_before + seconds(Clock::now() - begin); }
   void compare_clocks();
   std::int64_t first_begin(const std::vector<TraceSpan>& spans) const;
@@ -143,40 +143,33 @@ void RunLog::State::open_files() {
                              .event_files = std::move(names)});
 }
 
+/// Discards the records that this run computes again. Whether a record of the step is kept.
+bool RunLog::State::discard(const char* name, const record::Continuation& from, AppendFile& file) {
+  const std::filesystem::path folder = options.folder;
+  try {
+    const auto before = record::discard_repeated(folder, name, from);
+    elapsed_before = std::max(elapsed_before, before.elapsed);
+    // The file may have been replaced.
+    if (before.records > 0) file = AppendFile(folder / name, true);
+    return before.keeps_step;
+  } catch (const std::exception& error) {
+    continuation_error = error.what();
+    return false;
+  }
+}
+
 /// Runs once, before the first record of this run.
 void RunLog::State::continue_metrics(const record::Continuation& from) {
   if (std::exchange(has_metrics, true)) return;
-  const std::filesystem::path folder = options.folder;
-  bool keeps_step = from.names.empty();
-  try {
-    const auto before = record::discard_repeated(folder, record::metrics_name, from);
-    keeps_step = keeps_step || before.keeps_step;
-    elapsed_before = std::max(elapsed_before, before.elapsed);
-    // The file may have been replaced.
-    if (before.records > 0) metrics = AppendFile(folder / record::metrics_name, true);
-  } catch (const std::exception& error) {
-    continuation_error = error.what();
-  }
+  const bool keeps_step = discard(record::metrics_name, from, metrics) || from.names.empty();
   if (from.step < 0) {
     std::error_code ignored;
-    for (const auto& name : older_event_files) std::filesystem::remove(folder / name, ignored);
+    for (const auto& name : older_event_files)
+      std::filesystem::remove(std::filesystem::path(options.folder) / name, ignored);
   } else if (!older_event_files.empty()) {
     // TensorBoard drops all points from this step on.
     const auto first = keeps_step ? from.step + 1 : from.step;
     events.add(record::restart_event_record(wall_time(), first));
-  }
-}
-
-/// The same for the intervals.
-void RunLog::State::continue_intervals(std::int64_t step) {
-  if (std::exchange(has_intervals, true)) return;
-  const std::filesystem::path folder = options.folder;
-  try {
-    const auto before = record::discard_repeated(folder, record::intervals_name, {.step = step});
-    elapsed_before = std::max(elapsed_before, before.elapsed);
-    if (before.records > 0) intervals = AppendFile(folder / record::intervals_name, true);
-  } catch (const std::exception& error) {
-    continuation_error = error.what();
   }
 }
 
@@ -275,7 +268,8 @@ void RunLog::begin_interval(std::int64_t step) {
     // Before its first step a run has computed nothing that a log could be continued from.
     const std::int64_t kept = step > 0 ? step : -1;
     state_->continue_metrics({.step = kept});
-    state_->continue_intervals(kept);
+    if (!std::exchange(state_->has_intervals, true))
+      state_->discard(record::intervals_name, {.step = kept}, state_->intervals);
   }
   state_->first_step = step;
   state_->interval.emplace(state_->world);

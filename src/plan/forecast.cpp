@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "averaging/parse.h"
-#include "core/numeric/least_squares.h"
+#include "core/numeric/estimates.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/types.h"

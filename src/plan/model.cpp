@@ -1,10 +1,9 @@
-#include "plan/model.h"
-
 #include <algorithm>
 #include <array>
 
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "plan/forecast.h"
 
 namespace lockstep::inline v0_2::plan {
 namespace {
@@ -99,11 +98,10 @@ constexpr Named<int> optimizers[] = {{"sgd", 0},  {"momentum", 1}, {"rmsprop", 1
 /// The entry with this name. Throws: InvalidArgument listing the names.
 const auto& find_named(const auto& all, const char* option, std::string_view name,
                        std::string_view remedy = "") {
-  std::string names;
   for (const auto& one : all) {
     if (one.name == name) return one;
-    names += concat(names.empty() ? "" : ", ", one.name);
   }
+  const auto names = detail::joined(all, ", ", [](const auto& one) { return one.name; });
   throw InvalidArgument(
       concat("plan: ", option, ": got '", name, "', expected one of ", names, remedy));
 }

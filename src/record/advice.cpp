@@ -1,14 +1,13 @@
-#include "record/advice.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 
 #include "core/environment.h"
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 #include "core/text.h"
 #include "record/page/page.h"
+#include "record/page/report.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
@@ -27,8 +26,6 @@ constexpr double compression = 1.5;       // bytes that a strategy saves
 constexpr double memory_rate = 1e9;       // bytes a second: memory that ranks share moves more
 constexpr double longer_step = 1.05;      // of one run, over the other's
 constexpr double least_seconds = 0.0005;  // of a step; less is noise
-
-std::string milliseconds(double seconds) { return number_text(1000 * seconds) + " ms"; }
 
 /// A value a step of each rank but one.
 template <class Value>
@@ -55,14 +52,14 @@ void add_loading(std::vector<Advice>& found, const Run& run, const Totals& all, 
   const double usual = median(others(all, slowest, loading));
   if (all.ranks.size() > 1 && usual < longest / 2) {
     found.push_back(
-        {concat(name_of(run, slowest), " waits ", milliseconds(longest), " of a step of ",
-                milliseconds(step), " for its data loader; the other ranks wait ",
-                milliseconds(usual), "."),
+        {concat(name_of(run, slowest), " waits ", milliseconds_text(longest), " of a step of ",
+                milliseconds_text(step), " for its data loader; the other ranks wait ",
+                milliseconds_text(usual), "."),
          "Give this rank's loader more workers, or its data a faster disk."});
     return;
   }
-  found.push_back({concat("Ranks wait up to ", milliseconds(longest), " of a step of ",
-                          milliseconds(step), " for their data loaders."),
+  found.push_back({concat("Ranks wait up to ", milliseconds_text(longest), " of a step of ",
+                          milliseconds_text(step), " for their data loaders."),
                    "Raise PrefetchOptions::workers, or make a sample cheaper to read."});
 }
 
@@ -93,8 +90,8 @@ bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all
   if (usual <= 0 || longest - usual < least_seconds || longest < slower_rank * usual) return false;
   const bool knows_loading = all.mean(&RankInterval::loading) > 0;
   found.push_back(
-      {concat(name_of(run, slowest), " computes ", milliseconds(longest),
-              " a step; the other ranks compute ", milliseconds(usual), " and wait for it."),
+      {concat(name_of(run, slowest), " computes ", milliseconds_text(longest),
+              " a step; the other ranks compute ", milliseconds_text(usual), " and wait for it."),
        concat("Give it as many cores as the others, or a smaller share of the samples.",
               knows_loading ? "" : " Check its data loader: reading data counts as computing.")});
   return true;
@@ -106,8 +103,8 @@ void add_exchange(std::vector<Advice>& found, const Totals& all) {
   if (exchanged < least_seconds) return;
   found.push_back(
       {concat("Communication and waiting take ", percent_text(1 - all.computing),
-              " of the ranks' time: ", milliseconds(exchanged), " of a step of ",
-              milliseconds(all.step_seconds()), "."),
+              " of the ranks' time: ", milliseconds_text(exchanged), " of a step of ",
+              milliseconds_text(all.step_seconds()), "."),
        "Use larger batches, or sum several batches before an exchange (no_sync). Compare with one "
        "process that has all threads."});
 }
@@ -121,7 +118,7 @@ void add_strategy(std::vector<Advice>& found, const Run& run, const Totals& all)
   if (bytes <= 0 || dense < compression * bytes || working < least_seconds) return;
   if (dense / working > memory_rate) return;
   found.push_back(
-      {concat("Strategy ", strategy, " works ", milliseconds(working), " a step to exchange ",
+      {concat("Strategy ", strategy, " works ", milliseconds_text(working), " a step to exchange ",
               bytes_text(bytes), " in place of ", bytes_text(dense), ": ",
               bytes_text(dense / working), " of gradients a second."),
        "Memory that ranks share moves more than 1 GB a second, so the strategy can cost more time "
@@ -164,8 +161,9 @@ void add_slowing(std::vector<Advice>& found, const Run& run) {
   const double last = median({steps.end() - third, steps.end()});
   if (last - first < least_seconds || last < slower_interval * first) return;
   found.push_back(
-      {concat("A step takes ", milliseconds(last), " in the last third of the intervals, and took ",
-              milliseconds(first), " in the first."),
+      {concat("A step takes ", milliseconds_text(last),
+              " in the last third of the intervals, and took ", milliseconds_text(first),
+              " in the first."),
        "Look for another program on the machine, for heat, and for memory that grows."});
 }
 
@@ -200,8 +198,8 @@ std::vector<Advice> advice_of(const Run& first, const Run& second) {
     found.push_back(
         {concat("Strategy ", run.setting("strategy"), " exchanges ", bytes_text(bytes),
                 " a rank and step, ", other.setting("strategy"), " ", bytes_text(more),
-                ". A step takes ", milliseconds(all.step_seconds()), " with the former, ",
-                milliseconds(of_other.step_seconds()), " with the latter."),
+                ". A step takes ", milliseconds_text(all.step_seconds()), " with the former, ",
+                milliseconds_text(of_other.step_seconds()), " with the latter."),
          concat("Use ", other.setting("strategy"),
                 " here: the bytes that the other strategy saves cost more time than they take.")});
   };

@@ -1,5 +1,3 @@
-#include "record/csv.h"
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +11,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
+#include "record/page/report.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {

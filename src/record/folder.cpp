@@ -21,6 +21,7 @@
 
 #include "core/environment.h"
 #include "core/json_depth.h"
+#include "core/signal_safe_text.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/files.h"
 #include "core/system/process.h"
@@ -47,42 +48,22 @@ std::string reason() { return errno != 0 ? std::strerror(errno) : "the disk may 
 }  // namespace
 
 AppendFile::AppendFile(std::filesystem::path path, bool kept) : path_(std::move(path)) {
-  fd_ = open(path_.c_str(),
-             O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | (kept ? 0 : O_TRUNC), 0666);
-  if (fd_ < 0) {
+  constexpr int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
+  file_ = detail::Descriptor(open(path_.c_str(), flags | (kept ? 0 : O_TRUNC), 0666));
+  if (!file_) {
     throw Error(
         detail::concat(path_.string(), ": cannot write: ", detail::why_not_opened(path_, errno)));
   }
-  if (kept && has_open_line(fd_, lseek(fd_, 0, SEEK_END))) add("\n");
-}
-
-AppendFile::AppendFile(AppendFile&& other) noexcept { *this = std::move(other); }
-
-AppendFile& AppendFile::operator=(AppendFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  std::swap(error_, other.error_);
-  return *this;
-}
-
-AppendFile::~AppendFile() {
-  if (fd_ >= 0) close(fd_);
+  if (kept && has_open_line(file_.get(), lseek(file_.get(), 0, SEEK_END))) add("\n");
 }
 
 void AppendFile::add(std::string_view record) noexcept {
-  if (fd_ < 0 || error_ != 0) return;
-  const off_t before = lseek(fd_, 0, SEEK_END);
-  while (!record.empty()) {
-    const ssize_t count = write(fd_, record.data(), record.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      error_ = errno;
-      // Half a record would spoil what is written before and after it.
-      if (before >= 0) std::ignore = ftruncate(fd_, before);
-      return;
-    }
-    record.remove_prefix(static_cast<std::size_t>(count));
-  }
+  if (!file_ || error_ != 0) return;
+  const off_t before = lseek(file_.get(), 0, SEEK_END);
+  if (detail::write_all(file_.get(), record.data(), record.size())) return;
+  error_ = errno;
+  // Half a record would spoil what is written before and after it.
+  if (before >= 0) std::ignore = ftruncate(file_.get(), before);
 }
 
 WholeFile::WholeFile(std::filesystem::path path)

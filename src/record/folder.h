@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/system/process.h"
+
 namespace lockstep::inline v0_2::record {
 
 /// A file that receives records during a run. It follows no symbolic link. A failed write throws
@@ -19,9 +21,6 @@ class AppendFile {
   /// An empty file, or what it holds, if kept, with an unfinished last line ended.
   /// Throws: Error naming the file and the reason.
   AppendFile(std::filesystem::path path, bool kept);
-  AppendFile(AppendFile&& other) noexcept;
-  AppendFile& operator=(AppendFile&& other) noexcept;
-  ~AppendFile();
 
   void add(std::string_view record) noexcept;
 
@@ -31,7 +30,7 @@ class AppendFile {
 
  private:
   std::filesystem::path path_;
-  int fd_ = -1;
+  detail::Descriptor file_;
   int error_ = 0;
 };
 

@@ -13,10 +13,13 @@ namespace {
 
 using nlohmann::json;
 
-/// Follows a text from its beginning to its end; derived classes look at names and numbers. Nothing
-/// is kept of it: objects of many names cost no look-ups.
-class Reader : public json::json_sax_t {
+/// Follows a text from its beginning to its end, and takes the names and numbers that the caller
+/// asks for. Nothing else is kept of it: objects of many names cost no look-ups.
+class Reader final : public json::json_sax_t {
  public:
+  std::vector<std::pair<std::string, JsonNumber>>* numbers = nullptr;
+  JsonNames* names = nullptr;
+
   bool read(std::string_view text) {
     return !detail::json_is_too_deep(text) && json::sax_parse(text, this) && object_;
   }
@@ -47,59 +50,41 @@ class Reader : public json::json_sax_t {
   bool start_array(std::size_t) override { return ++depth_, true; }
   bool end_object() override { return --depth_, true; }
   bool end_array() override { return --depth_, true; }
-  bool key(std::string& name) override { return named(name), true; }
+  bool key(std::string& name) override {
+    if (names != nullptr && depth_ == 1) names->emplace_back(name, std::vector<std::string>());
+    if (names != nullptr && depth_ == 2) names->back().second.push_back(name);
+    if (depth_ == 1) name_ = std::move(name);
+    return true;
+  }
   bool parse_error(std::size_t, const std::string&, const json::exception&) override {
     return false;
   }
 
- protected:
-  int depth() const { return depth_; }
-  virtual void named(std::string& name) = 0;
-  virtual bool number(const JsonNumber&) { return true; }
-
  private:
-  bool object_ = false;
-  int depth_ = 0;
-};
-
-class FlatNumbers : public Reader {
- public:
-  std::vector<std::pair<std::string, JsonNumber>> found;
-
- private:
-  void named(std::string& name) override {
-    if (depth() == 1) name_ = std::move(name);
-  }
-  bool number(const JsonNumber& value) override {
-    if (depth() == 1) found.emplace_back(name_, value);
+  bool number(const JsonNumber& value) {
+    if (numbers != nullptr && depth_ == 1) numbers->emplace_back(name_, value);
     return true;
   }
-  std::string name_;
-};
 
-class Names : public Reader {
- public:
-  JsonNames found;
-
- private:
-  void named(std::string& name) override {
-    if (depth() == 1) found.emplace_back(std::move(name), std::vector<std::string>());
-    if (depth() == 2) found.back().second.push_back(std::move(name));
-  }
+  bool object_ = false;
+  int depth_ = 0;
+  std::string name_;  ///< the last one of the outermost object
 };
 
 }  // namespace
 
 std::optional<std::vector<std::pair<std::string, JsonNumber>>> flat_numbers(std::string_view text) {
-  FlatNumbers reader;
-  if (!reader.read(text)) return std::nullopt;
-  return std::move(reader.found);
+  std::vector<std::pair<std::string, JsonNumber>> found;
+  Reader reader;
+  reader.numbers = &found;
+  return reader.read(text) ? std::optional(std::move(found)) : std::nullopt;
 }
 
 std::optional<JsonNames> names_in_order(std::string_view text) {
-  Names reader;
-  if (!reader.read(text)) return std::nullopt;
-  return std::move(reader.found);
+  JsonNames found;
+  Reader reader;
+  reader.names = &found;
+  return reader.read(text) ? std::optional(std::move(found)) : std::nullopt;
 }
 
 std::optional<std::string> regular_file(const std::filesystem::path& path) {

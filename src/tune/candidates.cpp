@@ -1,13 +1,11 @@
-#include "tune/candidates.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "comm/host/world/world.h"
 #include "core/text.h"
-#include "launch/describe.h"
 #include "lockstep/error.h"
+#include "tune/tuning.h"
 
 namespace lockstep::inline v0_2::tune {
 namespace {
@@ -146,9 +144,9 @@ std::string command_of(const Candidate& candidate, const Program& program,
   }
   command += concat("lockstep run -n ", candidate.ranks);
   if (candidate.bind == launch::Bind::none) command += " --bind none";
-  command += ' ' + launch::quoted(program.name);
+  command += ' ' + detail::quoted(program.name);
   for (const auto& argument : arguments_of(program, candidate.ranks)) {
-    command += ' ' + launch::quoted(argument);
+    command += ' ' + detail::quoted(argument);
   }
   return command;
 }

@@ -91,9 +91,7 @@ class Job {
     std::ifstream output(concat("/proc/self/fd/", output_.get()));
     launch::Tail tail;
     for (std::string line; std::getline(output, line);) tail.add(line + '\n');
-    std::string text;
-    for (const auto& line : tail.lines(6)) text += concat(text.empty() ? "" : "\n", line);
-    return text;
+    return detail::joined(tail.lines(6), "\n");
   }
 
  private:

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "core/numeric/least_squares.h"
+#include "core/numeric/estimates.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::tune {

@@ -1,5 +1,3 @@
-#include "core/system/folder_lock.h"
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "core/system/files.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"

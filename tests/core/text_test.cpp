@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-#include "core/system/folder_lock.h"
+#include "core/system/files.h"
 #include "tests/other_numbers.h"
 
 namespace lockstep::detail {

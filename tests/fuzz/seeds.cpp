@@ -18,7 +18,7 @@
 #include "lockstep/datasets.h"
 #include "lockstep/model_files.h"
 #include "profile/trace.h"
-#include "record/interval.h"
+#include "record/run.h"
 #include "record/scalar.h"
 #include "tests/jpeg_file.h"
 #include "tests/png_file.h"

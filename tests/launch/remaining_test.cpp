@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/text.h"
-#include "launch/job/remaining_ranks.h"
+#include "launch/job/processes.h"
 #include "tests/launch/launched.h"
 
 // Ranks that go on when their part in the job is over.

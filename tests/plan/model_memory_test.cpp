@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "plan/model.h"
+#include "plan/forecast.h"
 
 // Everything expected here is worked out by hand.
 

@@ -31,7 +31,7 @@
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/world/world.h"
-#include "core/numeric/median.h"
+#include "core/numeric/estimates.h"
 #include "core/text.h"
 #include "tests/mpirun.h"
 #include "tests/random_hangs/hang.h"

@@ -1,4 +1,3 @@
-#include "record/advice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

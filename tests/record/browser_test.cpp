@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "record/folder.h"
-#include "record/interval.h"
 #include "record/page/report.h"
+#include "record/run.h"
 #include "record/scalar.h"
 #include "tests/temporary_folder.h"
 

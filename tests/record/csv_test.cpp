@@ -1,5 +1,3 @@
-#include "record/csv.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/error.h"
+#include "record/page/report.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {

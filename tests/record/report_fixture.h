@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "record/interval.h"
 #include "record/page/report.h"
+#include "record/run.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "record/interval.h"
+#include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

@@ -1,4 +1,3 @@
-#include "tune/candidates.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

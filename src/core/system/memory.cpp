@@ -70,13 +70,8 @@ std::optional<std::uint64_t> field(const fs::path& file, std::string_view key) {
   return std::nullopt;
 }
 
-bool lists(std::string_view commas, std::string_view word) {
-  while (!commas.empty()) {
-    const auto end = std::min(commas.find(','), commas.size());
-    if (commas.substr(0, end) == word) return true;
-    commas.remove_prefix(std::min(end + 1, commas.size()));
-  }
-  return false;
+bool lists(const std::string& commas, std::string_view word) {
+  return std::ranges::count(detail::lines_in(commas, ','), word) > 0;
 }
 
 /// A path in mountinfo, without its escapes (\040 for a space).

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "core/environment.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -60,14 +60,11 @@ std::string wrapped_line(std::string_view line, std::size_t width) {
 
 bool is_capable_terminal(int fd) {
   if (isatty(fd) == 0) return false;
-  const char* type = std::getenv("TERM");
-  return type != nullptr && *type != '\0' && std::string_view(type) != "dumb";
+  const auto type = variable("TERM");
+  return type && *type != "dumb";
 }
 
-bool is_colour_refused() {
-  const char* value = std::getenv("NO_COLOR");
-  return value != nullptr && *value != '\0';
-}
+bool is_colour_refused() { return variable("NO_COLOR").has_value(); }
 
 bool shows_colour(int fd) { return !is_colour_refused() && is_capable_terminal(fd); }
 
@@ -82,6 +79,25 @@ std::string in_tone(std::string_view text, Tone tone, bool colour) {
 std::size_t terminal_width(int fd) {
   winsize size{};
   return is_capable_terminal(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+std::string table(const std::string& title, const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    // The last cell of a row is not padded and does not affect the widths.
+    for (std::size_t i = 0; i + 1 < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text = title + '\n';
+  for (const auto& row : rows) {
+    text += ' ';
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      text += ' ' + row[i];
+      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 1, ' ');
+    }
+    text += '\n';
+  }
+  return text;
 }
 
 std::string wrapped(std::string_view text, std::size_t width) {

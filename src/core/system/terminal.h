@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::inline v0_2::detail {
 
@@ -20,6 +21,11 @@ bool shows_colour(int fd);
 
 /// The columns of the terminal; 0 where the descriptor is none, or has no width.
 std::size_t terminal_width(int fd);
+
+using Row = std::vector<std::string>;
+
+/// Formats a title and rows, with each column as wide as its widest cell.
+std::string table(const std::string& title, const std::vector<Row>& rows);
 
 /// The text with lines of at most width columns, broken at spaces; unchanged for width 0. What
 /// follows a break stands below the line's last column of text, as the explanation of an option

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <string>
 #include <tuple>
 
+#include "core/environment.h"
 #include "core/system/files.h"
 #include "core/text.h"
 
@@ -73,10 +73,8 @@ using detail::first_line;
 using std::filesystem::path;
 
 std::optional<int> number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+  const auto value = detail::parse_number<int>(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 std::map<int, int> node_of_cpu(const path& tree) {
@@ -155,13 +153,10 @@ Topology Topology::read(const path& tree, std::span<const int> allowed) {
 std::vector<int> parse_cpu_list(std::string_view text) {
   constexpr int most = 1 << 20;
   std::vector<int> cpus;
-  while (!text.empty()) {
-    const auto comma = text.find(',');
-    const auto part = text.substr(0, comma);
-    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+  for (const std::string_view part : detail::lines_in(std::string(text), ',')) {
     const auto dash = part.find('-');
     const auto low = number(part.substr(0, dash));
-    const auto high = dash == std::string_view::npos ? low : number(part.substr(dash + 1));
+    const auto high = dash == part.npos ? low : number(part.substr(dash + 1));
     if (!low || !high || *high > most) continue;
     for (int cpu = *low; cpu <= *high; ++cpu) cpus.push_back(cpu);
   }

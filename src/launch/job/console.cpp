@@ -16,6 +16,7 @@
 #include "core/system/terminal.h"
 #include "core/system/topology.h"
 #include "core/text.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
@@ -84,19 +85,14 @@ std::optional<int> Console::pause(std::chrono::milliseconds duration) noexcept {
   return end_signal;
 }
 
-std::array<pollfd, 3> Console::awaited() const {
+int Console::wait(std::vector<pollfd>& awaited, std::optional<Clock::time_point> until) const {
   const auto reader_of = [](const Output& output) {
     return pollfd{.fd = output.has_queued() ? output.fd() : -1, .events = POLLOUT, .revents = 0};
   };
-  return {pollfd{.fd = signals.fd(), .events = POLLIN, .revents = 0}, reader_of(outputs.out),
-          reader_of(outputs.err)};
-}
-
-std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
-  const auto own = awaited();
-  std::vector<pollfd> ready(own.begin(), own.end());
+  awaited.insert(awaited.end(), {pollfd{.fd = signals.fd(), .events = POLLIN, .revents = 0},
+                                 reader_of(outputs.out), reader_of(outputs.err)});
   if (nodes) {
-    nodes->await(ready);
+    nodes->await(awaited);
     until = std::min(until.value_or(nodes->next()), nodes->next());
   }
   long long timeout = -1;
@@ -104,7 +100,12 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
     timeout = std::clamp<long long>(left.count(), 0, INT_MAX);
   }
-  poll(ready.data(), ready.size(), static_cast<int>(timeout));
+  return poll(awaited.data(), awaited.size(), static_cast<int>(timeout));
+}
+
+std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
+  std::vector<pollfd> ready;
+  wait(ready, until);
   outputs.out.write_ready();
   outputs.err.write_ready();
   while (const auto event = signals.next()) {
@@ -184,6 +185,73 @@ void Streams::close(Losses& losses) {
 
 void Streams::copy_window_size() const noexcept {
   for (const auto& [model, copy] : terminals_) copy_size(model, copy);
+}
+
+SignalWatch::SignalWatch(bool forward) : forward_(forward) {
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &standard, nullptr);
+  sigset_t watched;
+  sigemptyset(&watched);
+  sigaddset(&watched, SIGCHLD);
+  for (std::size_t i = 0; i < forwarded.size(); ++i) {
+    sigaddset(&watched, forwarded[i]);
+    sigaction(forwarded[i], nullptr, &forwarded_before_[i]);
+  }
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&watched, signal);
+  }
+  if (sigprocmask(SIG_SETMASK, &watched, nullptr) != 0) throw_system("block signals");
+  // Writes to a closed output return EPIPE instead of raising SIGPIPE.
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &ignore, &pipe_before_);
+  struct sigaction interrupt {};
+  interrupt.sa_handler = [](int) {};
+  sigaction(SIGALRM, &interrupt, &alarm_before_);
+  events_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!events_) {
+    restore();
+    throw_system("watch for signals");
+  }
+}
+
+SignalWatch::~SignalWatch() {
+  // Discards what is pending now, which was for a job that has ended. A terminating signal still
+  // ends the launcher.
+  for (const int signal : forwarded) std::signal(signal, SIG_IGN);
+  restore();
+}
+
+std::optional<signalfd_siginfo> SignalWatch::next() {
+  signalfd_siginfo event{};
+  do {
+    if (read(events_.get(), &event, sizeof(event)) != sizeof(event)) return std::nullopt;
+  } while (!forward_ && is_forwarded(static_cast<int>(event.ssi_signo)));
+  return event;
+}
+
+std::optional<int> SignalWatch::pending_end_signal() const noexcept {
+  sigset_t waiting;
+  sigemptyset(&waiting);
+  sigpending(&waiting);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (sigismember(&waiting, signal) == 1) return signal;
+  }
+  return std::nullopt;
+}
+
+void SignalWatch::restore() const noexcept {
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGALRM, &alarm_before_, nullptr);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (std::size_t i = 0; i < forwarded.size(); ++i) {
+    sigaction(forwarded[i], &forwarded_before_[i], nullptr);
+  }
 }
 
 }  // namespace lockstep::launch

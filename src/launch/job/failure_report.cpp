@@ -200,12 +200,7 @@ std::string one_line(std::string text) {
 
 /// Indents each line of a text.
 std::string indented(const std::string& text) {
-  std::istringstream lines(text);
-  std::string all;
-  for (std::string line; std::getline(lines, line);) {
-    all += concat(all.empty() ? "" : "\n    ", plain_line(line));
-  }
-  return all;
+  return detail::joined(detail::lines_in(text), "\n    ", plain_line);
 }
 
 }  // namespace
@@ -243,23 +238,11 @@ namespace {
 /// The fields of text_of(), divided by a character that no terminal shows.
 constexpr char divider = '\x1f';
 struct Field {
-  enum : std::size_t {
-    code,
-    signal,
-    may_restart,
-    host,
-    role,
-    who,
-    reason,
-    lines_hold_reason,
-    lines
-  };
+  enum : std::size_t { code, signal, may_restart, host, role, who, reason, holds_reason, lines };
 };
 
 std::vector<std::string> fields_of(const std::string& text) {
-  std::vector<std::string> fields;
-  std::istringstream in(text);
-  for (std::string field; std::getline(in, field, divider);) fields.push_back(field);
+  auto fields = detail::lines_in(text, divider);
   fields.resize(std::max<std::size_t>(fields.size(), Field::lines));
   return fields;
 }
@@ -296,7 +279,7 @@ Outcome agreed(Outcome own, int node, const std::vector<std::string>& texts) {
       cause.role = static_cast<Role>(number_in(fields[Field::role]));
       cause.who = fields[Field::who];
       cause.reason = fields[Field::reason];
-      cause.lines_hold_reason = fields[Field::lines_hold_reason] == "1";
+      cause.lines_hold_reason = fields[Field::holds_reason] == "1";
       cause.last_lines.assign(fields.begin() + Field::lines, fields.end());
       const int signal = number_in(fields[Field::signal]);
       if (signal != 0 && (!all.end_signal || !all.signalled.empty())) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/signal_safe_text.h"
 #include "core/system/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -52,15 +53,8 @@ void make_folder(const std::filesystem::path& folder) {
 }  // namespace
 
 void Log::write(std::string_view bytes) noexcept {
-  while (file_ && !bytes.empty()) {
-    const auto count = ::write(file_.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      if (error_ == 0) error_ = errno;
-      return;
-    }
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
+  if (!file_ || detail::write_all(file_.get(), bytes.data(), bytes.size())) return;
+  if (error_ == 0) error_ = errno;
 }
 
 std::unique_ptr<detail::FolderLock> lock_logs(const std::filesystem::path& folder,

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/system/folder_lock.h"
+#include "core/system/files.h"
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {

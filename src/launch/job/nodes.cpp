@@ -13,7 +13,7 @@
 #include "core/environment.h"
 #include "core/system/topology.h"
 #include "core/text.h"
-#include "launch/job/signal_watch.h"
+#include "launch/job/console.h"
 #include "lockstep/error.h"
 
 // Note [How nodes watch one another]

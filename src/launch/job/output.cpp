@@ -330,12 +330,10 @@ void Output::give_up() noexcept {
   written_ = 0;
 }
 
-Outputs::Outputs() : Outputs(std::make_shared<Place>()) {}
-
-Outputs::Outputs(const std::shared_ptr<Place>& out_place)
-    : out(STDOUT_FILENO, out_place),
-      err(STDERR_FILENO,
-          detail::same_file(STDOUT_FILENO, STDERR_FILENO) ? out_place : std::make_shared<Place>()) {
-}
+Outputs::Outputs()
+    : out(STDOUT_FILENO, std::make_shared<Place>()),
+      err(STDERR_FILENO, detail::same_file(STDOUT_FILENO, STDERR_FILENO)
+                             ? out.place()
+                             : std::make_shared<Place>()) {}
 
 }  // namespace lockstep::launch

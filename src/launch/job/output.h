@@ -72,7 +72,7 @@ class Output {
   std::size_t unread() const { return unread_; }
   /// Number of bytes that were written so far.
   std::size_t taken() const { return taken_; }
-  bool same_place(const Output& other) const { return place_ == other.place_; }
+  const std::shared_ptr<Place>& place() const { return place_; }
 
   /// Writes queued bytes as far as possible without blocking.
   void write_ready() noexcept;
@@ -101,11 +101,9 @@ class Output {
 /// The launcher's stdout and stderr.
 struct Outputs {
   Outputs();
+
   Output out;
   Output err;
-
- private:
-  explicit Outputs(const std::shared_ptr<Place>& out_place);
 };
 
 /// The last lines of a stream.

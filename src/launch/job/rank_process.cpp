@@ -35,9 +35,7 @@ StringArray arguments_of(const Plan& plan) {
 StringArray environment_of(const Plan& plan, const Variables& own) {
   StringArray words;
   for (const auto& [name, value] : plan.inherited) {
-    const bool replaced = std::any_of(own.begin(), own.end(),
-                                      [&](const auto& variable) { return variable.first == name; });
-    if (!replaced) words.add(concat(name, '=', value));
+    if (find_variable(own, name) == nullptr) words.add(concat(name, '=', value));
   }
   for (const auto& [name, value] : own) words.add(concat(name, '=', value));
   return words;

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "comm/host/world/world.h"
+#include "launch/job/console.h"
 #include "launch/job/output.h"
-#include "launch/job/signal_watch.h"
 #include "launch/plan.h"
 #include "launch/system.h"
 

@@ -113,28 +113,19 @@ Outcome Supervisor::run() {
 }
 
 void Supervisor::poll_once() {
-  const auto own = console_.awaited();
-  std::vector<pollfd> awaited(own.begin(), own.end());
+  std::vector<pollfd> awaited;
   streams_.await(awaited);
   processes_.await_start(awaited);
   auto next = checked_ + between_checks;
   if (deadline_) next = std::min(next, *deadline_);
   if (report_at_) next = std::min(next, *report_at_);
-  if (console_.nodes) {
-    console_.nodes->await(awaited);
-    next = std::min(next, console_.nodes->next());
-  }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
-  const auto timeout = static_cast<int>(std::max<long>(0, left.count()));
-  if (poll(awaited.data(), awaited.size(), timeout) < 0 && errno != EINTR) {
-    throw_system("wait for its ranks");
-  }
+  if (console_.wait(awaited, next) < 0 && errno != EINTR) throw_system("wait for its ranks");
   processes_.check_start();
-  streams_.read_ready(std::span(awaited).subspan(own.size()));
+  streams_.read_ready(awaited);
   auto& [out, err] = console_.outputs;
   out.write_ready();
   err.write_ready();
-  if (awaited.front().revents != 0) handle_signals();
+  handle_signals();
   if (console_.nodes) follow_nodes();
   if (phase_ == Phase::running) forwarding_.send(processes_, *inheritance_.world, err);
   if ((out.broken() || err.broken()) && phase_ < Phase::stopping) interrupt(SIGPIPE);

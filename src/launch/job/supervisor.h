@@ -9,7 +9,6 @@
 #include "launch/job/failure_report.h"
 #include "launch/job/processes.h"
 #include "launch/job/rank_process.h"
-#include "launch/job/remaining_ranks.h"
 #include "launch/plan.h"
 #include "launch/system.h"
 

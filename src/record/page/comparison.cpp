@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/text.h"
-#include "record/advice.h"
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
@@ -61,69 +60,56 @@ class Index {
   std::map<std::string, const Value*> places_;
 };
 
-/// Rows of the table of differences.
-class Differences {
- public:
-  using Value = std::optional<double>;
-
-  void add(const std::string& name, Value first, Value second,
-           std::string (*text)(double) = number_text) {
-    Values row{{"name", name},
-               {"first", first ? text(*first) : ""},
-               {"second", second ? text(*second) : ""}};
-    if (first && second && std::isfinite(*first) && std::isfinite(*second)) {
-      const double difference = *second - *first;
-      row.texts["difference"] = sign(difference) + text(std::abs(difference));
-      if (*first != 0) {
-        row.texts["relative"] = sign(difference) + percent_text(std::abs(difference / *first));
-      }
+/// Adds a row to the table of differences.
+void add(List& rows, const std::string& name, std::optional<double> first,
+         std::optional<double> second, std::string (*text)(double) = number_text) {
+  Values row{{"name", name},
+             {"first", first ? text(*first) : ""},
+             {"second", second ? text(*second) : ""}};
+  if (first && second && std::isfinite(*first) && std::isfinite(*second)) {
+    const double difference = *second - *first;
+    const std::string sign = difference > 0 ? "+" : difference < 0 ? "−" : "";
+    row.texts["difference"] = sign + text(std::abs(difference));
+    if (*first != 0) {
+      row.texts["relative"] = sign + percent_text(std::abs(difference / *first));
     }
-    rows.push_back(std::move(row));
   }
+  rows.push_back(std::move(row));
+}
 
-  List rows;
-
- private:
-  static std::string sign(double difference) {
-    return difference > 0 ? "+" : difference < 0 ? "−" : "";
-  }
-};
-
-std::string milliseconds_text(double seconds) { return number_text(1000 * seconds) + " ms"; }
-
-void add_times(Differences& differences, const Run& first, const Run& second) {
+void add_times(List& differences, const Run& first, const Run& second) {
   if (first.intervals.empty() || second.intervals.empty()) return;
   const auto a = totals(first.intervals);
   const auto b = totals(second.intervals);
   const auto mean = [&](const char* name, const auto& part, std::string (*text)(double)) {
-    differences.add(name, a.mean(part), b.mean(part), text);
+    add(differences, name, a.mean(part), b.mean(part), text);
   };
-  differences.add("ranks", static_cast<double>(a.ranks.size()),
-                  static_cast<double>(b.ranks.size()));
-  differences.add("step of the slowest rank", a.step_seconds(), b.step_seconds(),
-                  milliseconds_text);
+  add(differences, "ranks", static_cast<double>(a.ranks.size()),
+      static_cast<double>(b.ranks.size()));
+  add(differences, "step of the slowest rank", a.step_seconds(), b.step_seconds(),
+      milliseconds_text);
   mean("compute, with loading", &RankInterval::computing, milliseconds_text);
   if (a.mean(&RankInterval::loading) + b.mean(&RankInterval::loading) > 0) {
     mean("loading data", &RankInterval::loading, milliseconds_text);
   }
   mean("communication", &RankInterval::working, milliseconds_text);
   mean("waiting", &RankInterval::waiting, milliseconds_text);
-  differences.add("computing", a.computing, b.computing, percent_text);
+  add(differences, "computing", a.computing, b.computing, percent_text);
   if (a.samples_per_second() > 0 && b.samples_per_second() > 0) {
-    differences.add("samples/s", a.samples_per_second(), b.samples_per_second());
+    add(differences, "samples/s", a.samples_per_second(), b.samples_per_second());
   }
   mean("exchanged, a rank and step", &RankInterval::bytes, bytes_text);
 }
 
 List differences_of(const Run& first, const Run& second) {
-  Differences differences;
+  List differences;
   add_times(differences, first, second);
   const Index a(first.curves);
   const Index b(second.curves);
   for (const auto& name : united(first.curves, second.curves)) {
-    differences.add(name + ", last", last_of(a.find(name)), last_of(b.find(name)));
+    add(differences, name + ", last", last_of(a.find(name)), last_of(b.find(name)));
   }
-  return differences.rows;
+  return differences;
 }
 
 List charts_of(const Run& first, const Run& second, const RunNames& names) {

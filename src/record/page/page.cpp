@@ -86,6 +86,8 @@ std::string bytes_text(double bytes) {
   return text_of(bytes, std::chars_format::general, 3) + ' ' + units[unit];
 }
 
+std::string milliseconds_text(double seconds) { return number_text(1000 * seconds) + " ms"; }
+
 std::string percent_text(double share) { return number_text(100 * share) + " %"; }
 
 namespace {

@@ -22,6 +22,8 @@ std::string bytes_text(double bytes);
 /// Four digits that count, as "0.0123", "98.12", "12345".
 std::string number_text(double value);
 
+/// "12.3 ms" of 0.0123.
+std::string milliseconds_text(double seconds);
 /// "87.5 %" of 0.875.
 std::string percent_text(double share);
 

@@ -5,9 +5,7 @@ namespace lockstep::inline v0_2::record {
 const char* const page_template = R"html(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-{{?refresh}}
-<meta http-equiv="refresh" content="{{refresh}}"/>
-{{/?refresh}}
+{{?refresh}}<meta http-equiv="refresh" content="{{refresh}}"/>{{/?refresh}}
 <title>{{title}}</title>
 <style>
 :root { color-scheme: light dark; --page: #fbfbfa; --ink: #1f2328; --quiet: #636a73; --rule: #dcdfe3;
@@ -62,12 +60,8 @@ td.wide { width: 20%; }
 </style></head>
 <body>
 <h1>{{title}}</h1>
-{{?intro}}
-<p class="quiet">{{intro}}</p>
-{{/?intro}}
-{{?first_run}}
-<p class="quiet">Curves of {{first_run}} are solid, those of {{second_run}} dashed. A difference is the second run's value less the first's.</p>
-{{/?first_run}}
+{{?intro}}<p class="quiet">{{intro}}</p>{{/?intro}}
+{{?first_run}}<p class="quiet">Curves of {{first_run}} are solid, those of {{second_run}} dashed. A difference is the second run's value less the first's.</p>{{/?first_run}}
 {{?facts}}
 <dl class="facts">
 {{#facts}}
@@ -93,23 +87,17 @@ td.wide { width: 20%; }
 {{/?differences}}
 {{?has_curves}}
 <h2>Curves</h2>
-{{?no_values}}
-<p>The run has recorded no values yet.</p>
-{{/?no_values}}
+{{?no_values}}<p>The run has recorded no values yet.</p>{{/?no_values}}
 {{#charts}}
 {{&chart}}
 {{/#charts}}
 {{/?has_curves}}
 {{?has_times}}
 <h2>Where the time of a step went</h2>
-{{?no_intervals}}
-<p>The run has ended no interval yet.</p>
-{{/?no_intervals}}
+{{?no_intervals}}<p>The run has ended no interval yet.</p>{{/?no_intervals}}
 {{?measured}}
 <p class="legend"><span><i style="background: var(--compute)"></i>compute</span>
-{{?loads}}
-<span><i style="background: var(--loading)"></i>loading data</span>
-{{/?loads}}
+{{?loads}}<span><i style="background: var(--loading)"></i>loading data</span>{{/?loads}}
 <span><i style="background: var(--communication)"></i>communication</span>
 <span><i style="background: var(--waiting)"></i>waiting</span></p>
 {{/?measured}}
@@ -127,9 +115,7 @@ td.wide { width: 20%; }
 {{/#runs}}
 </table></div>
 {{/?runs}}
-{{?step_chart}}
 {{&step_chart}}
-{{/?step_chart}}
 {{/?has_times}}
 {{?constants}}
 <h2>Values that did not change</h2>
@@ -152,12 +138,8 @@ td.wide { width: 20%; }
 {{/#environments}}
 </table>
 {{/?environments}}
-{{?has_trace}}
-<p class="quiet">trace.json beside this page shows each rank's time, collective by collective, in the part of the run that was traced last: open it in Perfetto, or in chrome://tracing.</p>
-{{/?has_trace}}
-{{?discarded}}
-<p class="quiet">discarded.jsonl has {{discarded}} of steps that a later part of the run computed again.</p>
-{{/?discarded}}
+{{?has_trace}}<p class="quiet">trace.json beside this page shows each rank's time, collective by collective, in the part of the run that was traced last: open it in Perfetto, or in chrome://tracing.</p>{{/?has_trace}}
+{{?discarded}}<p class="quiet">discarded.jsonl has {{discarded}} of steps that a later part of the run computed again.</p>{{/?discarded}}
 {{?remarks}}
 <h2>Remarks</h2>
 {{#remarks}}

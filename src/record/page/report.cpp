@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/text.h"
-#include "record/advice.h"
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"
@@ -64,7 +63,7 @@ void throughput(List& facts, const Run& run) {
 
 void ranks_facts(List& facts, const Run& run) {
   const auto all = totals(run.intervals);
-  fact(facts, "step", number_text(1000 * all.step_seconds()) + " ms",
+  fact(facts, "step", milliseconds_text(all.step_seconds()),
        concat(plural(all.steps, "step"), " measured"));
   throughput(facts, run);
   fact(facts, "computing", percent_text(all.computing), "of the ranks' time");

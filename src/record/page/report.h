@@ -2,8 +2,10 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "record/page/page.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
@@ -25,5 +27,28 @@ std::string comparison_page(const Run& first, const Run& second);
 std::vector<std::string> write_comparison(const std::filesystem::path& first,
                                           const std::filesystem::path& second,
                                           const std::filesystem::path& page);
+
+/// A number of a run that stands out.
+struct Advice {
+  std::string finding;  ///< with the figures
+  std::string remedy;
+};
+
+std::vector<Advice> advice_of(const Run& run);
+
+/// The numbers that stand out in a comparison of two runs.
+std::vector<Advice> advice_of(const Run& first, const Run& second);
+
+/// As the template of pages takes it.
+std::vector<Values> values_of(const std::vector<Advice>& advice);
+
+/// Checks the format of `report --export`. Throws: InvalidArgument unless it is csv. For formats of
+/// earlier versions it names the replacement.
+void check_export_format(std::string_view format);
+
+/// Writes the metrics of a run, and what its intervals say of steps as interval/step_seconds and so
+/// on: a row a step and a column a metric. Source: RFC 4180
+/// Throws: Error naming the file and the reason.
+void write_csv(const Run& run, const std::filesystem::path& file);
 
 }  // namespace lockstep::record
