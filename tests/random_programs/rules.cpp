@@ -471,8 +471,10 @@ void Rules::apply(const Step& op) {
   const bool exchanged = std::exchange(now.exchanged, false);
   if (!is_optimizer(op.unit)) return;
   now.weights.clear();
+  // A mean of values that are not known is not known, either.
+  const bool knows_received = now.buffers_known || spec(op.unit).buffers != Buffers::average;
   if (now.local && is_fp32(op.unit)) {
-    now.buffers_known = true;
+    now.buffers_known = knows_received;
     now.buffers_may_differ = false;
   } else if (now.behind != 0) {
     // Otherwise no front end need have noticed the exchange.
@@ -481,7 +483,7 @@ void Rules::apply(const Step& op) {
   } else if (now.buffers_may_differ && (is_fp32(op.unit) || !(now.local || exchanged))) {
     now.buffers_known = false;  // without a local gradient there need be no exchange
   } else if (now.buffers_received) {
-    now.buffers_known = true;
+    now.buffers_known = knows_received;
   }
   now.buffers_received = false;
   now.holds_mean = true;

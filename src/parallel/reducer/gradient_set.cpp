@@ -315,7 +315,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
-      step_of_parts_ = step;
+      has_got_parts_ = true;
       member.slice->parameter.mutable_grad().reset();
       member.record.set_not_averaged();
     } else {

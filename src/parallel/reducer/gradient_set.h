@@ -140,7 +140,7 @@ class GradientSet {
   /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
   /// StepIntent::lost_mean and holds_mean of the parameters that the attached optimizer updates.
-  LostMean lost_mean(std::int64_t step) const;
+  LostMean lost_mean() const;
   bool holds_mean() const;
   /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
@@ -149,6 +149,8 @@ class GradientSet {
   /// and drop the means. The others multiply theirs by the factor and mark them as local.
   void rescale_means_from_step(double factor);
   void forget_means_from_step() { from_step_.clear(); }
+  /// Call at the end of a step.
+  void end_step() { has_got_parts_ = false; }
   /// Takes one in-place change of each mean as a part of it.
   void keep_averages();
 
@@ -197,7 +199,7 @@ class GradientSet {
   std::set<std::size_t> with_graph_;
   /// Members whose means come from an exchange in which ranks took part from step().
   std::set<std::size_t> from_step_;
-  std::int64_t step_of_parts_ = -1;  ///< step of the last exchange that gave parts of means
+  bool has_got_parts_ = false;  ///< an exchange of this step gave parts of means
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };

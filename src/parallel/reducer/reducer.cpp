@@ -242,7 +242,7 @@ void Reducer::begin_agreement(Backward& backward) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
                       .in_backward = StepIntent::place_of(reducers_.product()),
-                      .lost_mean = gradients_.lost_mean(step_)});
+                      .lost_mean = gradients_.lost_mean()});
   }
   backward.agreement_begun = true;
 }

@@ -43,8 +43,8 @@ bool GradientSet::has_parts() const {
   });
 }
 
-LostMean GradientSet::lost_mean(std::int64_t step) const {
-  if (step_of_parts_ == step && !has_parts()) return LostMean::dropped;
+LostMean GradientSet::lost_mean() const {
+  if (has_got_parts_ && !has_parts()) return LostMean::dropped;
   bool has_changed = false;
   for (const auto& member : members_) {
     if (!member.is_optimized) continue;
@@ -73,7 +73,7 @@ bool GradientSet::holds_mean() const {
 
 StepIntent GradientSet::intent(std::int64_t step) const {
   StepIntent own{.step = Compared(static_cast<std::uint32_t>(step)),
-                 .lost_mean = lost_mean(step),
+                 .lost_mean = lost_mean(),
                  .holds_mean = holds_mean()};
   std::uint64_t means = 0;
   std::uint64_t edited = 0;
@@ -317,6 +317,7 @@ void Reducer::before_update() {
 void Reducer::exchange_parameters() {
   const auto step = step_++;
   weights_.forget_counted();
+  gradients_.end_step();
   if (parameters_may_differ()) reducers_.count_skipped(step);
   if (reducers_.exchanges(SyncTarget::parameters, step)) {
     begin_buffers();
