@@ -215,9 +215,9 @@ class DistributedOptimizer {
 };
 
 /// Scales the averaged gradients of the optimizer's parameters by max_norm ÷ (norm + 1e-6) if that
-/// is less than 1, as torch::nn::utils::clip_grad_norm_() does. norm is that of all gradients as
-/// one vector, also where each rank has a part of them (Shard::gradients). Averages local gradients
-/// first. Call it between backward() and step().
+/// is less than 1, as torch::nn::utils::clip_grad_norm_() does, which leaves sparse gradients as
+/// they are. norm is that of all gradients as one vector, also where each rank has a part of them
+/// (Shard::gradients). Averages local gradients first. Call it between backward() and step().
 ///
 ///     loss.backward();
 ///     lockstep::clip_grad_norm(optimizer, 1.0);
