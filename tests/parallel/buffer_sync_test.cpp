@@ -319,6 +319,19 @@ TEST(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber) {
   });
 }
 
+TEST(BufferSync, OfAnOptimizerRefusesBuffersOfOtherSizesInItsStep) {
+  on_ranks(2, [](const Group& world) {
+    auto model = assigning_script();
+    torch::optim::SGD sgd(lockstep::parameters(model), rate);
+    DistributedOptimizer optimizer(sgd, model, world);
+    const auto loss = loss_of(model.forward({batch(world.rank(), 0)}).toTensor());
+    model.setattr("mean", at::zeros({5}, at::kDouble).to(own_device()));
+    EXPECT_THAT(refusal([&] { optimizer.backward_and_update(loss); }),
+                ::testing::HasSubstr("DistributedOptimizer: buffer mean is now Double [5]"));
+    expect_usable(world);
+  });
+}
+
 TEST(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes) {
   on_ranks(2, [](const Group& world) {
     torch::jit::Module model("storing");

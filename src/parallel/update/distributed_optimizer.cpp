@@ -216,6 +216,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 
 void DistributedOptimizer::check_unchanged() {
   model_->check_unchanged();
+  model_->reducer().buffers().check_tensors();
   std::size_t index = 0;
   for (const auto& group : optimizer_.param_groups()) {
     for (const auto& parameter : group.params()) {
