@@ -277,11 +277,12 @@ at::Tensor assigned_mean(BufferPolicy policy, int ranks, int steps) {
 TEST(BufferSync, FollowsTheTensorsThatAForwardAssigns) {
   on_ranks(3, [](const Group& world) {
     for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-      const DataParallelOptions options{.buffer_policy = policy};
+      DataParallelOptions options{.buffer_policy = policy};
       auto wrapped = assigning_script();
       DistributedDataParallel ddp(wrapped, world, options);
       auto optimized = assigning_script();
       torch::optim::SGD sgd(lockstep::parameters(optimized), rate);
+      options.optimized_only = policy == BufferPolicy::average;
       DistributedOptimizer optimizer(sgd, optimized, world, options);
       for (int step = 0; step < 3; ++step) {
         const auto x = batch(world.rank(), step);

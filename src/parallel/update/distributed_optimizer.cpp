@@ -131,7 +131,7 @@ ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelVi
   std::erase_if(parameters, [&](const NamedTensor& named) {
     return !optimized.contains(named.tensor.unsafeGetTensorImpl());
   });
-  return ModelView(std::move(parameters), model.buffers());
+  return detail::part_of(model, std::move(parameters));
 }
 
 std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
