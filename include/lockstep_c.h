@@ -205,7 +205,8 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
                                          lockstep_averager** averager);
 /* arrays[i][j] = the average over ranks of arrays[i][j]. The same bits on all ranks.
    int8, topk and threshold refuse NaN and Inf: every rank returns the same
-   LOCKSTEP_INVALID_ARGUMENT, and the arrays are as before. Ranks: all of the group. */
+   LOCKSTEP_INVALID_ARGUMENT, and the arrays are as before. Error feedback may send their finite
+   elements in later calls: do not average these arrays again. Ranks: all of the group. */
 lockstep_status lockstep_average(lockstep_averager* averager, void* const* arrays);
 /* Copies what this rank's error feedback has not sent yet, for a checkpoint; zeros for a strategy
    without error feedback. Each rank has its own.

@@ -226,22 +226,7 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
 
 template <class Base>
 auto FusedOptimizer<Base>::place_of(const at::Tensor& parameter) const -> std::optional<Place> {
-  const auto& groups = this->param_groups();
-  const auto is_at = [&](const Place& place) {
-    return place.group < groups.size() && place.index < groups[place.group].params().size() &&
-           groups[place.group].params()[place.index].is_same(parameter);
-  };
-  const auto entry = places_.find(parameter.unsafeGetTensorImpl());
-  if (entry != places_.end() && is_at(entry->second)) return entry->second;
-  Place place;
-  for (; place.group < groups.size(); ++place.group) {
-    for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
-      if (!is_at(place)) continue;
-      places_[parameter.unsafeGetTensorImpl()] = place;
-      return place;
-    }
-  }
-  return std::nullopt;
+  return detail::find_place(*this, parameter, places_);
 }
 
 template <class Base>

@@ -207,6 +207,9 @@ class ReplicatedModel {
   /// shortage of memory on one rank, ends the world.
   ReplicatedModel(ModelView model, const Group& group, const DataParallelOptions& options,
                   FrontEnd front_end);
+  ~ReplicatedModel();
+  ReplicatedModel(const ReplicatedModel&) = delete;
+  ReplicatedModel& operator=(const ReplicatedModel&) = delete;
 
   /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
   void check_unchanged() const;

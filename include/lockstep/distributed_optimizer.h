@@ -95,8 +95,9 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
   /// InvalidArgument also if the optimizer has a parameter that the model lacks, or one parameter
   /// twice (use lockstep::parameters(model)), or if optimizer, strategy or group do not support
-  /// options.share_memory or options.shard. The group stays usable. With share_memory or
-  /// Shard::gradients, the optimizer must have all parameters that require a gradient.
+  /// options.share_memory or options.shard. The group stays usable. With these options, the
+  /// parameter groups must be the same on all ranks. With share_memory or Shard::gradients, the
+  /// optimizer must have all parameters that require a gradient.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
@@ -136,9 +137,10 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the strategy averages gradients and the ranks have
   /// taken different numbers of steps. InvalidArgument also if a rank has changed an averaged
   /// gradient in place, so that a strategy with error feedback would average it twice, if the
-  /// optimizer has got a parameter that was not wrapped, or, where ranks update parts, if its
-  /// options differ between ranks. ReplicaError as a backward of DistributedDataParallel. CommError
-  /// and TimeoutError as a collective does.
+  /// optimizer has got a parameter that was not wrapped, if a buffer of TorchScript has got other
+  /// sizes, or, where ranks update parts, if the optimizer's options differ between ranks.
+  /// ReplicaError as a backward of DistributedDataParallel. CommError and TimeoutError as a
+  /// collective does.
   void step();
 
   /// The step of an optimizer that evaluates the loss several times, such as LBFGS. The closure
@@ -203,8 +205,8 @@ class DistributedOptimizer {
   static std::shared_ptr<detail::ReplicatedModel> checked(
       const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped);
 
-  /// Throws: InvalidArgument if the model's parameters are not those that were wrapped, or the
-  /// optimizer has others.
+  /// Throws: InvalidArgument if the model's parameters or buffers are not as they were wrapped, or
+  /// the optimizer has other parameters.
   void check_unchanged();
   void update(detail::UpdateGradients gradients);
 
@@ -215,9 +217,9 @@ class DistributedOptimizer {
 };
 
 /// Scales the averaged gradients of the optimizer's parameters by max_norm ÷ (norm + 1e-6) if that
-/// is less than 1, as torch::nn::utils::clip_grad_norm_() does. norm is that of all gradients as
-/// one vector, also where each rank has a part of them (Shard::gradients). Averages local gradients
-/// first. Call it between backward() and step().
+/// is less than 1, as torch::nn::utils::clip_grad_norm_() does, which leaves sparse gradients as
+/// they are. norm is that of all gradients as one vector, also where each rank has a part of them
+/// (Shard::gradients). Averages local gradients first. Call it between backward() and step().
 ///
 ///     loss.backward();
 ///     lockstep::clip_grad_norm(optimizer, 1.0);

@@ -19,15 +19,19 @@ namespace lockstep::inline v0_2 {
 
 class Group;
 
-namespace detail {
-class ModelTensors;
-}
-
 /// A parameter or a buffer of a model.
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
 };
+
+class ModelView;
+
+namespace detail {
+class ModelTensors;
+/// The model with these of its parameters, and all its buffers.
+ModelView part_of(const ModelView& model, std::vector<NamedTensor> parameters);
+}  // namespace detail
 
 /// The parameters and buffers of a model of any kind. Functions that take a ModelView train, save,
 /// load or broadcast each of these:
@@ -68,6 +72,8 @@ class ModelView {
   const detail::ModelTensors& tensors() const { return *tensors_; }
 
  private:
+  friend ModelView detail::part_of(const ModelView& model, std::vector<NamedTensor> parameters);
+
   std::shared_ptr<const detail::ModelTensors> tensors_;
 };
 

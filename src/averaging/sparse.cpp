@@ -117,7 +117,7 @@ class TopKAverage final : public Average {
       const auto picks = picks_of(rank);
       const auto bad = first_not_finite<T>(picks.values);
       if (!bad) continue;
-      drop_not_finite(residual_.as<T>());
+      if (residual_.defined()) take_back(picks_of(group.rank()));
       refuse_not_finite("topk", arrays_.name_at(picks.indices[*bad]), rank, group);
     }
     const T share = T{1} / static_cast<T>(ranks);
@@ -125,6 +125,12 @@ class TopKAverage final : public Average {
       const auto picks = picks_of(rank);
       kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
     }
+  }
+
+  /// Returns the picks of a refused step to the residual: no rank has added them.
+  void take_back(const kernels::Picks<T>& own) {
+    kernels::scatter_add<T>(residual_.as<T>(), own.indices, own.values, T{1});
+    drop_not_finite(residual_.as<T>());
   }
 
   TopK strategy_;

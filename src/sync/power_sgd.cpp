@@ -191,6 +191,10 @@ class PowerSgdExchange final : public Exchange {
       matrix_of(gradient, parameter).copy_(parameter.sent_p);
       if (residual_.defined()) matrix_of(residual_, parameter).zero_();
     }
+    if (!q_buffer_.is_cpu() || detail::is_finite(q_buffer_)) return;
+    // The gradient was too large for the factors. They would spoil all later steps.
+    for (auto& matrix : matrices_) randomize(matrix, 0);
+    if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
   }
 
   PowerSgd recipe_;

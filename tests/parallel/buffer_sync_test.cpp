@@ -277,11 +277,12 @@ at::Tensor assigned_mean(BufferPolicy policy, int ranks, int steps) {
 TEST(BufferSync, FollowsTheTensorsThatAForwardAssigns) {
   on_ranks(3, [](const Group& world) {
     for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-      const DataParallelOptions options{.buffer_policy = policy};
+      DataParallelOptions options{.buffer_policy = policy};
       auto wrapped = assigning_script();
       DistributedDataParallel ddp(wrapped, world, options);
       auto optimized = assigning_script();
       torch::optim::SGD sgd(lockstep::parameters(optimized), rate);
+      options.optimized_only = policy == BufferPolicy::average;
       DistributedOptimizer optimizer(sgd, optimized, world, options);
       for (int step = 0; step < 3; ++step) {
         const auto x = batch(world.rank(), step);
@@ -315,6 +316,19 @@ TEST(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber) {
     EXPECT_THAT(
         error_after([](torch::jit::Module& model) { model.register_buffer("b", at::zeros({3})); }),
         HasSubstr("got 2 buffers, expected 1"));
+    expect_usable(world);
+  });
+}
+
+TEST(BufferSync, OfAnOptimizerRefusesBuffersOfOtherSizesInItsStep) {
+  on_ranks(2, [](const Group& world) {
+    auto model = assigning_script();
+    torch::optim::SGD sgd(lockstep::parameters(model), rate);
+    DistributedOptimizer optimizer(sgd, model, world);
+    const auto loss = loss_of(model.forward({batch(world.rank(), 0)}).toTensor());
+    model.setattr("mean", at::zeros({5}, at::kDouble).to(own_device()));
+    EXPECT_THAT(refusal([&] { optimizer.backward_and_update(loss); }),
+                ::testing::HasSubstr("DistributedOptimizer: buffer mean is now Double [5]"));
     expect_usable(world);
   });
 }

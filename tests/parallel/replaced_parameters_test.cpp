@@ -131,6 +131,26 @@ TEST(ReplacedParameters, ByAnotherTensorInEachBackwardAreAllowed) {
   });
 }
 
+TEST(ReplacedParameters, AndNewOnesAreRefusedByABackwardOfTheModelItself) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Layers>();
+    auto& weight = model->first->weight;
+    weight.requires_grad_(false);
+    DistributedDataParallel ddp(model, world);
+    const auto backward = [&] { model->forward(input_of(world, 0)).sum().backward(); };
+    backward();
+    weight.requires_grad_(true);
+    EXPECT_THAT(refusal(backward),
+                HasSubstr("first.weight was frozen and now requires a gradient"));
+    expect_usable(world);
+    weight.requires_grad_(false);
+    backward();
+    model->register_parameter("third", torch::ones({3}));
+    EXPECT_THAT(refusal(backward), HasSubstr("the list of parameters has changed at #"));
+    expect_usable(world);
+  });
+}
+
 /// Two layers of equal sizes, of which a step uses some.
 struct Experts : torch::nn::Module {
   at::Tensor forward(std::size_t expert, const at::Tensor& x) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
@@ -184,6 +185,23 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
     const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
     says([&] { DistributedOptimizer(fused, model, world, halves); },
          "share_memory: got strategy fp16, expected fp32");
+  });
+}
+
+TEST(ShardedOptimizerStart, RefusesParameterGroupsThatDifferBetweenRanks) {
+  on_ranks(2, [](const Group& world) {
+    Mlp model({7, 3});
+    std::vector<at::Tensor> parameters{model.layers[0]->weight, model.layers[0]->bias};
+    if (world.rank() == 1) std::swap(parameters[0], parameters[1]);
+    torch::optim::SGD sgd(
+        {OptimizerParamGroup({parameters[0]}), OptimizerParamGroup({parameters[1]})},
+        SGDOptions(0.1));
+    for (const auto& how : {state_in_parts, DataParallelOptions{.share_memory = true}}) {
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
+                  HasSubstr("parameter layer0.bias in parameter group 1 on rank 0; parameter "
+                            "layer0.bias in parameter group 0 on rank 1"));
+      expect_usable(world);
+    }
   });
 }
 

@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/flight/flight_record.h"
@@ -173,6 +174,25 @@ TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
     }
     world.barrier().wait();
     EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
+  });
+}
+
+TEST_P(SharedUpdate, FollowsParametersThatChangeTheirGroups) {
+  on_ranks(GetParam(), [](const Group& world) {
+    const auto make =
+        in_groups<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9), SGDOptions(0.01).momentum(0.9));
+    Trained got(world, make, shared);
+    Trained expected(world, make, {});
+    for (int step = 0; step < 3; ++step) {
+      for (auto* trained : {&got, &expected}) {
+        auto& groups = trained->base->param_groups();
+        if (step == 1) std::swap(groups[0].params()[0], groups[1].params()[0]);
+        trained->step(world, step);
+      }
+      world.barrier().wait();
+      expect_equal_models(got.model, expected.model);
+      world.barrier().wait();
+    }
   });
 }
 

@@ -189,6 +189,24 @@ TEST_P(Sparse, AccumulatesWeighsScalesAndSkips) {
   });
 }
 
+TEST_P(Sparse, IsClippedByTheNormOfAllGradients) {
+  for (const auto shard : {Shard::none, Shard::gradients}) {
+    expect_as_dense(GetParam(), [&](Words& model, const Group& world) {
+      const bool sparse = model.words->options.sparse();
+      SGD sgd(model.parameters(), SGDOptions(2));
+      DistributedOptimizer optimizer(sgd, model, world, {.shard = sparse ? shard : Shard::none});
+      for (int step = 0; step < 4; ++step) {
+        model.forward(tokens_of(world.rank(), step)).backward();
+        const double norm = sparse ? clip_grad_norm(optimizer, 0.01)
+                                   : torch::nn::utils::clip_grad_norm_(model.parameters(), 0.01);
+        EXPECT_GT(norm, 0.01);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+  }
+}
+
 TEST_P(Sparse, GradientsOfAModelWithoutDenseOnes) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {

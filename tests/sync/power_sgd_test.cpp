@@ -102,6 +102,25 @@ TEST(PowerSgd, TakesZerosAndHugeNumbers) {
   });
 }
 
+TEST(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors) {
+  spawn(2, [](const Group& group) {
+    for (const bool feedback : {false, true}) {
+      auto bucket = four_parameters(group, at::kFloat);
+      const auto exchange = PowerSgd{.rank = 2, .error_feedback = feedback}.exchange(bucket);
+      const auto& matrix = bucket.slices()[0].values;
+      matrix.fill_(9e37);
+      advance(*exchange, 0, bucket, group);
+      EXPECT_FALSE(matrix.isfinite().all().item<bool>());
+      for (int step = 1; step < 3; ++step) {
+        bucket.values().zero_();
+        matrix.fill_(1);
+        advance(*exchange, step, bucket, group);
+        EXPECT_TRUE(at::allclose(matrix, at::ones_like(matrix), 1e-4, 1e-4)) << step;
+      }
+    }
+  });
+}
+
 TEST(PowerSgd, SendsLessThanTheBucket) {
   spawn(2, [](const Group& group) {
     auto bucket = four_parameters(group, at::kFloat);

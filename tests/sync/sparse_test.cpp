@@ -256,6 +256,23 @@ TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
   }
 }
 
+TEST(TopK, KeepsWhatARefusedStepHasSelected) {
+  spawn(2, [](const Group& group) {
+    auto bucket = two_parameters(group);
+    const auto exchange = TopK{.ratio = 0.01}.exchange(bucket);  // one element
+    bucket.values()[0] = 4;
+    bucket.values()[1] = 3;
+    advance(*exchange, 0, bucket, group);
+    EXPECT_EQ(bucket.values().sum().item<float>(), 4);
+    bucket.values().zero_();
+    if (group.rank() == 1) bucket.values()[2] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_NE(refusal([&] { advance(*exchange, 1, bucket, group); }), "");
+    bucket.values().zero_();
+    advance(*exchange, 2, bucket, group);
+    EXPECT_EQ(bucket.values()[1].item<float>(), 3);
+  });
+}
+
 TEST(Sparse, CountsItsBytes) {
   spawn(2, [](const Group& group) {
     Bucket bucket(0, 1000, at::kFloat, {}, group);

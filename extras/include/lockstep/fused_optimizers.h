@@ -85,7 +85,7 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   /// The number of parameters that check_listed_once() has compared. Its initialiser checks those
   /// that the constructors of Base get.
   std::size_t checked_ = check_listed_once();
-  /// Cache of the parameters' places: without it, a step would take quadratic time in their number.
+  /// Cache of the parameters' places.
   mutable std::unordered_map<const void*, Place> places_;
   std::unordered_map<const void*, Origin> parts_;  ///< of set_parts()
 };

@@ -231,13 +231,17 @@ std::string BufferSync::take_tensors() {
   return {};
 }
 
-void BufferSync::prepare_forward() {
-  if (is_in_backward()) return;
+void BufferSync::check_tensors() {
   if (const auto wrong = take_tensors(); !wrong.empty()) {
     throw_invalid(sees_forwards_ ? "DistributedDataParallel" : "DistributedOptimizer", wrong,
                   " as when the model was wrapped: wrap it again after changing it, or set "
                   "buffer_policy = BufferPolicy::none");
   }
+}
+
+void BufferSync::prepare_forward() {
+  if (is_in_backward()) return;
+  check_tensors();
   write();
 }
 
@@ -251,7 +255,7 @@ bool BufferSync::take_unused_graph() {
 }
 
 void BufferSync::begin(const CountedRanks& counted) {
-  take_tensors();  // others than at the construction are refused by the next forward
+  take_tensors();  // the next check_tensors() refuses others than at the construction
   for (std::size_t i = 0; i < all_.size(); ++i) {
     // A forward may have changed the buffers since, without a change of their versions.
     if (!sees_forwards_) all_[i].discard();

@@ -106,9 +106,11 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
   BufferSync(const BufferSync&) = delete;
   BufferSync& operator=(const BufferSync&) = delete;
 
-  /// Call before a forward. Writes received values.
   /// Throws: InvalidArgument when a TorchScript model's buffers have another number, sizes or
-  /// dtypes than when it was wrapped. So does begin_graph().
+  /// dtypes than when it was wrapped.
+  void check_tensors();
+  /// Call before a forward. Writes received values.
+  /// Throws: as check_tensors(). So does begin_graph().
   void prepare_forward();
   /// The same before a forward with gradients. Returns its graph.
   std::shared_ptr<ForwardGraph> begin_graph();

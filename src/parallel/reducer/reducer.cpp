@@ -167,6 +167,7 @@ void Reducer::check_optimizer() const {
 
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task, bool is_first) {
   check_optimizer();
+  if (check_model_ && !has_optimizer_) check_model_();
   gradients_.begin_backward();
   return std::make_shared<Backward>(*this, task, is_first);
 }

@@ -82,6 +82,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
   void check_optimizer() const;
 
+  /// Sets a check that throws if the model has changed since it was wrapped. Each backward calls
+  /// it, because the program may have called the model itself. The step of a DistributedOptimizer
+  /// calls it, too, so with one no backward does.
+  void set_model_check(std::function<void()> check) { check_model_ = std::move(check); }
+
   /// The number of the wrapper among those of its group.
   std::uint16_t number() const { return owner_.number; }
   /// Whether a backward runs that has reached the wrapper.
@@ -219,6 +224,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<BufferSync> buffers_;
   ParameterHooks hooks_;
   std::weak_ptr<Backward> backward_;
+  std::function<void()> check_model_;
   std::function<std::vector<UpdateOption>()> options_;  ///< null if ranks do not compare them
   std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
   bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()

@@ -218,6 +218,7 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                           .dtype = named.tensor.scalar_type(),
                           .trainable = named.tensor.requires_grad()});
     }
+    reducer_->set_model_check([this] { check_unchanged(); });
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(at_rank(operation_, group, error.what()),
                           {.rank = error.rank(), .operation = operation_});
@@ -226,6 +227,8 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
     throw;
   }
 }
+
+ReplicatedModel::~ReplicatedModel() { reducer_->set_model_check(nullptr); }
 
 void ReplicatedModel::check_unchanged() const {
   const auto fail = [this](const auto&... what) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -22,6 +23,7 @@ class TotalNorm {
   explicit TotalNorm(double type) : type_(type) {}
 
   void add(const at::Tensor& values) {
+    if (values.is_sparse()) return add(values.coalesce()._values());
     if (values.numel() == 0) return;
     const double norm =
         at::linalg_vector_norm(values, type_, {}, false, at::kDouble).item<double>();
@@ -86,15 +88,18 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
     }
     optimizer.average_gradients();
     const auto parameters = detail::all_parameters(optimizer.optimizer());
-    const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
-    if (sharded == nullptr || !sharded->divides_gradients())
-      return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
-    const at::NoGradGuard no_grad;
     std::vector<at::Tensor> whole;
     for (const auto& parameter : parameters) {
       if (parameter.grad().defined()) whole.push_back(parameter.grad());
     }
-    return clip(sharded->gradients(), whole, sharded->group(), max_norm, norm_type);
+    const auto* const sharded = detail::ShardedParameters::of(optimizer.optimizer());
+    const bool has_parts = sharded != nullptr && sharded->divides_gradients();
+    // LibTorch's function does not scale sparse gradients.
+    if (!has_parts && std::ranges::none_of(whole, &at::Tensor::is_sparse))
+      return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
+    const at::NoGradGuard no_grad;
+    return clip(has_parts ? sharded->gradients() : std::vector<at::Tensor>(), whole,
+                optimizer.group(), max_norm, norm_type);
   });
 }
 

@@ -4,6 +4,8 @@
 
 #include <exception>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -30,6 +32,26 @@ std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Opti
   for (const auto& parameter : all_parameters(optimizer))
     parameters.insert(parameter.unsafeGetTensorImpl());
   return parameters;
+}
+
+/// The parameter groups of the parameters in buckets, for a comparison between ranks.
+std::vector<std::string> describe_groups(const torch::optim::Optimizer& optimizer,
+                                         Reducer& reducer) {
+  std::unordered_map<const void*, std::size_t> groups;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    for (const auto& parameter : optimizer.param_groups()[g].params())
+      groups[parameter.unsafeGetTensorImpl()] = g;
+  }
+  std::vector<std::string> lines;
+  for (const auto& of_bucket : reducer.bucket_reducers()) {
+    for (const auto& slice : of_bucket.bucket.slices()) {
+      const auto group = groups.find(slice.parameter.unsafeGetTensorImpl());
+      lines.push_back(concat("parameter ", slice.name, " in "));
+      lines.back() +=
+          group == groups.end() ? "no parameter group" : concat("parameter group ", group->second);
+    }
+  }
+  return lines;
 }
 
 /// The optimizer's own step, on every rank.
@@ -85,6 +107,8 @@ std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reduc
   const bool shares = shares_memory(options);
   if (!shares && options.shard == Shard::none)
     return std::make_unique<WholeUpdate>(optimizer, reducer);
+  // Each rank would update its part of a parameter with other options, or not at all.
+  agree(group, "DistributedOptimizer", describe_groups(optimizer, reducer));
   reducer.compare_options([&optimizer] { return options_of(optimizer); });
   // With one copy of everything, shard has no effect.
   return shares ? shared_update(optimizer, reducer, group)
@@ -131,7 +155,7 @@ ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelVi
   std::erase_if(parameters, [&](const NamedTensor& named) {
     return !optimized.contains(named.tensor.unsafeGetTensorImpl());
   });
-  return ModelView(std::move(parameters), model.buffers());
+  return detail::part_of(model, std::move(parameters));
 }
 
 std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
@@ -216,6 +240,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 
 void DistributedOptimizer::check_unchanged() {
   model_->check_unchanged();
+  model_->reducer().buffers().check_tensors();
   std::size_t index = 0;
   for (const auto& group : optimizer_.param_groups()) {
     for (const auto& parameter : group.params()) {

@@ -147,20 +147,10 @@ void check_listed_once(const torch::optim::Optimizer& optimizer, const char* ope
   }
 }
 
-/// The parameter group of a parameter. The program may change groups between steps.
+/// The parameter group of a parameter.
 std::optional<std::size_t> ElementwiseStep::group_of(const at::Tensor& parameter) const {
-  const auto& groups = optimizer_.param_groups();
-  std::size_t count = 0;
-  for (const auto& group : groups) count += group.params().size();
-  if (count != counted_) {
-    groups_.clear();
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      for (const auto& other : groups[g].params()) groups_[other.unsafeGetTensorImpl()] = g;
-    }
-    counted_ = count;
-  }
-  const auto found = groups_.find(parameter.unsafeGetTensorImpl());
-  return found == groups_.end() ? std::nullopt : std::optional(found->second);
+  const auto place = find_place(optimizer_, parameter, places_);
+  return place ? std::optional(place->group) : std::nullopt;
 }
 
 bool ElementwiseStep::has(const at::Tensor& parameter) const {

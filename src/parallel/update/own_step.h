@@ -58,6 +58,31 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const char* opt
 void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
                        const std::vector<NamedTensor>& named = {});
 
+/// The place of a parameter in an optimizer's groups, which the program may change between steps;
+/// nullopt if the optimizer lacks it. places: a cache. Without it, a step would take quadratic time
+/// in the number of parameters.
+template <class Place>
+std::optional<Place> find_place(const torch::optim::Optimizer& optimizer,
+                                const at::Tensor& parameter,
+                                std::unordered_map<const void*, Place>& places) {
+  const auto& groups = optimizer.param_groups();
+  const auto is_at = [&](const Place& place) {
+    return place.group < groups.size() && place.index < groups[place.group].params().size() &&
+           groups[place.group].params()[place.index].is_same(parameter);
+  };
+  const auto entry = places.find(parameter.unsafeGetTensorImpl());
+  if (entry != places.end() && is_at(entry->second)) return entry->second;
+  Place place;
+  for (; place.group < groups.size(); ++place.group) {
+    for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
+      if (!is_at(place)) continue;
+      places[parameter.unsafeGetTensorImpl()] = place;
+      return place;
+    }
+  }
+  return std::nullopt;
+}
+
 /// An optimizer of torch::optim as an ElementwiseOptimizer. update() runs the optimizer's own step
 /// on the elements; the optimizer has the state of whole parameters.
 class ElementwiseStep final : public ElementwiseOptimizer {
@@ -73,14 +98,17 @@ class ElementwiseStep final : public ElementwiseOptimizer {
 
  private:
   using ParamState = torch::optim::OptimizerParamState;
+  struct Place {
+    std::size_t group = 0;
+    std::size_t index = 0;  ///< in the group's params()
+  };
 
   std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
 
   torch::optim::Optimizer& optimizer_;
   /// States of parameters whose first update has not begun.
   std::unordered_map<const void*, std::unique_ptr<ParamState>> first_states_;
-  mutable std::unordered_map<const void*, std::size_t> groups_;  ///< by parameter
-  mutable std::size_t counted_ = 0;                              ///< parameters in groups_
+  mutable std::unordered_map<const void*, Place> places_;  ///< of find_place()
 };
 
 }  // namespace lockstep::detail
