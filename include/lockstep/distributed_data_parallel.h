@@ -356,9 +356,10 @@ class DistributedDataParallel {
   /// samples, and set that total once. Gradients of a model with SyncBatchNorm, or with
   /// collectives of differentiable::, are wrong with unequal weights: weight the loss instead, as
   /// SyncBatchNorm says.
-  /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
-  /// negative or not finite, if a rank has set two different ones, or if all are zero; the group
-  /// stays usable.
+  /// Ranks: all, or none. Throws: InvalidArgument, on every rank, for a strategy that does not
+  /// average every gradient at every step, such as adasum. The backward throws it, on every rank,
+  /// if a weight is negative or not finite, if a rank has set two different ones, or if all are
+  /// zero. The group stays usable.
   void weight(double samples) { replicas_->set_weight(samples); }
 
   /// The strategy's state on this rank, by parameter names. Each rank has its own state: load it on

@@ -184,7 +184,6 @@ class DistributedOptimizer {
   /// As DistributedDataParallel::no_sync().
   NoSync no_sync() const;
   /// As DistributedDataParallel::weight(), for the next exchange.
-  /// Throws: InvalidArgument if the strategy exchanges parameters: these have no weights.
   void weight(double samples);
   State state() const;
   void load_state(const State& state);

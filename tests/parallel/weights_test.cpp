@@ -11,12 +11,14 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Weighted : public ::testing::TestWithParam<int> {};
@@ -141,6 +143,32 @@ TEST(Weight, ThatIsUnusableIsRefusedOnEveryRank) {
       model->zero_grad();
       ddp(coefficients(world.rank(), *model)).backward();
       EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+    });
+  }
+}
+
+// Adasum multiplied the gradients by N ÷ (ranks of another weight than 0).
+TEST(Weight, IsRefusedOnEveryRankByAStrategyThatDoesNotAverage) {
+  const Adasum adasum{.of = SyncTarget::gradients};
+  for (const auto& options :
+       {DataParallelOptions{.strategy = adasum}, DataParallelOptions{.strategy = warmup(adasum, 3)},
+        DataParallelOptions{.strategies = {{"p1", adasum}}}}) {
+    on_ranks(3, [&](const Group& world) {
+      auto model = std::make_shared<Terms>(two_shapes);
+      const auto expect_refusal = [&](auto& wrapper) {
+        EXPECT_THAT(refusal([&] { wrapper.weight(world.rank()); }),
+                    AllOf(HasSubstr("got a weight of "), HasSubstr("adasum:of=gradients, which")));
+        model->forward(coefficients(world.rank(), *model)).backward();
+        model->zero_grad();
+      };
+      {
+        DistributedDataParallel ddp(model, world, options);
+        expect_refusal(ddp);
+      }
+      torch::optim::SGD sgd(model->parameters(), 0.1);
+      DistributedOptimizer optimizer(sgd, *model, world, options);
+      expect_refusal(optimizer);
+      optimizer.step();
     });
   }
 }

@@ -119,7 +119,9 @@ void GradientSet::rescale_means_from_step(double factor) {
     if (factor == 0) {
       gradient = at::Tensor();
     } else {
-      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
+      // A combination of equal gradients that is no mean is that gradient already.
+      const bool weighs = member.is_sparse || reducers_.takes_weights(member.bucket);
+      gradient = gradient.mul(weighs ? factor : 1);  // not in place: the program may hold it
       member.record.set_local();
     }
   }

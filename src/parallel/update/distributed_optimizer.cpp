@@ -308,16 +308,7 @@ bool DistributedOptimizer::replicas_may_differ() const {
   return model_->reducer().parameters_may_differ();
 }
 
-void DistributedOptimizer::weight(double samples) {
-  if (replicas_may_differ()) {
-    throw InvalidArgument(
-        detail::concat("DistributedOptimizer: got a weight of ", samples,
-                       " with a strategy that does not average every gradient, expected none: "
-                       "parameters are averaged without weights"),
-        {.operation = "weight"});
-  }
-  model_->set_weight(samples);
-}
+void DistributedOptimizer::weight(double samples) { model_->set_weight(samples); }
 
 const Group& DistributedOptimizer::group() const { return model_->group(); }
 
