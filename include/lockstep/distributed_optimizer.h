@@ -183,7 +183,8 @@ class DistributedOptimizer {
 
   /// As DistributedDataParallel::no_sync().
   NoSync no_sync() const;
-  /// As DistributedDataParallel::weight(), for the next exchange.
+  /// As DistributedDataParallel::weight(), for the next exchange of this step. step() throws
+  /// InvalidArgument, on every rank, for one that was set after its gradients were averaged.
   void weight(double samples);
   State state() const;
   void load_state(const State& state);

@@ -64,6 +64,47 @@ TEST(Weight, EqualOnAllRanksChangesNoBit) {
   });
 }
 
+TEST(Weight, CountsForOneExchange) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Terms>(some_shapes);
+    DistributedDataParallel ddp(model, world);
+    const auto& p = model->p[0];
+    const auto weighted = (coefficient(1, 0, p) + 2 * coefficient(2, 0, p)) / 3;
+    for (const bool again : {true, false}) {
+      model->zero_grad();
+      ddp.weight(world.rank());
+      ddp(coefficients(world.rank(), *model)).backward();
+      if (again) ddp.weight(world.rank());
+      ddp(coefficients(world.rank(), *model)).backward();
+      EXPECT_TRUE(near(p.grad(), weighted + (again ? weighted : mean_coefficient(3, 0, p))));
+    }
+  });
+}
+
+// It counted in the exchange of the next step.
+TEST(Weight, OfAStepThatIsAveragedAlreadyIsRefusedOnEveryRank) {
+  on_ranks(3, [](const Group& world) {
+    Terms model(some_shapes);
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, model, world);
+    const auto backward = [&] { model.forward(coefficients(world.rank(), model)).backward(); };
+    backward();
+    optimizer.weight(world.rank() + 1);
+    EXPECT_THAT(refusal([&] { optimizer.step(); }),
+                HasSubstr("after the gradients of this step were averaged, expected a weight "));
+    optimizer.zero_grad();
+    backward();
+    expect_means(model, world);
+    optimizer.step();
+    optimizer.zero_grad();
+    // No rank has a loss.
+    optimizer.weight(world.rank() + 1);
+    optimizer.backward_and_update(at::Tensor());
+    backward();
+    expect_means(model, world);
+  });
+}
+
 // The last of several weights counted for all micro-batches.
 TEST(Weight, OfEachMicroBatchIsRefusedOnEveryRank) {
   // Differs on rank 1 only. The last weights are equal to the first in the second case.

@@ -75,6 +75,8 @@ bool ParameterHooks::accumulates_here() const {
   });
 }
 
+bool ParameterHooks::is_in_node() { return torch::autograd::get_current_node() != nullptr; }
+
 bool ParameterHooks::is_hooked(const torch::autograd::Node& accumulator) {
   return std::ranges::any_of(accumulator.post_hooks(), [](const auto& hook) {
     return dynamic_cast<const Hook*>(hook.get()) != nullptr;

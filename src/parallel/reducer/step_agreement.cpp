@@ -285,7 +285,7 @@ void Reducer::before_update() {
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
-  weights_.forget_counted();
+  weights_.end_step();
   if (parameters_may_differ()) reducers_.count_skipped(step);
   if (reducers_.exchanges(SyncTarget::parameters, step)) {
     begin_buffers();

@@ -255,6 +255,7 @@ void DistributedOptimizer::step() {
   detail::as_operation("DistributedOptimizer", [&] {
     check_unchanged();
     model_->reducer().average_local_gradients();
+    model_->reducer().refuse_late_weights();
     update(detail::UpdateGradients::averaged);
   });
 }
@@ -275,6 +276,7 @@ at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure
     auto loss = update_->step([&] {
       const auto own_loss = closure();
       reducer.average_local_gradients();
+      reducer.refuse_late_weights();
       return reducer.mean_of_losses(own_loss);
     });
     reducer.exchange_parameters();
