@@ -199,6 +199,8 @@ class DistributedOptimizer {
 
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        std::shared_ptr<detail::ReplicatedModel> model);
+  /// Whether a DistributedOptimizer has this optimizer. Any thread.
+  static bool has(const torch::optim::Optimizer& optimizer);
   /// The wrapped model, which these steps can update.
   static std::shared_ptr<detail::ReplicatedModel> checked(
       const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped);

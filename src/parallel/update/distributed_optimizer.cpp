@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <unordered_set>
@@ -15,6 +16,7 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "parallel/agree.h"
+#include "parallel/instances.h"
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/shared_memory.h"
@@ -204,9 +206,19 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
   }
+  detail::Instances<DistributedOptimizer>::all().list.push_back(this);
 }
 
-DistributedOptimizer::~DistributedOptimizer() { model_->reducer().detach_optimizer(); }
+DistributedOptimizer::~DistributedOptimizer() {
+  std::erase(detail::Instances<DistributedOptimizer>::all().list, this);
+  model_->reducer().detach_optimizer();
+}
+
+bool DistributedOptimizer::has(const torch::optim::Optimizer& optimizer) {
+  const auto all = detail::Instances<DistributedOptimizer>::all();
+  return std::ranges::any_of(all.list,
+                             [&](const auto* one) { return &one->optimizer_ == &optimizer; });
+}
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const ModelView& model, const Group& group,
