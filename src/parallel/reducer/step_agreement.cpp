@@ -251,9 +251,12 @@ void Reducer::check_options(bool are_equal) const {
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   const auto differing =
       difference(group_, lines).value_or(LineDifference{.text = "different options"});
-  throw invalid_in("DistributedOptimizer", group_, "got ", differing.text,
-                   ", expected the same options of the optimizer on all ranks, because each rank "
-                   "updates a part of the parameters: set them on every rank");
+  throw InvalidArgument(
+      at_rank("DistributedOptimizer", group_, "got ", differing.text,
+              ", expected the same options of the optimizer on all ranks, because each rank "
+              "updates a part of the parameters: set them on every rank"),
+      {.rank = differing.rank < 0 ? -1 : group_.communicator().world_rank(differing.rank),
+       .operation = "DistributedOptimizer"});
 }
 
 double Reducer::begin_without_exchange() {
