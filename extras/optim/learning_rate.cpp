@@ -45,15 +45,20 @@ double scaled_rate(double rate, std::int64_t reference_batch, std::int64_t globa
 
 LearningRate::LearningRate(torch::optim::Optimizer& optimizer, Schedule schedule)
     : optimizer_(&optimizer), schedule_(std::move(schedule)) {
-  for (const auto& group : optimizer.param_groups())
-    first_rates_.push_back(group.options().get_lr());
+  first_rates_ = first_rates();
   set_rates(schedule_(0));
 }
 
 LearningRate::LearningRate(torch::optim::Optimizer& optimizer, torch::optim::LRScheduler& scheduler)
     : optimizer_(&optimizer), scheduler_(&scheduler) {
-  for (const auto& group : optimizer.param_groups())
-    first_rates_.push_back(group.options().get_lr());
+  first_rates_ = first_rates();
+}
+
+std::vector<double> LearningRate::first_rates() const {
+  auto rates = first_rates_;
+  const auto& groups = optimizer_->param_groups();
+  while (rates.size() < groups.size()) rates.push_back(groups[rates.size()].options().get_lr());
+  return rates;
 }
 
 void LearningRate::set_rates(double factor) {
@@ -62,6 +67,18 @@ void LearningRate::set_rates(double factor) {
 }
 
 void LearningRate::step() {
+  auto rates = first_rates();
+  const auto groups = optimizer_->param_groups().size();
+  if (groups < rates.size() || (scheduler_ != nullptr && groups > first_rates_.size())) {
+    detail::throw_invalid("LearningRate", "got ", groups, " parameter groups, expected the ",
+                          first_rates_.size(), " of the step before",
+                          scheduler_ == nullptr
+                              ? ": remove no group"
+                              : ", because a resumed run repeats all steps of a LibTorch scheduler "
+                                "for each group: construct scheduler and LearningRate after the "
+                                "last group is added");
+  }
+  first_rates_ = std::move(rates);
   ++steps_;
   if (scheduler_ != nullptr)
     scheduler_->step();
@@ -75,7 +92,7 @@ struct LearningRate::Saved {
 };
 
 std::string LearningRate::state() const {
-  return nlohmann::json{{"steps", steps_}, {"first_rates", first_rates_}}.dump();
+  return nlohmann::json{{"steps", steps_}, {"first_rates", first_rates()}}.dump();
 }
 
 LearningRate::Saved LearningRate::parse(const std::string& state) const {
@@ -87,8 +104,8 @@ LearningRate::Saved LearningRate::parse(const std::string& state) const {
     if (saved.steps < 0)
       throw CheckpointError(
           concat("learning rate: expected a number of steps, found ", saved.steps));
-    if (saved.first_rates.size() != first_rates_.size())
-      throw CheckpointError(concat("learning rate: expected the rates of ", first_rates_.size(),
+    if (const auto groups = optimizer_->param_groups().size(); saved.first_rates.size() != groups)
+      throw CheckpointError(concat("learning rate: expected the rates of ", groups,
                                    " parameter groups, found ", saved.first_rates.size()));
     if (scheduler_ != nullptr && steps_ > 0)
       throw CheckpointError(

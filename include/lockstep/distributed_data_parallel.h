@@ -354,14 +354,14 @@ class DistributedDataParallel {
 
   /// Sets the weight w_r of this rank's gradients g_r in the next exchange, such as the samples of
   /// its batch. .grad() is then Σ w_r·g_r ÷ Σ w_r; without weights it is the mean. The gradients of
-  /// a rank with weight 0 have no effect. Does not block. An exchange has one weight: for batches
-  /// that accumulate under no_sync(), divide the summed loss of each by the total of this rank's
-  /// samples, and set that total once. Gradients of a model with SyncBatchNorm, or with
-  /// collectives of differentiable::, are wrong with unequal weights: weight the loss instead, as
-  /// SyncBatchNorm says.
-  /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
-  /// negative or not finite, if a rank has set two different ones, or if all are zero; the group
-  /// stays usable.
+  /// a rank with weight 0 have no effect. Does not block. An exchange has one weight: call it
+  /// before each of several backwards. For batches that accumulate under no_sync(), divide the
+  /// summed loss of each by the total of this rank's samples, and set that total once. Gradients of
+  /// a model with SyncBatchNorm, or with collectives of differentiable::, are wrong with unequal
+  /// weights: weight the loss instead, as SyncBatchNorm says. Ranks: all, or none. Throws:
+  /// InvalidArgument, on every rank, for a strategy that does not average every gradient at every
+  /// step, such as adasum. The backward throws it, on every rank, if a weight is negative or not
+  /// finite, if a rank has set two different ones, or if all are zero. The group stays usable.
   void weight(double samples) { replicas_->set_weight(samples); }
 
   /// The strategy's state on this rank, by parameter names. Each rank has its own state: load it on

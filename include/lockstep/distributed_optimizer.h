@@ -185,8 +185,8 @@ class DistributedOptimizer {
 
   /// As DistributedDataParallel::no_sync().
   NoSync no_sync() const;
-  /// As DistributedDataParallel::weight(), for the next exchange.
-  /// Throws: InvalidArgument if the strategy exchanges parameters: these have no weights.
+  /// As DistributedDataParallel::weight(), for the next exchange of this step. step() throws
+  /// InvalidArgument, on every rank, for one that was set after its gradients were averaged.
   void weight(double samples);
   State state() const;
   void load_state(const State& state);
@@ -201,6 +201,8 @@ class DistributedOptimizer {
 
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        std::shared_ptr<detail::ReplicatedModel> model);
+  /// Whether a DistributedOptimizer has this optimizer. Any thread.
+  static bool has(const torch::optim::Optimizer& optimizer);
   /// The wrapped model, which these steps can update.
   static std::shared_ptr<detail::ReplicatedModel> checked(
       const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped);

@@ -75,7 +75,7 @@ class GradScaler {
   /// taken, the same on every rank. Waits for the device, to read that.
   /// Ranks: all of the group.
   /// Throws: as unscale_() and the optimizer's step(). InvalidArgument for a second call before
-  /// update().
+  /// update(), and for an optimizer that a DistributedOptimizer has: pass that.
   bool step(torch::optim::Optimizer& optimizer);
   bool step(DistributedOptimizer& optimizer);
 

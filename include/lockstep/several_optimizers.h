@@ -28,8 +28,8 @@ class StatefulOptimizer {
       : optimizer_(optimizer), model_(std::move(model)) {}
 
   /// Options, and the state of each parameter under the parameter's name.
-  /// Throws: CheckpointError if a parameter is not in the model, InvalidArgument if the optimizer
-  /// has one twice.
+  /// Throws: CheckpointError if a parameter is not in the model or DataParallelOptions::shard
+  /// divides the state, InvalidArgument if the optimizer has a parameter twice.
   State state() const;
   /// Throws: CheckpointError if the state is not one of this optimizer; nothing is changed then.
   void load_state(const State& state);

@@ -83,7 +83,8 @@ struct PostLocalSgd {
 /// parameters before the step + combined update. NaN and Inf are passed on. For float32 and float64
 /// parameters.
 /// With "adasum:of=gradients", the gradients are combined the same way before the optimizer's step.
-/// Under SGD without momentum this gives the same parameters, up to rounding.
+/// Under SGD without momentum this gives the same parameters, up to rounding. Ranks have no
+/// weights.
 /// Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2021, arXiv
 /// 2006.02924. Horovod adds the updates if a square is below 10⁻⁸; Lockstep uses the formula for
 /// all updates.
@@ -100,6 +101,7 @@ struct Adasum {
   SyncTarget target(std::int64_t, std::size_t, std::size_t) const { return of; }
   bool exchanges_every_gradient() const { return of == SyncTarget::gradients; }
   bool exchanges_parameters() const { return of == SyncTarget::parameters; }
+  bool takes_weights() const { return false; }
 };
 
 /// Gradients are averaged at full precision in the first `steps` steps, then by `strategy`, which
@@ -116,6 +118,7 @@ struct Warmup {
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
   bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }
   bool exchanges_parameters() const { return strategy.exchanges_parameters(); }
+  bool takes_weights() const { return strategy.takes_weights(); }
 };
 
 inline Strategy warmup(Strategy strategy, std::int64_t steps) {

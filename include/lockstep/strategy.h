@@ -32,6 +32,12 @@ concept KnowsParameters = requires(const R& recipe) {
   { recipe.exchanges_parameters() } -> std::same_as<bool>;
 };
 
+/// A recipe that answers itself whether ranks can have weights.
+template <class R>
+concept KnowsWeights = requires(const R& recipe) {
+  { recipe.takes_weights() } -> std::same_as<bool>;
+};
+
 }  // namespace detail
 
 /// The options of a strategy: a copyable value with a text form, which creates the Exchange of a
@@ -42,7 +48,7 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
   { recipe.exchange(bucket) } -> std::convertible_to<std::unique_ptr<Exchange>>;
 };
 
-/// How ranks synchronise: a value that holds any Recipe. A recipe may have four more functions:
+/// How ranks synchronise: a value that holds any Recipe. A recipe may have five more functions:
 /// - `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
 /// function, selects what a bucket synchronises at a step. Without it, gradients are exchanged at
 /// every step.
@@ -50,6 +56,8 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
 /// gradient at every step.
 /// - `bool exchanges_parameters() const` is for a recipe with target() that never selects
 /// parameters.
+/// - `bool takes_weights() const` is for a recipe that exchanges every gradient and does not
+/// average them.
 /// - `void check() const` throws InvalidArgument for options that are out of range. Only
 /// parse_strategy() calls it, for the strategies that it knows. A recipe of your own checks its
 /// options in exchange().
@@ -77,6 +85,10 @@ class Strategy {
   /// Whether a step may exchange parameters. Such a strategy needs the optimizer's steps.
   bool exchanges_parameters() const { return held_->exchanges_parameters(); }
 
+  /// Whether every step averages every gradient, so that ranks can have weights
+  /// (DistributedDataParallel::weight()).
+  bool takes_weights() const { return held_->takes_weights(); }
+
  private:
   struct Holder {
     virtual ~Holder() = default;
@@ -85,6 +97,7 @@ class Strategy {
     virtual SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
     virtual bool exchanges_every_gradient() const = 0;
     virtual bool exchanges_parameters() const = 0;
+    virtual bool takes_weights() const = 0;
   };
 
   template <class R>
@@ -115,6 +128,13 @@ class Strategy {
         return recipe.exchanges_parameters();
       } else {
         return detail::HasTarget<R>;
+      }
+    }
+    bool takes_weights() const override {
+      if constexpr (detail::KnowsWeights<R>) {
+        return recipe.takes_weights();
+      } else {
+        return exchanges_every_gradient();
       }
     }
 

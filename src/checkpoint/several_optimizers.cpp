@@ -12,6 +12,7 @@
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/update/sharded_parameters.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -26,6 +27,12 @@ std::string index_prefix(std::size_t index) { return concat(index, '/'); }
 }  // namespace
 
 State StatefulOptimizer::state() const {
+  if (detail::ShardedParameters::of(optimizer_) != nullptr) {
+    throw CheckpointError(
+        "StatefulOptimizer: got an optimizer whose state DataParallelOptions::shard divides among "
+        "ranks, expected one with a whole state on every rank: make it Checkpoint::optimizer, or "
+        "set shard = Shard::none for it");
+  }
   const auto own = detail::optimizer_state(optimizer_, model_);
   State state;
   for (const auto& [name, tensor] : own.tensors)

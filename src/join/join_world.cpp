@@ -30,7 +30,7 @@ namespace {
 
 /// Set by join_world(). Cleared only when it threw before it joined a world, since a process can
 /// join only one.
-std::atomic<bool> joined{false};
+std::atomic<bool> has_joined{false};
 
 /// Joins a world in shared memory, and records uncaught errors of this process there.
 std::shared_ptr<Communicator> join(const std::shared_ptr<host::World>& world, int rank,
@@ -278,7 +278,7 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
 }
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
-  if (joined.exchange(true)) {
+  if (has_joined.exchange(true)) {
     throw InvalidArgument(
         "init: called a second time in this process; keep the Group that the first call returned, "
         "or start new processes for a new world",
@@ -293,7 +293,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
                          error.kind() == ErrorKind::backend_unavailable;
     if (refused) {
       // No world was joined, so the caller may call init() again.
-      joined = false;
+      has_joined = false;
       if (flushes_denormals() != flushed_before) options.threads.flush_denormals(flushed_before);
     }
     throw;

@@ -168,6 +168,11 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const 
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (DistributedOptimizer::has(optimizer)) {
+    throw_invalid("GradScaler::step",
+                  "got the optimizer of a DistributedOptimizer, expected the DistributedOptimizer: "
+                  "pass that, whose step() also averages gradients or parameters");
+  }
   const auto take = [&] { optimizer.step(); };
   if (!options_.enabled) return take(), true;
   if (!unscaled_.contains(&optimizer)) unscale_(optimizer);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/error.h"
+#include "tests/refusal.h"
 #include "tests/train/checkpoint_failure.h"
 
 namespace lockstep {
@@ -15,6 +16,7 @@ namespace {
 
 using testing::failure;
 using ::testing::HasSubstr;
+using testing::refusal;
 
 /// An optimizer of two groups, whose rates are 0.8 and 0.2.
 struct Optimizer : torch::optim::SGD {
@@ -78,6 +80,38 @@ TEST(LearningRate, EachGroupKeepsItsOwnRatio) {
   EXPECT_EQ(rate.steps(), 4);
   EXPECT_DOUBLE_EQ(optimizer.rate(0), 0.8);
   EXPECT_DOUBLE_EQ(optimizer.rate(1), 0.2);
+}
+
+TEST(LearningRate, AGroupThatIsAddedLaterFollowsTheSchedule) {
+  const auto add = [](Optimizer& to) {
+    to.add_param_group(
+        {std::vector{torch::zeros(1)}, std::make_unique<torch::optim::SGDOptions>(0.4)});
+  };
+  Optimizer optimizer;
+  LearningRate rate(optimizer, StepDecay{.every = 1, .factor = 0.5});
+  rate.step();
+  add(optimizer);
+  const auto before = rate.state();
+  rate.step();
+  EXPECT_DOUBLE_EQ(optimizer.rate(2), 0.1);
+  EXPECT_DOUBLE_EQ(optimizer.rate(0), 0.2);
+  EXPECT_EQ(before.substr(0, before.find("],")), rate.state().substr(0, before.find("],")));
+
+  Optimizer fresh;
+  LearningRate resumed(fresh, StepDecay{.every = 1, .factor = 0.5});
+  EXPECT_THAT(failure([&] { resumed.load_state(rate.state()); }),
+              HasSubstr("expected the rates of 2 parameter groups, found 3"));
+  add(fresh);
+  resumed.load_state(rate.state());
+  EXPECT_EQ(fresh.rate(2), optimizer.rate(2));
+
+  optimizer.param_groups().pop_back();
+  EXPECT_THAT(refusal([&] { rate.step(); }), HasSubstr("got 2 parameter groups, expected the 3"));
+  torch::optim::StepLR scheduler(optimizer, 2, 0.3);
+  LearningRate wrapped(optimizer, scheduler);
+  add(optimizer);
+  EXPECT_THAT(refusal([&] { wrapped.step(); }),
+              HasSubstr("got 3 parameter groups, expected the 2"));
 }
 
 TEST(LearningRate, ResumesWhereItWas) {

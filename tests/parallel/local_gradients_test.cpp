@@ -250,6 +250,22 @@ TEST(LocalGradient, OfALastStepIsRefusedOnARankWithoutALoss) {
   }
 }
 
+// The weights of such a step multiplied the combination by N ÷ (ranks with a loss).
+TEST(LocalGradient, OfARankWithoutALossFollowsAChangedCombination) {
+  on_ranks(3, [](const Group& world) {
+    OneModel one(world, {.strategy = Adasum{.of = SyncTarget::gradients}, .verify_every = 0});
+    std::vector<at::Tensor> expected;
+    if (has_loss(world.rank(), world.size())) {
+      one.loss().backward();
+      const torch::NoGradGuard no_grad;
+      for (auto& p : one.model.p) expected.push_back(p - p.mutable_grad().mul_(0.5));
+    }
+    one.optimizer.step();
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(near(one.model.p[i].detach(), expected[i])) << i;
+  });
+}
+
 TEST(LocalGradient, ChangedInPlaceIsRefusedUnderErrorFeedback) {
   on_ranks(2, [](const Group& world) {
     OneModel one(world, {.strategy = parse_strategy("topk:0.5")});

@@ -131,7 +131,8 @@ TEST(SeveralOptimizersErrors, NameAParameterThatTwoClaim) {
       EXPECT_THAT(refusal([&] { DistributedOptimizer second(optimizer, *model, world, with); }),
                   AllOf(HasSubstr("parameter generator.weight: another wrapper already "
                                   "synchronises it"),
-                        HasSubstr("set DataParallelOptions::optimized_only")));
+                        HasSubstr("give each its own parameters and set "
+                                  "DataParallelOptions::optimized_only for all of them")));
     };
     refused(all, options);
     refused(all, {});

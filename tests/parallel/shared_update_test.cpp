@@ -205,10 +205,12 @@ TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
     DistributedOptimizer optimizer(sgd, model, world, shared);
     auto& bias = model.layers[2]->bias;
     bias.set_data(bias.detach().clone());
-    EXPECT_THAT(refusal([&] {
-                  optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-                }),
-                HasSubstr("parameter layer2.bias was moved to other memory"));
+    EXPECT_THAT(
+        refusal([&] {
+          optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
+        }),
+        HasSubstr(lockstep::detail::concat(
+            "rank ", world.rank(), " of 2: parameter layer2.bias was moved to other memory")));
     expect_usable(world);
   });
 }

@@ -37,8 +37,12 @@ struct Nested : torch::autograd::Function<Nested> {
 /// p1 is reached by a backward within the backward, and by the outer one before or after that.
 struct WithNested : Terms {
   WithNested() : Terms({{4}, {6}}) {}
-  at::Tensor forward(const std::vector<at::Tensor>& terms, bool inner_first) {
-    const auto inner = [&] { return Nested::apply(p[0] * terms[0], &p[1]).sum(); };
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool inner_first, int times = 1) {
+    const auto inner = [&] {
+      auto result = p[0] * terms[0];
+      for (int i = 0; i < times; ++i) result = Nested::apply(result, &p[1]);
+      return result.sum();
+    };
     const auto outer = [&] { return (p[1] * terms[1]).sum(); };
     // Backward goes through what was computed last first.
     if (inner_first) {
@@ -71,17 +75,26 @@ TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
 
 // No hook tells a DistributedOptimizer of the outer one: the exchange of the inner one ends first.
 TEST(NestedBackward, HasTheWeightsOfTheOutermost) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<WithNested>();
-    torch::optim::SGD sgd(model->parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, *model, world);
-    optimizer.weight(world.rank());
-    model->forward(coefficients(world.rank(), *model), /*inner_first=*/true).backward();
-    for (std::size_t i = 0; i < 2; ++i) {
-      const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
-      EXPECT_TRUE(near(model->p[i].grad(), mean + (i == 1 ? 10 : 0))) << i;
-    }
-  });
+  for (const int times : {1, 2, 3}) {
+    on_ranks(3, [&](const Group& world) {
+      auto model = std::make_shared<WithNested>();
+      torch::optim::SGD sgd(model->parameters(), 0.1);
+      DistributedOptimizer optimizer(sgd, *model, world);
+      const auto backward = [&] {
+        model->forward(coefficients(world.rank(), *model), /*inner_first=*/true, times).backward();
+      };
+      optimizer.weight(world.rank());
+      backward();
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
+        EXPECT_TRUE(near(model->p[i].grad(), mean + (i == 1 ? 10 * times : 0))) << i;
+      }
+      // The next one has no weights.
+      model->zero_grad();
+      backward();
+      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+    });
+  }
 }
 
 TEST(NestedBackward, AfterOnesWithoutIsRefusedWhenItChangesAGradientThatWasSent) {

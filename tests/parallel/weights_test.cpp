@@ -11,12 +11,14 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Weighted : public ::testing::TestWithParam<int> {};
@@ -59,6 +61,47 @@ TEST(Weight, EqualOnAllRanksChangesNoBit) {
     ddp.weight(0.3);
     ddp(coefficients(world.rank(), *model)).backward();
     EXPECT_TRUE(torch::equal(model->p[1].grad(), plain));
+  });
+}
+
+TEST(Weight, CountsForOneExchange) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Terms>(some_shapes);
+    DistributedDataParallel ddp(model, world);
+    const auto& p = model->p[0];
+    const auto weighted = (coefficient(1, 0, p) + 2 * coefficient(2, 0, p)) / 3;
+    for (const bool again : {true, false}) {
+      model->zero_grad();
+      ddp.weight(world.rank());
+      ddp(coefficients(world.rank(), *model)).backward();
+      if (again) ddp.weight(world.rank());
+      ddp(coefficients(world.rank(), *model)).backward();
+      EXPECT_TRUE(near(p.grad(), weighted + (again ? weighted : mean_coefficient(3, 0, p))));
+    }
+  });
+}
+
+// It counted in the exchange of the next step.
+TEST(Weight, OfAStepThatIsAveragedAlreadyIsRefusedOnEveryRank) {
+  on_ranks(3, [](const Group& world) {
+    Terms model(some_shapes);
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, model, world);
+    const auto backward = [&] { model.forward(coefficients(world.rank(), model)).backward(); };
+    backward();
+    optimizer.weight(world.rank() + 1);
+    EXPECT_THAT(refusal([&] { optimizer.step(); }),
+                HasSubstr("after the gradients of this step were averaged, expected a weight "));
+    optimizer.zero_grad();
+    backward();
+    expect_means(model, world);
+    optimizer.step();
+    optimizer.zero_grad();
+    // No rank has a loss.
+    optimizer.weight(world.rank() + 1);
+    optimizer.backward_and_update(at::Tensor());
+    backward();
+    expect_means(model, world);
   });
 }
 
@@ -141,6 +184,32 @@ TEST(Weight, ThatIsUnusableIsRefusedOnEveryRank) {
       model->zero_grad();
       ddp(coefficients(world.rank(), *model)).backward();
       EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+    });
+  }
+}
+
+// Adasum multiplied the gradients by N ÷ (ranks of another weight than 0).
+TEST(Weight, IsRefusedOnEveryRankByAStrategyThatDoesNotAverage) {
+  const Adasum adasum{.of = SyncTarget::gradients};
+  for (const auto& options :
+       {DataParallelOptions{.strategy = adasum}, DataParallelOptions{.strategy = warmup(adasum, 3)},
+        DataParallelOptions{.strategies = {{"p1", adasum}}}}) {
+    on_ranks(3, [&](const Group& world) {
+      auto model = std::make_shared<Terms>(two_shapes);
+      const auto expect_refusal = [&](auto& wrapper) {
+        EXPECT_THAT(refusal([&] { wrapper.weight(world.rank()); }),
+                    AllOf(HasSubstr("got a weight of "), HasSubstr("adasum:of=gradients, which")));
+        model->forward(coefficients(world.rank(), *model)).backward();
+        model->zero_grad();
+      };
+      {
+        DistributedDataParallel ddp(model, world, options);
+        expect_refusal(ddp);
+      }
+      torch::optim::SGD sgd(model->parameters(), 0.1);
+      DistributedOptimizer optimizer(sgd, *model, world, options);
+      expect_refusal(optimizer);
+      optimizer.step();
     });
   }
 }

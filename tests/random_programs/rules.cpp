@@ -256,7 +256,7 @@ bool Rules::allow(const Step& op) const {
   if (!is_optimizer(op.unit)) return !now.changed && op.weights.empty();
   if (now.exchanged && now.changed && is_fp32(op.unit) && !with(Category::stale)) return false;
   if (starts_from_zero(op.unit) && now.holds_mean && !now.exchanged) return false;
-  // Without an exchange, weights would count in the next one.
+  // Without an exchange, no gradients would have the weights.
   const bool exchanges = now.local && !is_replaced(op.unit) && now.behind == 0;
   if (op.weights.empty() && now.weights.empty()) return true;
   // A change that another exchange may have averaged would count with the weights of either.

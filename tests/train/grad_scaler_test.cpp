@@ -1,5 +1,6 @@
 #include "lockstep/grad_scaler.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -13,6 +14,7 @@
 #include "lockstep/error.h"
 #include "lockstep/strategy.h"
 #include "tests/groups.h"
+#include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::grad_scaler {
@@ -131,6 +133,24 @@ TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
       EXPECT_TRUE(all[0].equal(all[1]) && all[0].equal(all[2])) << strategy;
     });
   }
+}
+
+TEST(GradScaler, RefusesTheOptimizerOfADistributedOptimizer) {
+  testing::run_groups(2, [](const Group& group) {
+    Parameter parameter;
+    GradScaler scaler(group), disabled(group, {.enabled = false});
+    {
+      DistributedOptimizer optimizer(parameter.sgd, ModelView({{"p", parameter.values_}}), group,
+                                     parse_strategy("local_sgd:period=2"));
+      parameter.values_.sum().backward();
+      for (auto* one : {&scaler, &disabled}) {
+        EXPECT_THAT(testing::refusal([&] { one->step(parameter.sgd); }),
+                    ::testing::HasSubstr("GradScaler::step: got the optimizer of a Distributed"));
+      }
+    }
+    EXPECT_TRUE(disabled.step(parameter.sgd));
+    EXPECT_EQ(parameter.values(), (std::vector<float>{-1, -1}));
+  });
 }
 
 TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {

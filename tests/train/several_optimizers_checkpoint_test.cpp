@@ -91,6 +91,20 @@ TEST(SeveralOptimizersCheckpoints, OfAnotherOptimizerAreRefused) {
   });
 }
 
+TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInParts) {
+  const TemporaryFolder folder;
+  testing::on_ranks(2, [&](const Group& world) {
+    testing::Mlp model;
+    torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(sgd, model, world, {.shard = Shard::optimizer});
+    StatefulOptimizer further(sgd, model);
+    const Checkpoint checkpoint{.model = model, .extra = {{"further", further}}};
+    EXPECT_THAT(failure([&] { checkpoint.save(folder / "c", {}, world); }),
+                HasSubstr("shard divides among ranks, expected one with a whole state"));
+    world.barrier().wait();
+  });
+}
+
 TEST(SeveralOptimizersCheckpoints, RefuseReplicasThatDiffer) {
   testing::on_ranks(2, [&](const Group& world) {
     testing::Mlp model;

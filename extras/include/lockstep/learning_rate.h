@@ -48,8 +48,9 @@ struct WarmUp {
 /// Source: Goyal et al., section 2.1, https://arxiv.org/abs/1706.02677
 double scaled_rate(double rate, std::int64_t reference_batch, std::int64_t global_batch);
 
-/// Sets the learning rates of an optimizer's parameter groups: each group's rate at construction
-/// times the schedule's factor. Must not outlive the optimizer.
+/// Sets the learning rates of an optimizer's parameter groups: each group's first rate times the
+/// schedule's factor. That is its rate at construction, or, of a group that is added later, before
+/// the next step(). Must not outlive the optimizer.
 ///
 ///     const lockstep::CosineDecay decay{.steps = 90'000};
 ///     lockstep::LearningRate rate(sgd, lockstep::WarmUp{.steps = 500, .then = decay});
@@ -63,12 +64,14 @@ class LearningRate {
   LearningRate(torch::optim::Optimizer& optimizer, torch::optim::LRScheduler& scheduler);
 
   /// Call it after each step of the optimizer, or after each epoch.
+  /// Throws: InvalidArgument if a parameter group was removed, or was added after a scheduler of
+  /// LibTorch. No rate is changed then.
   void step();
   std::int64_t steps() const { return steps_; }
 
-  /// The step count and the rates at construction, as text.
+  /// The step count and the first rates, as text.
   std::string state() const;
-  /// Restores the step count and the rates of a state().
+  /// Restores the step count and the first rates of a state().
   /// Throws: CheckpointError for text that state() did not write, for another number of parameter
   /// groups, and if a LibTorch scheduler has already taken steps; what the schedule throws for the
   /// step count. Nothing is changed then.
@@ -80,6 +83,8 @@ class LearningRate {
   struct Saved;
   Saved parse(const std::string& state) const;
   void set_rates(double factor);
+  /// Of all groups that the optimizer has now.
+  std::vector<double> first_rates() const;
 
   torch::optim::Optimizer* optimizer_;
   Schedule schedule_;                               ///< empty with a LibTorch scheduler

@@ -34,6 +34,11 @@ bool ParameterStrategies::exchanges_every_gradient() const {
   });
 }
 
+bool ParameterStrategies::take_weights() const {
+  return std::ranges::all_of(
+      entries_, [](const ParameterStrategy& entry) { return entry.strategy.takes_weights(); });
+}
+
 std::string ParameterStrategies::text() const {
   auto text = entries_[0].strategy.text();
   for (std::size_t i = 1; i < entries_.size(); ++i) {

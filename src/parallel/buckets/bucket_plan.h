@@ -28,6 +28,8 @@ class ParameterStrategies {
   /// Whether every step exchanges the gradients of every parameter, and no step exchanges
   /// parameters.
   bool exchanges_every_gradient() const;
+  /// Whether every strategy takes weights.
+  bool take_weights() const;
   /// "fp32", or "fp32, embedding.*=topk:0.01".
   std::string text() const;
 

@@ -169,6 +169,10 @@ class BucketReducers {
   bool exchanges(SyncTarget target, std::int64_t step) const;
   /// Whether every step exchanges all gradients, and none exchanges parameters.
   bool exchanges_every_gradient() const { return strategies_.exchanges_every_gradient(); }
+  /// Whether the strategy of a bucket takes weights.
+  bool takes_weights(std::size_t index) const {
+    return strategies_[reducers_[index].strategy].takes_weights();
+  }
   const std::optional<device::CommStream>& comm_stream() const { return comm_stream_; }
 
   /// The product of later exchanges. Ranks: all.

@@ -278,10 +278,28 @@ double Weights::take_factor() {
   return equal ? 1 : mine / sum * group_.size();
 }
 
+void Weights::refuse_late() {
+  if (!are_set_ || !has_exchanged_) return;
+  work_.wait();
+  are_set_ = false;
+  throw InvalidArgument(
+      at_rank("weight", group_, "got ", all()[static_cast<std::size_t>(group_.rank())].first,
+              " after the gradients of this step were averaged, expected a weight before: call "
+              "weight() before the backward whose gradients it weights"),
+      {.operation = "weight"});
+}
+
+void Weights::end_step() {
+  are_set_ = false;
+  has_exchanged_ = false;
+  counted_ = {.number = group_.size()};
+}
+
 double Weights::begin_exchange(bool is_first) {
   const bool were_set = are_set_;
   const double factor = take_factor();
-  if (is_first) forget_counted();
+  has_exchanged_ = true;
+  if (is_first) counted_ = {.number = group_.size()};
   if (!were_set) return factor;
   const auto weights = all();
   const auto counts = [](const OfRank& weight) { return weight.first > 0; };

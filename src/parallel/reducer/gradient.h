@@ -142,9 +142,16 @@ class Weights {
   /// Throws: as check().
   double begin_exchange(bool is_first);
   const CountedRanks& counted() const { return counted_; }
+  /// Whether weights were set that no exchange has taken.
+  bool are_set() const { return are_set_; }
   /// Whether this rank has set the weight 0 for the next exchange.
   bool is_own_zero() const;
-  void forget_counted() { counted_ = {.number = group_.size()}; }
+
+  /// Throws: InvalidArgument, on every rank, for weights that were set after the last exchange of
+  /// this step. Clears them then.
+  void refuse_late();
+  /// Drops weights that no exchange of the step has taken.
+  void end_step();
 
   /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, when a rank
   /// has set two different ones, or all are zero. Clears the weights then.
@@ -165,6 +172,7 @@ class Weights {
   Work work_;
   CountedRanks counted_;
   bool are_set_ = false;
+  bool has_exchanged_ = false;  ///< an exchange of this step has begun
 };
 
 }  // namespace lockstep::detail

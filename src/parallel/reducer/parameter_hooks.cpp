@@ -75,6 +75,8 @@ bool ParameterHooks::accumulates_here() const {
   });
 }
 
+bool ParameterHooks::is_in_node() { return torch::autograd::get_current_node() != nullptr; }
+
 bool ParameterHooks::is_hooked(const torch::autograd::Node& accumulator) {
   return std::ranges::any_of(accumulator.post_hooks(), [](const auto& hook) {
     return dynamic_cast<const Hook*>(hook.get()) != nullptr;
@@ -170,8 +172,8 @@ void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& p
   if (!is_hooked(*torch::autograd::impl::grad_accumulator(parameter))) return;
   refuse(name,
          "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
-         "once, or destroy the first wrapper before; for several optimizers over one model, set "
-         "DataParallelOptions::optimized_only and give each its own parameters");
+         "once, or destroy the first wrapper before; for several optimizers over one model, give "
+         "each its own parameters and set DataParallelOptions::optimized_only for all of them");
 }
 
 }  // namespace lockstep::detail

@@ -39,6 +39,10 @@ class ParameterHooks {
   /// autograd::grad() and in a backward() with other inputs.
   bool accumulates_here() const;
 
+  /// Whether this thread is in a node of a backward. At the end of a backward, whether that is
+  /// nested in another one.
+  static bool is_in_node();
+
   using Graph = std::unordered_set<torch::autograd::Node*>;
   /// The nodes of the graph that computed a tensor.
   static Graph graph_of(const at::Tensor& tensor);

@@ -51,7 +51,7 @@ class Reducer::Backward {
  public:
   Backward(Reducer& reducer, int id, bool is_first)
       : task(id),
-        factor(reducer.factor_of(id, is_first)),
+        factor(reducer.weight_factor(is_first)),
         round(reducer.reducers_, SyncTarget::gradients, reducer.step_),
         ready(reducer.gradients_.size()),
         group_(reducer.group_),
@@ -127,6 +127,7 @@ void Reducer::set_weight(double samples) {
 }
 
 void Reducer::hook_new_accumulators() {
+  if (!ParameterHooks::is_in_node()) after_nested_ = false;
   for (const auto parameter : hooks_.hook_new_accumulators())
     gradients_.add_unreported_backwards(parameter);
 }
@@ -148,12 +149,10 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   });
 }
 
-/// The weight factor of this rank's gradients in a backward. Autograd numbers backwards in the
-/// order of their begins: if one with a higher number has ended its exchange, it was nested in this
-/// one, and has taken the weights.
-double Reducer::factor_of(int task, bool is_first) {
-  const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
-  if (!had_nested) last_factor_ = weights_.begin_exchange(is_first);
+/// The weight factor of this rank's gradients in an exchange. After that of a nested backward,
+/// which has taken the weights, those within the same backward and that one itself have the same.
+double Reducer::weight_factor(bool is_first) {
+  if (!after_nested_ || weights_.are_set()) last_factor_ = weights_.begin_exchange(is_first);
   return last_factor_;
 }
 
@@ -299,6 +298,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   if (!has_optimizer_) ++step_;
   has_exchanged_ = true;
   backward.finished = true;
+  after_nested_ = ParameterHooks::is_in_node();
   backward_.reset();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);

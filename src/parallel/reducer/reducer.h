@@ -124,6 +124,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// Sets this rank's weight at the next exchange. Ranks: all, or none.
   void set_weight(double samples);
+  /// Call before the update of a step. Throws: InvalidArgument, on every rank, for weights that
+  /// were set after its exchange.
+  void refuse_late_weights() { weights_.refuse_late(); }
 
   /// Averages the gradients of this step that are local on some rank: accumulated under no_sync(),
   /// assigned by the program, or of a rank that ran no backward, as one without a loss. Joins the
@@ -185,7 +188,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void update_membership();
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
-  double factor_of(int task, bool is_first);
+  double weight_factor(bool is_first);
   std::shared_ptr<Backward> new_backward(int task, bool is_first = true);
   std::shared_ptr<Backward> current_backward();
   bool may_begin(const Backward& backward) const;
@@ -231,8 +234,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_exchanged_ = false;  ///< a backward has ended with an exchange
   bool has_nested_ = false;     ///< a backward has run within another one
   int paused_ = 0;
-  double last_factor_ = 1;  ///< weight factor of the last exchange
-  int last_task_ = -1;      ///< autograd's id of the last backward that began an exchange
+  bool after_nested_ = false;  ///< the last exchange was of a backward within another one
+  double last_factor_ = 1;     ///< weight factor of the last exchange
 };
 
 }  // namespace lockstep::detail

@@ -298,7 +298,17 @@ void ReplicatedModel::watch(const at::Tensor& output,
 
 void ReplicatedModel::write_buffers() const { reducer_->buffers().prepare_forward(); }
 
-void ReplicatedModel::set_weight(double samples) const { reducer_->set_weight(samples); }
+void ReplicatedModel::set_weight(double samples) const {
+  if (const ParameterStrategies strategies(options_); !strategies.take_weights()) {
+    throw InvalidArgument(
+        at_rank(operation_, group_, "got a weight of ", samples, " with strategy ",
+                strategies.text(),
+                ", which does not average every gradient at every step, expected none: omit "
+                "weight(), or use a strategy that averages gradients, such as fp32"),
+        {.operation = "weight"});
+  }
+  reducer_->set_weight(samples);
+}
 
 State ReplicatedModel::state() const { return reducer_->state(); }
 

@@ -151,7 +151,9 @@ void GradientSet::rescale_means_from_step(double factor) {
     if (factor == 0) {
       gradient = at::Tensor();
     } else {
-      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
+      // A combination of equal gradients that is no mean is that gradient already.
+      const bool weighs = member.is_sparse || reducers_.takes_weights(member.bucket);
+      gradient = gradient.mul(weighs ? factor : 1);  // not in place: the program may hold it
       member.record.set_local();
     }
   }
@@ -282,9 +284,12 @@ void Reducer::check_options(bool are_equal) const {
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   const auto differing =
       difference(group_, lines).value_or(LineDifference{.text = "different options"});
-  throw invalid_in("DistributedOptimizer", group_, "got ", differing.text,
-                   ", expected the same options of the optimizer on all ranks, because each rank "
-                   "updates a part of the parameters: set them on every rank");
+  throw InvalidArgument(
+      at_rank("DistributedOptimizer", group_, "got ", differing.text,
+              ", expected the same options of the optimizer on all ranks, because each rank "
+              "updates a part of the parameters: set them on every rank"),
+      {.rank = differing.rank < 0 ? -1 : group_.communicator().world_rank(differing.rank),
+       .operation = "DistributedOptimizer"});
 }
 
 double Reducer::begin_without_exchange() {
@@ -316,7 +321,7 @@ void Reducer::before_update() {
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
-  weights_.forget_counted();
+  weights_.end_step();
   gradients_.end_step();
   if (parameters_may_differ()) reducers_.count_skipped(step);
   if (reducers_.exchanges(SyncTarget::parameters, step)) {

@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "parallel/agree.h"
+#include "parallel/instances.h"
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/shared_memory.h"
@@ -228,9 +230,19 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
   }
+  detail::Instances<DistributedOptimizer>::all().list.push_back(this);
 }
 
-DistributedOptimizer::~DistributedOptimizer() { model_->reducer().detach_optimizer(); }
+DistributedOptimizer::~DistributedOptimizer() {
+  std::erase(detail::Instances<DistributedOptimizer>::all().list, this);
+  model_->reducer().detach_optimizer();
+}
+
+bool DistributedOptimizer::has(const torch::optim::Optimizer& optimizer) {
+  const auto all = detail::Instances<DistributedOptimizer>::all();
+  return std::ranges::any_of(all.list,
+                             [&](const auto* one) { return &one->optimizer_ == &optimizer; });
+}
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const ModelView& model, const Group& group,
@@ -280,6 +292,7 @@ void DistributedOptimizer::step() {
   detail::as_operation("DistributedOptimizer", [&] {
     check_unchanged();
     model_->reducer().average_local_gradients();
+    model_->reducer().refuse_late_weights();
     update(detail::UpdateGradients::averaged);
   });
 }
@@ -300,6 +313,7 @@ at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure
     auto loss = update_->step([&] {
       const auto own_loss = closure();
       reducer.average_local_gradients();
+      reducer.refuse_late_weights();
       return reducer.mean_of_losses(own_loss);
     });
     reducer.exchange_parameters();
@@ -333,16 +347,7 @@ bool DistributedOptimizer::replicas_may_differ() const {
   return model_->reducer().parameters_may_differ();
 }
 
-void DistributedOptimizer::weight(double samples) {
-  if (replicas_may_differ()) {
-    throw InvalidArgument(
-        detail::concat("DistributedOptimizer: got a weight of ", samples,
-                       " with a strategy that does not average every gradient, expected none: "
-                       "parameters are averaged without weights"),
-        {.operation = "weight"});
-  }
-  model_->set_weight(samples);
-}
+void DistributedOptimizer::weight(double samples) { model_->set_weight(samples); }
 
 const Group& DistributedOptimizer::group() const { return model_->group(); }
 

@@ -19,6 +19,7 @@
 #include "group/tensors.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 #include "parallel/reducer/gradient.h"
 #include "parallel/shared_memory.h"
 #include "parallel/update/own_step.h"
@@ -184,10 +185,9 @@ class SharedUpdate final : public Update {
       for (std::size_t i = 0; i < bucket.values.size(); ++i) {
         const auto& [name, parameter, offset, values] = bucket.gradients->slices()[i];
         if (parameter.const_data_ptr() == bucket.values[i].const_data_ptr()) continue;
-        throw InvalidArgument(
-            concat("DistributedOptimizer: parameter ", name,
-                   " was moved to other memory, expected the memory that all ranks "
-                   "share: change its values in place"));
+        throw invalid_in("DistributedOptimizer", world_, "parameter ", name,
+                         " was moved to other memory, expected the memory that all ranks share: "
+                         "change its values in place");
       }
     }
   }
