@@ -255,6 +255,16 @@ TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
   EXPECT_EQ(least, 0);
 }
 
+class RuntimeOfCuda : public OnSimulation {};
+
+// LibTorch would report it as the error of its next kernel.
+TEST_F(RuntimeOfCuda, AFailureDoesNotStayTheLastError) {
+  const device::CudaFunction<void*, std::size_t, unsigned> pin("cudaHostRegister");
+  EXPECT_FALSE(pin(nullptr, 4096, 0));
+  const device::CudaFunction<> last_error("cudaGetLastError");
+  EXPECT_TRUE(last_error());
+}
+
 class Captures : public OnSimulation {};
 
 // The program captures a CUDA graph on another stream, while the progress thread and the program
