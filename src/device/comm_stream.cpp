@@ -37,6 +37,13 @@ void exchange_capture_mode(int& mode) noexcept {
 RelaxedCapture::RelaxedCapture() noexcept { exchange_capture_mode(mode_); }
 RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(mode_); }
 
+bool is_complete(const c10::Event& event) {
+  const RelaxedCapture relaxed;
+  // An event that is queried with another current device makes CUDA use memory of that device.
+  const c10::DeviceGuard on_device({event.device_type(), event.device_index()});
+  return event.query();
+}
+
 void* cuda_stream(const c10::Stream& stream) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
   return stream.native_handle();

@@ -33,6 +33,10 @@ class CommStream {
   c10::Stream stream_;
 };
 
+/// Whether the work before the event is complete. Any thread, with any current device, also while
+/// another thread captures a CUDA graph.
+bool is_complete(const c10::Event& event);
+
 /// The stream's cudaStream_t.
 /// Throws: BackendUnavailable if LibTorch is older than 2.11, which does not tell it.
 void* cuda_stream(const c10::Stream& stream);

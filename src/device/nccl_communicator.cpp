@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "device/comm_stream.h"
 #include "device/device_communicator.h"
 #include "lockstep/error.h"
 
@@ -125,7 +126,7 @@ namespace {
 detail::Task await_completion(detail::TaskRequest& request, Work announced, at::Tensor /*memory*/,
                               std::shared_ptr<const c10::Event> done) {
   request.set_source(co_await std::move(announced));
-  co_await detail::until([&] { return done->query(); });
+  co_await detail::until([&] { return is_complete(*done); });
 }
 
 }  // namespace

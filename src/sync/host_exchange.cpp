@@ -29,7 +29,7 @@ class StreamRequest final : public Request {
     const c10::impl::VirtualGuardImpl guard(group.device().type());
     done_.record(guard.getStream(group.device()));
   }
-  bool complete() const override { return done_.query(); }
+  bool complete() const override { return device::is_complete(done_); }
   bool test() override {
     host_.communicator().make_progress();  // throws if the world has failed
     return complete();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 #include "tests/ranks.h"
@@ -172,6 +173,36 @@ TEST_F(NcclFailures, SlowStart) {
     EXPECT_EQ(tensor.sum().item<float>(), 30);
   });
   nccl_double_slow_init(0);
+}
+
+// A backward that throws makes the caller's stream wait for its buckets, and must not end the
+// process if the device has failed.
+TEST_F(NcclFailures, OfADeviceInABackwardThatThrows) {
+  const auto errors = errors_of(1, DeviceBackend::nccl, [](const Group& group) {
+    bool fails = false;
+    const auto fail_in_backward = [&](const at::Tensor& values) {
+      if (!fails) return values;
+      values.register_hook([](const at::Tensor&) {
+        simulation::fail_waits(true);
+        throw std::runtime_error("in the middle");
+      });
+      return values;
+    };
+    auto model = std::make_shared<torch::nn::SequentialImpl>(
+        torch::nn::Linear(4, 4), torch::nn::Functional(fail_in_backward), torch::nn::Linear(4, 4));
+    model->to(group.device());
+    DistributedDataParallel ddp(model, group, DataParallelOptions{.buckets = {0, 0}});
+    try {
+      for (int step = 0; step < 2; ++step) {  // the first sends its buckets at its end
+        fails = step == 1;
+        ddp(at::ones({2, 4}, at::TensorOptions().device(group.device()))).sum().backward();
+      }
+    } catch (const std::exception&) {
+      simulation::fail_waits(false);
+      throw;
+    }
+  });
+  EXPECT_THAT(errors[0], HasSubstr("in the middle"));
 }
 
 TEST(SharedDevices, ByThreadsAreRefused) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -67,7 +68,11 @@ class Reducer::Backward {
   ~Backward() {
     wrappers_->end(this);
     if (finished || round.begun() == 0) return;
-    if (const auto comm = comm_stream_of(group_)) comm->block_current();
+    try {
+      if (const auto comm = comm_stream_of(group_)) comm->block_current();
+    } catch (const std::exception&) {
+      // The device has failed; the group fails below.
+    }
     group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
                                       " of its gradient buckets were sent"));
   }
