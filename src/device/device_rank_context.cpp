@@ -10,9 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Least time between two checks of other ranks, which cost system calls.
-constexpr auto check_pause = std::chrono::milliseconds(20);
-
 }  // namespace
 
 DeviceRankContext::DeviceRankContext(std::string_view backend,

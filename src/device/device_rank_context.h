@@ -18,6 +18,9 @@ namespace lockstep::inline v0_2::device {
 /// detects ranks that have ended, timeouts and errors of the device's communication library.
 class DeviceRankContext final : public detail::ComposedRankContext {
  public:
+  /// Least time between two checks of other ranks, which cost system calls.
+  static constexpr auto check_pause = std::chrono::milliseconds(20);
+
   /// backend: the name in error texts.
   DeviceRankContext(std::string_view backend, const std::shared_ptr<Communicator>& host_world,
                     c10::Device device, std::chrono::milliseconds timeout);

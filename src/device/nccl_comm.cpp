@@ -48,7 +48,7 @@ const NcclLibrary& library_on_all(Communicator& host) {
   std::exception_ptr error;
   try {
     library = &NcclLibrary::get();
-  } catch (const BackendUnavailable&) {
+  } catch (const std::exception&) {
     error = std::current_exception();
   }
   agree(host, error, "loading NCCL");
@@ -86,7 +86,7 @@ NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
                  "(--share-gpus=nccl); this is NCCL ",
                  library_.version_text()));
     }
-  } catch (const BackendUnavailable&) {
+  } catch (const std::exception&) {
     error = std::current_exception();
   }
   try {
@@ -126,11 +126,16 @@ NcclComm::~NcclComm() {
 
 nccl::Result NcclComm::settle(nccl::Result result) {
   detail::Deadline deadline(context_.timeout());
+  detail::Deadline::Clock::duration next_check = DeviceRankContext::check_pause;
   while (result == nccl::Result::in_progress) {
     const auto asked = library_.comm_get_async_error(comm_, &result);
     if (asked != nccl::Result::success) return asked;
     if (result != nccl::Result::in_progress) break;
     host_.make_progress();  // throws if the host world has failed
+    if (const auto elapsed = deadline.elapsed(); elapsed >= next_check) {
+      host_.check_processes("a call of NCCL ended");
+      next_check = elapsed + DeviceRankContext::check_pause;
+    }
     if (deadline.passed()) {
       throw TimeoutError(concat("nccl: a call has not returned after ",
                                 context_.timeout().count() / 1000.0, " s"));

@@ -34,6 +34,7 @@ class NcclComm {
 
  private:
   /// Polls until NCCL is no longer in progress. Returns the result.
+  /// Throws: CommError if the host world has failed or a rank's process has ended. TimeoutError.
   nccl::Result settle(nccl::Result result);
   [[noreturn]] void fail(std::string_view what, nccl::Result result) const;
 
