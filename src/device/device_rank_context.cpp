@@ -2,6 +2,9 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <thread>
+
+#include "core/deadline.h"
 #include "device/comm_stream.h"
 #include "device/hosted_communicator.h"
 
@@ -9,6 +12,9 @@ namespace lockstep::inline v0_2::device {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// Longest time from the end of a rank's connections to that of its process.
+constexpr auto time_of_end = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -46,6 +52,14 @@ bool DeviceRankContext::advance() {
   }
   if (failed()) propagate_failure();
   return advanced;
+}
+
+void DeviceRankContext::find_cause() {
+  detail::Deadline deadline(time_of_end);
+  for (; !deadline.passed(); std::this_thread::sleep_for(check_pause)) {
+    advance_worlds();
+    worlds().front()->check_processes("the device reported an error");
+  }
 }
 
 void DeviceRankContext::propagate_failure() noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -41,12 +42,29 @@ class DeviceRankContext final : public detail::ComposedRankContext {
     return {new T(std::forward<T>(object)), destroy};
   }
 
+  /// Runs fn, which calls the device or its communication library. An error ends the world. It may
+  /// be the effect of another rank's end or failure: that is thrown instead, if it is found within
+  /// a short time. Under a CallGuard or the lock.
+  template <class Fn>
+  auto or_cause(const Fn& fn) {
+    return or_fail<std::exception>([&] {
+      try {
+        return fn();
+      } catch (const std::exception&) {
+        find_cause();
+        throw;
+      }
+    });
+  }
+
   /// Advances all groups of this rank without blocking. Under a CallGuard or the lock.
   bool advance() override;
 
  private:
   void begin_progress_thread() noexcept override;
   void propagate_failure() noexcept override;
+  /// Throws: the failure of the world, or of a rank whose process ends within a short time.
+  void find_cause();
 
   std::string_view backend_;
   CommStream stream_;

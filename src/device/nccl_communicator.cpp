@@ -139,9 +139,13 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
   auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
     const c10::StreamGuard guard(stream().stream());
     auto announced = announce(request.operation());
-    auto memory = enqueue(request.operation());
-    done->record(stream().stream());
-    return await_completion(request, std::move(announced), std::move(memory), done);
+    // An error ends the world before it abandons the announcement.
+    auto kept = context().or_cause([&] {
+      auto memory = enqueue(request.operation());
+      done->record(stream().stream());
+      return memory;
+    });
+    return await_completion(request, std::move(announced), std::move(kept), done);
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), std::move(done), stream(),
                                               DeviceRequest::Wait::nothing));

@@ -89,10 +89,12 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
                .done = DeviceRankContext::share(c10::Event(device().type()))});
   stream().wait_for_current();
   auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
-    const c10::StreamGuard guard(stream().stream());
-    copy_to_host(request.operation(), *transfer);
-    transfer->copied.record(stream().stream());
-    return exchange(request, transfer);
+    return context().or_cause([&] {
+      const c10::StreamGuard guard(stream().stream());
+      copy_to_host(request.operation(), *transfer);
+      transfer->copied.record(stream().stream());
+      return exchange(request, transfer);
+    });
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), transfer->done, stream(),
                                               DeviceRequest::Wait::request));

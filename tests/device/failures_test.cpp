@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -163,6 +164,19 @@ TEST_F(NcclFailures, AsynchronousErrors) {
     EXPECT_LT(Clock::now() - begin, soon());
     take_reports();
   }
+}
+
+TEST_F(NcclFailures, ACallThatDoesNotReturn) {
+  const auto errors = errors_of(
+      2, DeviceBackend::nccl,
+      [](const Group& group) {
+        nccl_double_slow_groups(std::numeric_limits<int>::max());
+        group.all_reduce(ones_on(group, 10)).wait();
+        group.barrier().wait();
+      },
+      500ms);
+  nccl_double_slow_groups(0);
+  EXPECT_THAT(errors, Each(HasSubstr("a call has not returned after 0.5 s")));
 }
 
 TEST_F(NcclFailures, SlowStart) {
