@@ -2,7 +2,9 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <future>
 #include <thread>
+#include <vector>
 
 #include "core/deadline.h"
 #include "device/comm_stream.h"
@@ -15,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Longest time from the end of a rank's connections to that of its process.
 constexpr auto time_of_end = std::chrono::milliseconds(500);
+/// Longest wait for kernels to end after a failure.
+constexpr auto time_of_abort = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -63,8 +67,13 @@ void DeviceRankContext::find_cause() {
 }
 
 void DeviceRankContext::propagate_failure() noexcept {
-  const RelaxedCapture relaxed;
-  for (auto* group : groups()) static_cast<HostedCommunicator*>(group)->abort();
+  std::vector<std::future<void>> ends;
+  // All begin before the first is awaited: a kernel may be behind one of another group.
+  for (auto* group : groups()) ends.push_back(static_cast<HostedCommunicator*>(group)->abort());
+  const auto longest = Clock::now() + time_of_abort;
+  for (const auto& end : ends) {
+    if (end.valid()) end.wait_until(longest);
+  }
 }
 
 }  // namespace lockstep::device

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <string_view>
 
 #include "comm/communicator.h"
@@ -29,8 +30,9 @@ class NcclComm {
 
   /// Throws: CommError if NCCL has reported an asynchronous error.
   void check();
-  /// Ends all kernels of this communicator. Any number of times.
-  void abort() noexcept;
+  /// Begins to end all kernels of this communicator, which may wait for kernels of others. Any
+  /// number of times. Returns the end, or no state if there is nothing to end.
+  std::future<void> abort() noexcept;
 
  private:
   /// Polls until NCCL is no longer in progress. Returns the result.

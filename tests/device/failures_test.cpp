@@ -25,6 +25,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 /// The error of each rank, in a world in which fn fails on some.
@@ -177,6 +178,23 @@ TEST_F(NcclFailures, ACallThatDoesNotReturn) {
       500ms);
   nccl_double_slow_groups(0);
   EXPECT_THAT(errors, Each(HasSubstr("a call has not returned after 0.5 s")));
+}
+
+// The kernel of the world is behind that of a group, so its abort waits for that of the group.
+TEST_F(NcclFailures, KernelsOfSeveralGroups) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(2, DeviceBackend::nccl, [](const Group& group) {
+    const auto part = group.split(0);
+    group.barrier().wait();
+    if (group.rank() == 1) throw std::runtime_error("the disk is full");
+    const auto tensor = ones_on(group, 10);
+    const auto first = part.all_reduce(tensor);
+    const auto second = group.all_reduce(tensor);
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("the disk is full")));
+  EXPECT_THAT(take_reports(), Each(Not(HasSubstr("does not end"))));
+  EXPECT_LT(Clock::now() - begin, soon());
 }
 
 TEST_F(NcclFailures, SlowStart) {
