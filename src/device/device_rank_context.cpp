@@ -9,6 +9,7 @@
 #include "core/deadline.h"
 #include "device/comm_stream.h"
 #include "device/hosted_communicator.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 namespace {
@@ -58,7 +59,9 @@ bool DeviceRankContext::advance() {
   return advanced;
 }
 
-void DeviceRankContext::find_cause() {
+void DeviceRankContext::find_cause(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (known != nullptr && !known->cause().empty()) return;  // of the host world
   detail::Deadline deadline(time_of_end);
   for (; !deadline.passed(); std::this_thread::sleep_for(check_pause)) {
     advance_worlds();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -42,6 +43,10 @@ class DeviceRankContext final : public detail::ComposedRankContext {
     return {new T(std::forward<T>(object)), destroy};
   }
 
+  /// The number of collectives and messages that this rank has launched on its device.
+  std::uint64_t launched() const { return launched_; }
+  void count_launch() { ++launched_; }
+
   /// Runs fn, which calls the device or its communication library. An error ends the world. It may
   /// be the effect of another rank's end or failure: that is thrown instead, if it is found within
   /// a short time. Under a CallGuard or the lock.
@@ -50,8 +55,8 @@ class DeviceRankContext final : public detail::ComposedRankContext {
     return or_fail<std::exception>([&] {
       try {
         return fn();
-      } catch (const std::exception&) {
-        find_cause();
+      } catch (const std::exception& error) {
+        find_cause(error);
         throw;
       }
     });
@@ -64,12 +69,13 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   void begin_progress_thread() noexcept override;
   void propagate_failure() noexcept override;
   /// Throws: the failure of the world, or of a rank whose process ends within a short time.
-  void find_cause();
+  void find_cause(const std::exception& error);
 
   std::string_view backend_;
   CommStream stream_;
   std::chrono::milliseconds timeout_;
   std::chrono::steady_clock::time_point checked_;
+  std::uint64_t launched_ = 0;
 };
 
 }  // namespace lockstep::device

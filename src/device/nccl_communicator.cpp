@@ -139,6 +139,7 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
   auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
     const c10::StreamGuard guard(stream().stream());
     auto announced = announce(request.operation());
+    count_launch();
     // An error ends the world before it abandons the announcement.
     auto kept = context().or_cause([&] {
       auto memory = enqueue(request.operation());
