@@ -284,7 +284,13 @@ class PrefetchLoader {
       detail::check_size(sampler_.size(), datasets_[0].size());
   }
   /// Makes the current stream wait for copies to the device.
-  ~PrefetchLoader() { drop_next(); }
+  ~PrefetchLoader() {
+    try {
+      drop_next();
+    } catch (const std::exception&) {
+      // The device has failed; the program's next use of it raises the error.
+    }
+  }
   PrefetchLoader(const PrefetchLoader&) = delete;
   PrefetchLoader& operator=(const PrefetchLoader&) = delete;
 

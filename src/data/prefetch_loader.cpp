@@ -144,7 +144,7 @@ void BatchCopier::finish(const std::shared_ptr<BatchCopy>& copy) {
 
 /// Frees the sources of copies that are complete.
 void BatchCopier::forget_complete() {
-  while (!running_.empty() && running_.front()->done.query()) running_.pop_front();
+  while (!running_.empty() && device::is_complete(running_.front()->done)) running_.pop_front();
 }
 
 namespace {

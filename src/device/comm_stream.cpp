@@ -1,7 +1,6 @@
 #include "device/comm_stream.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <dlfcn.h>
 #include <torch/version.h>
 
 #include "lockstep/error.h"
@@ -29,16 +28,21 @@ namespace {
 
 /// Exchanges the capture mode of this thread.
 void exchange_capture_mode(int& mode) noexcept {
-  using Function = int (*)(int* mode);
-  static const auto exchange =
-      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode"));
-  if (exchange != nullptr) exchange(&mode);
+  static const CudaFunction<int*> exchange("cudaThreadExchangeStreamCaptureMode");
+  exchange(&mode);
 }
 
 }  // namespace
 
 RelaxedCapture::RelaxedCapture() noexcept { exchange_capture_mode(mode_); }
 RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(mode_); }
+
+bool is_complete(const c10::Event& event) {
+  const RelaxedCapture relaxed;
+  // An event that is queried with another current device makes CUDA use memory of that device.
+  const c10::DeviceGuard on_device({event.device_type(), event.device_index()});
+  return event.query();
+}
 
 void* cuda_stream(const c10::Stream& stream) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
@@ -52,14 +56,10 @@ void* cuda_stream(const c10::Stream& stream) {
 
 bool is_capturing(const c10::Stream& stream) {
   if (stream.device_type() != c10::DeviceType::CUDA) return false;
-  // cudaStreamIsCapturing() of the CUDA runtime that LibTorch has loaded.
-  using Function = int (*)(void* stream, int* status);
-  static const auto ask =
-      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
-  constexpr int success = 0;
+  static const CudaFunction<void*, int*> ask("cudaStreamIsCapturing");
   constexpr int none = 0;
   int status = none;
-  return ask != nullptr && ask(cuda_stream(stream), &status) == success && status != none;
+  return ask(cuda_stream(stream), &status) && status != none;
 }
 
 }  // namespace lockstep::device

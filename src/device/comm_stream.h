@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 namespace lockstep::inline v0_2::device {
 
@@ -32,6 +33,10 @@ class CommStream {
   c10::Stream stream_;
 };
 
+/// Whether the work before the event is complete. Any thread, with any current device, also while
+/// another thread captures a CUDA graph.
+bool is_complete(const c10::Event& event);
+
 /// The stream's cudaStream_t.
 /// Throws: BackendUnavailable if LibTorch is older than 2.11, which does not tell it.
 void* cuda_stream(const c10::Stream& stream);
@@ -39,6 +44,26 @@ void* cuda_stream(const c10::Stream& stream);
 /// Whether CUDA records the stream's work for a graph instead of running it. False for devices
 /// other than CUDA.
 bool is_capturing(const c10::Stream& stream);
+
+/// A function of the CUDA runtime that LibTorch has loaded, found by its name.
+template <class... Arguments>
+class CudaFunction {
+ public:
+  explicit CudaFunction(const char* name)
+      : function_(reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name))) {}
+  /// Returns whether the call succeeded; false without CUDA. A failure does not stay CUDA's last
+  /// error, which LibTorch would take for that of its next kernel.
+  bool operator()(Arguments... arguments) const noexcept {
+    if (function_ == nullptr) return false;
+    if (function_(arguments...) == 0) return true;
+    if constexpr (sizeof...(Arguments) > 0) CudaFunction<>("cudaGetLastError")();
+    return false;
+  }
+
+ private:
+  using Function = int (*)(Arguments...);
+  Function function_;
+};
 
 /// Lets the calling thread query events, while any thread of the process captures work into a CUDA
 /// graph. Such a query fails otherwise, and ends the capture. Has no effect without CUDA.

@@ -53,6 +53,11 @@ void DeviceCommunicator::begin_use() {
   host_memory_ = handle(std::move(host_memory_group_));
 }
 
+bool DeviceCommunicator::launched_elsewhere(const Communicator& group) {
+  const auto* ranks = dynamic_cast<const DeviceCommunicator*>(&group);
+  return ranks != nullptr && ranks->context().launched() > ranks->launched_;
+}
+
 std::shared_ptr<std::byte> DeviceCommunicator::allocate(std::size_t bytes) {
   auto memory = at::empty({static_cast<std::int64_t>(bytes)},
                           at::TensorOptions().dtype(at::kByte).device(device()));

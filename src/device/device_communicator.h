@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "comm/operation.h"
@@ -21,6 +22,11 @@ class DeviceCommunicator : public HostedCommunicator {
   /// The same ranks, exchanging memory of the host.
   const std::shared_ptr<Communicator>& host_memory() const { return host_memory_; }
 
+  /// Whether this rank has launched collectives or messages on the group's device in other groups.
+  /// They wait there for other ranks, so all ranks must launch those of all groups in one order.
+  /// False for a group on the CPU.
+  static bool launched_elsewhere(const Communicator& group);
+
   std::shared_ptr<std::byte> allocate(std::size_t bytes) final;
   std::shared_ptr<Communicator> split(int color, int key) final;
 
@@ -31,6 +37,11 @@ class DeviceCommunicator : public HostedCommunicator {
                      std::shared_ptr<Communicator> host_memory);
 
   const CommStream& stream() const { return context().stream(); }
+  /// Call it when an operation is launched that waits on the device for other ranks.
+  void count_launch() {
+    ++launched_;
+    context().count_launch();
+  }
   /// The elements from data on, as a tensor without ownership. Memory of the device.
   at::Tensor on_device(const void* data, std::size_t count, DType dtype) const;
 
@@ -48,6 +59,7 @@ class DeviceCommunicator : public HostedCommunicator {
 
   std::shared_ptr<HostedCommunicator> host_memory_group_;  ///< until begin_use()
   std::shared_ptr<Communicator> host_memory_;
+  std::uint64_t launched_ = 0;
 };
 
 /// The implementation of a Work in a device group. wait() blocks the current stream.

@@ -2,16 +2,24 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "core/deadline.h"
 #include "device/comm_stream.h"
 #include "device/hosted_communicator.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Least time between two checks of other ranks, which cost system calls.
-constexpr auto check_pause = std::chrono::milliseconds(20);
+/// Longest time from the end of a rank's connections to that of its process.
+constexpr auto time_of_end = std::chrono::milliseconds(500);
+/// Longest wait for kernels to end after a failure.
+constexpr auto time_of_abort = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -51,9 +59,24 @@ bool DeviceRankContext::advance() {
   return advanced;
 }
 
+void DeviceRankContext::find_cause(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (known != nullptr && !known->cause().empty()) return;  // of the host world
+  detail::Deadline deadline(time_of_end);
+  for (; !deadline.passed(); std::this_thread::sleep_for(check_pause)) {
+    advance_worlds();
+    worlds().front()->check_processes("the device reported an error");
+  }
+}
+
 void DeviceRankContext::propagate_failure() noexcept {
-  const RelaxedCapture relaxed;
-  for (auto* group : groups()) static_cast<HostedCommunicator*>(group)->abort();
+  std::vector<std::future<void>> ends;
+  // All begin before the first is awaited: a kernel may be behind one of another group.
+  for (auto* group : groups()) ends.push_back(static_cast<HostedCommunicator*>(group)->abort());
+  const auto longest = Clock::now() + time_of_abort;
+  for (const auto& end : ends) {
+    if (end.valid()) end.wait_until(longest);
+  }
 }
 
 }  // namespace lockstep::device

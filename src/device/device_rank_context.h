@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -18,6 +20,9 @@ namespace lockstep::inline v0_2::device {
 /// detects ranks that have ended, timeouts and errors of the device's communication library.
 class DeviceRankContext final : public detail::ComposedRankContext {
  public:
+  /// Least time between two checks of other ranks, which cost system calls.
+  static constexpr auto check_pause = std::chrono::milliseconds(20);
+
   /// backend: the name in error texts.
   DeviceRankContext(std::string_view backend, const std::shared_ptr<Communicator>& host_world,
                     c10::Device device, std::chrono::milliseconds timeout);
@@ -38,17 +43,39 @@ class DeviceRankContext final : public detail::ComposedRankContext {
     return {new T(std::forward<T>(object)), destroy};
   }
 
+  /// The number of collectives and messages that this rank has launched on its device.
+  std::uint64_t launched() const { return launched_; }
+  void count_launch() { ++launched_; }
+
+  /// Runs fn, which calls the device or its communication library. An error ends the world. It may
+  /// be the effect of another rank's end or failure: that is thrown instead, if it is found within
+  /// a short time. Under a CallGuard or the lock.
+  template <class Fn>
+  auto or_cause(const Fn& fn) {
+    return or_fail<std::exception>([&] {
+      try {
+        return fn();
+      } catch (const std::exception& error) {
+        find_cause(error);
+        throw;
+      }
+    });
+  }
+
   /// Advances all groups of this rank without blocking. Under a CallGuard or the lock.
   bool advance() override;
 
  private:
   void begin_progress_thread() noexcept override;
   void propagate_failure() noexcept override;
+  /// Throws: the failure of the world, or of a rank whose process ends within a short time.
+  void find_cause(const std::exception& error);
 
   std::string_view backend_;
   CommStream stream_;
   std::chrono::milliseconds timeout_;
   std::chrono::steady_clock::time_point checked_;
+  std::uint64_t launched_ = 0;
 };
 
 }  // namespace lockstep::device

@@ -46,8 +46,10 @@ void HostedCommunicator::finish() noexcept {
 }
 
 void HostedCommunicator::poll() {
-  check_device();
-  TaskCommunicator::poll();
+  context().or_cause([&] {
+    check_device();
+    TaskCommunicator::poll();
+  });
 }
 
 void HostedCommunicator::check(const detail::TaskRequest& request) {

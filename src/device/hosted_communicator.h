@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <future>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -26,9 +27,9 @@ class HostedCommunicator : public detail::TaskCommunicator {
 
   // Called by the context.
   void poll() override;
-  /// Ends the collectives that run on the device. Called after the world has failed, any number of
-  /// times.
-  virtual void abort() noexcept {}
+  /// Begins to end the collectives that run on the device. Called after the world has failed, any
+  /// number of times. Returns the end, or no state if there is nothing to end.
+  virtual std::future<void> abort() noexcept { return {}; }
 
   /// Adds the group to its context and returns a handle to it for the program. The destructor of
   /// the handle waits until the operations of the group are complete, which hold the group. Under a

@@ -5,11 +5,12 @@
 #include <sched.h>
 
 #include <exception>
-#include <future>
+#include <functional>
+#include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "comm/waiting.h"
 #include "core/deadline.h"
@@ -23,7 +24,7 @@ namespace {
 
 using detail::concat;
 
-/// Longest wait for other ranks in each of the two calls that destroy a communicator.
+/// Longest wait for other ranks when a communicator is destroyed.
 constexpr auto end_time = std::chrono::seconds(2);
 /// Time after which the wait for a call of NCCL sleeps between polls. A thread of NCCL ends most
 /// calls sooner.
@@ -43,12 +44,29 @@ void agree(Communicator& host, const std::exception_ptr& error, std::string_view
   if (failed != 0) throw BackendUnavailable(concat("nccl: ", what, " failed on another rank"));
 }
 
+/// Runs a call of NCCL that may wait for kernels or other ranks in a thread of its own.
+std::future<void> run_apart(c10::Device device, std::function<void()> call) {
+  const auto task = std::make_shared<std::packaged_task<void()>>([device, call = std::move(call)] {
+    const RelaxedCapture relaxed;
+    c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
+    call();
+  });
+  auto end = task->get_future();
+  try {
+    const detail::SignalsBlocked blocked;
+    std::thread([task] { (*task)(); }).detach();
+  } catch (const std::system_error&) {
+    (*task)();  // there are no more threads
+  }
+  return end;
+}
+
 const NcclLibrary& library_on_all(Communicator& host) {
   const NcclLibrary* library = nullptr;
   std::exception_ptr error;
   try {
     library = &NcclLibrary::get();
-  } catch (const BackendUnavailable&) {
+  } catch (const std::exception&) {
     error = std::current_exception();
   }
   agree(host, error, "loading NCCL");
@@ -86,51 +104,44 @@ NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
                  "(--share-gpus=nccl); this is NCCL ",
                  library_.version_text()));
     }
-  } catch (const BackendUnavailable&) {
+  } catch (const std::exception&) {
     error = std::current_exception();
   }
   try {
     agree(host, error, "the start of NCCL");
   } catch (...) {
-    abort();
+    if (const auto ended = abort(); ended.valid()) ended.wait_for(end_time);
     throw;
   }
 }
 
 NcclComm::~NcclComm() {
   if (comm_ == nullptr || context_.ended()) return;
-  const c10::DeviceGuard on_device(context_.stream().device());
-  auto result = library_.comm_finalize(comm_);
-  detail::Deadline deadline(end_time);
-  while (result == nccl::Result::in_progress && !deadline.passed()) {
-    std::this_thread::sleep_for(detail::poll_pause);
-    if (library_.comm_get_async_error(comm_, &result) != nccl::Result::success) break;
-  }
-  if (result != nccl::Result::success) {
-    abort();
-    return;
-  }
-  // ncclCommDestroy waits until all ranks call it. One that has left with an exception and one that
-  // still uses the group must not wait for each other.
-  const detail::SignalsBlocked blocked;
-  std::promise<void> promise;
-  const auto destroyed = promise.get_future();
-  std::thread([promise = std::move(promise), &library = library_, comm = comm_,
-               device = context_.stream().device()]() mutable {
-    c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
-    library.comm_destroy(comm);
-    promise.set_value();
-  }).detach();
-  destroyed.wait_for(end_time);
+  run_apart(context_.stream().device(), [&library = library_, comm = comm_] {
+    auto result = library.comm_finalize(comm);
+    detail::Deadline deadline(end_time);
+    while (result == nccl::Result::in_progress && !deadline.passed()) {
+      std::this_thread::sleep_for(detail::poll_pause);
+      if (library.comm_get_async_error(comm, &result) != nccl::Result::success) break;
+    }
+    // ncclCommDestroy waits until all ranks call it. One that has left with an exception and one
+    // that still uses the group must not wait for each other.
+    result == nccl::Result::success ? library.comm_destroy(comm) : library.comm_abort(comm);
+  }).wait_for(end_time);
 }
 
 nccl::Result NcclComm::settle(nccl::Result result) {
   detail::Deadline deadline(context_.timeout());
+  detail::Deadline::Clock::duration next_check = DeviceRankContext::check_pause;
   while (result == nccl::Result::in_progress) {
     const auto asked = library_.comm_get_async_error(comm_, &result);
     if (asked != nccl::Result::success) return asked;
     if (result != nccl::Result::in_progress) break;
     host_.make_progress();  // throws if the host world has failed
+    if (const auto elapsed = deadline.elapsed(); elapsed >= next_check) {
+      host_.check_processes("a call of NCCL ended");
+      next_check = elapsed + DeviceRankContext::check_pause;
+    }
     if (deadline.passed()) {
       throw TimeoutError(concat("nccl: a call has not returned after ",
                                 context_.timeout().count() / 1000.0, " s"));
@@ -170,15 +181,11 @@ void NcclComm::check() {
   fail("asynchronous error", result);
 }
 
-void NcclComm::abort() noexcept {
-  if (comm_ == nullptr || context_.ended()) return;
-  auto* const comm = std::exchange(comm_, nullptr);
-  try {
-    const c10::DeviceGuard on_device(context_.stream().device());
-    library_.comm_abort(comm);
-  } catch (...) {
-    // The device cannot be selected: its kernels have ended.
-  }
+std::future<void> NcclComm::abort() noexcept {
+  if (comm_ == nullptr || context_.ended()) return {};
+  return run_apart(
+      context_.stream().device(),
+      [&library = library_, comm = std::exchange(comm_, nullptr)] { library.comm_abort(comm); });
 }
 
 }  // namespace lockstep::device

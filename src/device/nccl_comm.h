@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <string_view>
 
 #include "comm/communicator.h"
@@ -29,11 +30,13 @@ class NcclComm {
 
   /// Throws: CommError if NCCL has reported an asynchronous error.
   void check();
-  /// Ends all kernels of this communicator. Any number of times.
-  void abort() noexcept;
+  /// Begins to end all kernels of this communicator, which may wait for kernels of others. Any
+  /// number of times. Returns the end, or no state if there is nothing to end.
+  std::future<void> abort() noexcept;
 
  private:
   /// Polls until NCCL is no longer in progress. Returns the result.
+  /// Throws: CommError if the host world has failed or a rank's process has ended. TimeoutError.
   nccl::Result settle(nccl::Result result);
   [[noreturn]] void fail(std::string_view what, nccl::Result result) const;
 

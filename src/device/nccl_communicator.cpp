@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "device/comm_stream.h"
 #include "device/device_communicator.h"
 #include "lockstep/error.h"
 
@@ -125,7 +126,7 @@ namespace {
 detail::Task await_completion(detail::TaskRequest& request, Work announced, at::Tensor /*memory*/,
                               std::shared_ptr<const c10::Event> done) {
   request.set_source(co_await std::move(announced));
-  co_await detail::until([&] { return done->query(); });
+  co_await detail::until([&] { return is_complete(*done); });
 }
 
 }  // namespace
@@ -138,9 +139,14 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
   auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
     const c10::StreamGuard guard(stream().stream());
     auto announced = announce(request.operation());
-    auto memory = enqueue(request.operation());
-    done->record(stream().stream());
-    return await_completion(request, std::move(announced), std::move(memory), done);
+    count_launch();
+    // An error ends the world before it abandons the announcement.
+    auto kept = context().or_cause([&] {
+      auto memory = enqueue(request.operation());
+      done->record(stream().stream());
+      return memory;
+    });
+    return await_completion(request, std::move(announced), std::move(kept), done);
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), std::move(done), stream(),
                                               DeviceRequest::Wait::nothing));

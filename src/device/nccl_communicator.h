@@ -1,5 +1,6 @@
 #pragma once
 
+#include <future>
 #include <memory>
 
 #include "device/device_communicator.h"
@@ -24,7 +25,7 @@ class NcclCommunicator final : public DeviceCommunicator {
                    std::shared_ptr<Communicator> host_memory);
 
   bool matches_by_tag() const override { return false; }
-  void abort() noexcept override { comm_.abort(); }
+  std::future<void> abort() noexcept override { return comm_.abort(); }
 
  private:
   Work begin_on_device(Operation&& operation) override;

@@ -4,11 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
+#include <exception>
 #include <functional>
 #include <thread>
 
 #include "comm/waiting.h"
 #include "core/deadline.h"
+#include "device/comm_stream.h"
 #include "device/device_communicator.h"
 
 namespace lockstep::inline v0_2::device {
@@ -16,7 +18,7 @@ namespace lockstep::inline v0_2::device {
 /// The host's side of one operation. Input and output are the same tensor for an operation in
 /// place.
 struct StagedCommunicator::Transfer {
-  bool has_input() const { return copied.query(); }
+  bool has_input() const { return is_complete(copied); }
 
   at::Tensor input;
   at::Tensor output;
@@ -87,10 +89,12 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
                .done = DeviceRankContext::share(c10::Event(device().type()))});
   stream().wait_for_current();
   auto begun = begin_task(std::move(operation), [&](detail::TaskRequest& request) {
-    const c10::StreamGuard guard(stream().stream());
-    copy_to_host(request.operation(), *transfer);
-    transfer->copied.record(stream().stream());
-    return exchange(request, transfer);
+    return context().or_cause([&] {
+      const c10::StreamGuard guard(stream().stream());
+      copy_to_host(request.operation(), *transfer);
+      transfer->copied.record(stream().stream());
+      return exchange(request, transfer);
+    });
   });
   return Work(std::make_shared<DeviceRequest>(std::move(begun), transfer->done, stream(),
                                               DeviceRequest::Wait::request));
@@ -99,15 +103,19 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
 StagedCommunicator::~StagedCommunicator() {
   // A device that does not complete its copies within this time has failed.
   detail::Deadline deadline(std::chrono::seconds(10));
-  while (!context().ended() && !deadline.passed()) {
-    check_device();
-    if (copying_.empty()) return;
-    std::this_thread::sleep_for(detail::poll_pause);
+  try {
+    while (!context().ended() && !deadline.passed()) {
+      check_device();
+      if (copying_.empty()) return;
+      std::this_thread::sleep_for(detail::poll_pause);
+    }
+  } catch (const std::exception&) {
+    // The device has failed.
   }
 }
 
 void StagedCommunicator::check_device() {
-  while (!copying_.empty() && copying_.front()->done->query()) copying_.pop_front();
+  while (!copying_.empty() && is_complete(*copying_.front()->done)) copying_.pop_front();
 }
 
 std::shared_ptr<DeviceCommunicator> StagedCommunicator::make(

@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "core/environment.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "device/nccl_communicator.h"
 #include "device/staged_communicator.h"
@@ -27,9 +28,9 @@ constexpr const char* this_operation = "device_group";
 /// One rank's device. Ranks compare these before they use their devices.
 struct Member {
   std::int64_t type;
-  std::int64_t index;
-  std::int64_t process;
   std::int64_t backend;
+  /// Host, pid namespace, process and index of the device: equal for threads that share a device.
+  std::array<std::int64_t, 4> place;
 };
 
 void check_device(const Group& group, at::Device device, const DeviceGroupOptions& options) {
@@ -70,17 +71,17 @@ void check_members(const Group& group, std::span<const Member> members) {
       refuse(rank, "rank ", rank, " got another type of device or backend than rank 0");
     }
     for (std::size_t other = 0; other < rank; ++other) {
-      const bool threads = members[other].process == member.process;
-      if (!threads || members[other].index != member.index) continue;
+      if (members[other].place != member.place) continue;
       // LibTorch runs the backwards of all threads for one device in one thread, so a rank that
       // waits for another in a backward would wait for itself.
-      refuse(rank, "ranks ", other, " and ", rank, " are threads that share device ", member.index,
+      refuse(rank, "ranks ", other, " and ", rank, " are threads that share device ",
+             member.place.back(),
              ", expected a device for each thread: start ranks that share a device as processes");
     }
   }
 }
 
-/// The members of all ranks. error: of this rank's arguments.
+/// The members of all ranks.
 std::vector<Member> exchange(const Group& group, const Member& own) {
   std::vector<Member> members(static_cast<std::size_t>(group.size()));
   constexpr std::size_t fields = sizeof(Member) / sizeof(std::int64_t);
@@ -92,12 +93,11 @@ std::vector<Member> exchange(const Group& group, const Member& own) {
 
 Group device_group(const Group& group, at::Device device, const DeviceGroupOptions& options) {
   all_or_none(group, [&] { check_device(group, device, options); });
-  // Two hosts may give the same number to different processes: the host is part of the number.
-  const auto process = (std::int64_t{group.node()} << 32) | ::getpid();
-  check_members(group, exchange(group, {.type = static_cast<std::int64_t>(device.type()),
-                                        .index = device.index(),
-                                        .process = process,
-                                        .backend = static_cast<std::int64_t>(options.backend)}));
+  const auto pid_namespace = static_cast<std::int64_t>(detail::pid_namespace());
+  check_members(group,
+                exchange(group, {static_cast<std::int64_t>(device.type()),
+                                 static_cast<std::int64_t>(options.backend),
+                                 {group.node(), pid_namespace, ::getpid(), device.index()}}));
   const auto flat = group.communicator().split(0, group.rank());
   const auto memory = group.communicator().split(0, group.rank());
   const bool by_nccl = options.backend == DeviceBackend::nccl;

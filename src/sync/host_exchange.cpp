@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <dlfcn.h>
 
 #include <chrono>
 #include <exception>
@@ -18,6 +17,7 @@
 #include "comm/request.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
+#include "device/comm_stream.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -29,7 +29,7 @@ class StreamRequest final : public Request {
     const c10::impl::VirtualGuardImpl guard(group.device().type());
     done_.record(guard.getStream(group.device()));
   }
-  bool complete() const override { return done_.query(); }
+  bool complete() const override { return device::is_complete(done_); }
   bool test() override {
     host_.communicator().make_progress();  // throws if the world has failed
     return complete();
@@ -52,19 +52,17 @@ class StreamRequest final : public Request {
   c10::Event done_;
 };
 
-/// Lets a device copy these bytes of the host asynchronously, by functions of the CUDA runtime that
-/// LibTorch has loaded. Without them, or if they fail, copies wait.
+/// Lets a device copy these bytes of the host asynchronously. Without CUDA, or if it refuses,
+/// copies wait.
 class PinnedBytes {
  public:
   PinnedBytes(void* data, std::size_t bytes) {
-    using Pin = int (*)(void* data, std::size_t bytes, unsigned flags);
-    static const auto pin = reinterpret_cast<Pin>(::dlsym(RTLD_DEFAULT, "cudaHostRegister"));
-    if (pin != nullptr && pin(data, bytes, 0) == 0) data_ = data;
+    static const device::CudaFunction<void*, std::size_t, unsigned> pin("cudaHostRegister");
+    if (pin(data, bytes, 0)) data_ = data;
   }
   ~PinnedBytes() {
-    using Unpin = int (*)(void* data);
-    static const auto unpin = reinterpret_cast<Unpin>(::dlsym(RTLD_DEFAULT, "cudaHostUnregister"));
-    if (data_ != nullptr && unpin != nullptr) unpin(data_);
+    static const device::CudaFunction<void*> unpin("cudaHostUnregister");
+    if (data_ != nullptr) unpin(data_);
   }
   PinnedBytes(const PinnedBytes&) = delete;
   PinnedBytes& operator=(const PinnedBytes&) = delete;

@@ -3,12 +3,14 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 #include "tests/ranks.h"
@@ -23,6 +25,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 /// The error of each rank, in a world in which fn fails on some.
@@ -164,6 +167,36 @@ TEST_F(NcclFailures, AsynchronousErrors) {
   }
 }
 
+TEST_F(NcclFailures, ACallThatDoesNotReturn) {
+  const auto errors = errors_of(
+      2, DeviceBackend::nccl,
+      [](const Group& group) {
+        nccl_double_slow_groups(std::numeric_limits<int>::max());
+        group.all_reduce(ones_on(group, 10)).wait();
+        group.barrier().wait();
+      },
+      500ms);
+  nccl_double_slow_groups(0);
+  EXPECT_THAT(errors, Each(HasSubstr("a call has not returned after 0.5 s")));
+}
+
+// The kernel of the world is behind that of a group, so its abort waits for that of the group.
+TEST_F(NcclFailures, KernelsOfSeveralGroups) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(2, DeviceBackend::nccl, [](const Group& group) {
+    const auto part = group.split(0);
+    group.barrier().wait();
+    if (group.rank() == 1) throw std::runtime_error("the disk is full");
+    const auto tensor = ones_on(group, 10);
+    const auto first = part.all_reduce(tensor);
+    const auto second = group.all_reduce(tensor);
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("the disk is full")));
+  EXPECT_THAT(take_reports(), Each(Not(HasSubstr("does not end"))));
+  EXPECT_LT(Clock::now() - begin, soon());
+}
+
 TEST_F(NcclFailures, SlowStart) {
   nccl_double_slow_init(50);
   on_devices(3, DeviceBackend::nccl, [](const Group& group) {
@@ -172,6 +205,36 @@ TEST_F(NcclFailures, SlowStart) {
     EXPECT_EQ(tensor.sum().item<float>(), 30);
   });
   nccl_double_slow_init(0);
+}
+
+// A backward that throws makes the caller's stream wait for its buckets, and must not end the
+// process if the device has failed.
+TEST_F(NcclFailures, OfADeviceInABackwardThatThrows) {
+  const auto errors = errors_of(1, DeviceBackend::nccl, [](const Group& group) {
+    bool fails = false;
+    const auto fail_in_backward = [&](const at::Tensor& values) {
+      if (!fails) return values;
+      values.register_hook([](const at::Tensor&) {
+        simulation::fail_waits(true);
+        throw std::runtime_error("in the middle");
+      });
+      return values;
+    };
+    auto model = std::make_shared<torch::nn::SequentialImpl>(
+        torch::nn::Linear(4, 4), torch::nn::Functional(fail_in_backward), torch::nn::Linear(4, 4));
+    model->to(group.device());
+    DistributedDataParallel ddp(model, group, DataParallelOptions{.buckets = {0, 0}});
+    try {
+      for (int step = 0; step < 2; ++step) {  // the first sends its buckets at its end
+        fails = step == 1;
+        ddp(at::ones({2, 4}, at::TensorOptions().device(group.device()))).sum().backward();
+      }
+    } catch (const std::exception&) {
+      simulation::fail_waits(false);
+      throw;
+    }
+  });
+  EXPECT_THAT(errors[0], HasSubstr("in the middle"));
 }
 
 TEST(SharedDevices, ByThreadsAreRefused) {

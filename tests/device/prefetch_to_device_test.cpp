@@ -164,6 +164,25 @@ struct OwnBatches : torch::data::datasets::BatchDataset<OwnBatches, Own> {
   std::optional<std::size_t> size() const override { return 8; }
 };
 
+// A loader that ends makes the current stream wait for a batch that is copied ahead.
+TEST(PrefetchToDeviceOptions, TheDeviceMayFailBeforeALoaderEnds) {
+  if (on_gpus()) GTEST_SKIP() << "lets the simulated device fail";
+  prepare_devices();
+  using Loader = PrefetchLoader<DeviceRows, DistributedSampler>;
+  for (int pass = 0; pass < 5; ++pass) {
+    std::optional<Loader> loader(std::in_place, DeviceRows(), sampler(),
+                                 PrefetchOptions{.batch_size = 4, .device = device});
+    auto batch = loader->begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ++batch;  // copies the next batch if it is read
+    simulation::fail_waits(true);
+    loader.reset();
+    simulation::fail_waits(false);
+  }
+  simulation::synchronize_all();
+  take_reports();  // memory was freed before its copy was complete
+}
+
 TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
   prepare_devices();
   const PrefetchOptions options{.batch_size = 4, .device = device};

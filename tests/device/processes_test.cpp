@@ -4,8 +4,10 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -109,6 +111,38 @@ const ProcessBody killed_in_collective(
       group.barrier().wait();
     });
 
+/// Rank 1 ends while the other ranks wait for a call of NCCL.
+const ProcessBody killed_in_call("device: nccl, a rank is killed in a call of NCCL",
+                                 [](auto ranks) {
+                                   const auto group =
+                                       device_world(ranks, DeviceBackend::nccl, ranks->rank());
+                                   const auto tensor =
+                                       at::ones({100}, at::TensorOptions().device(group.device()));
+                                   group.all_reduce(tensor).wait();
+                                   group.barrier().wait();
+                                   if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+                                   nccl_double_slow_groups(std::numeric_limits<int>::max());
+                                   group.all_reduce(tensor).wait();
+                                 });
+
+/// NCCL does not start in time on rank 0. Every rank gets an error, and the world stays usable.
+const ProcessBody late_start("device: nccl, its start takes too long on a rank", [](auto ranks) {
+  prepare_devices();
+  if (ranks->rank() == 0) nccl_double_slow_init(std::numeric_limits<int>::max());
+  const Group world(ranks);
+  std::string text;
+  try {
+    (void)device_group(world, device_of(ranks->rank()),
+                       {.backend = DeviceBackend::nccl, .timeout = std::chrono::milliseconds(500)});
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  const auto* const expected = ranks->rank() == 0 ? "a call has not returned after 0.5 s"
+                                                  : "the start of NCCL failed on another rank";
+  if (text.find(expected) == std::string::npos) throw std::runtime_error("got " + text);
+  world.barrier().wait();
+});
+
 class DeviceProcesses : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -126,13 +160,22 @@ TEST_F(DeviceProcesses, Train) {
 
 TEST_F(DeviceProcesses, NameARankThatWasKilledInACollective) {
   if (on_gpus()) GTEST_SKIP() << "slows the simulated device down";
-  const auto begin = std::chrono::steady_clock::now();
-  const auto outcomes = run_processes(3, "device: nccl, a rank is killed in a collective");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_TRUE(outcomes[rank].exited) << outcomes[rank].code;
-    EXPECT_THAT(outcomes[rank].err, HasSubstr("rank 1 left the world"));
+  for (const auto* body : {"device: nccl, a rank is killed in a collective",
+                           "device: nccl, a rank is killed in a call of NCCL"}) {
+    SCOPED_TRACE(body);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto outcomes = run_processes(3, body);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_TRUE(outcomes[rank].exited) << outcomes[rank].code;
+      EXPECT_THAT(outcomes[rank].err, HasSubstr("rank 1 left the world"));
+    }
   }
+}
+
+TEST_F(DeviceProcesses, AgreeThatNcclDoesNotStart) {
+  if (on_gpus()) GTEST_SKIP() << "of the double of NCCL";
+  expect_processes(3, "device: nccl, its start takes too long on a rank");
 }
 
 // LOCKSTEP_TEST_REPEATS=100 is the long form.

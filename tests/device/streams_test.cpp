@@ -1,3 +1,4 @@
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -79,6 +80,17 @@ TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
     order(current_stream(group), other);
     const c10::StreamGuard guard(other);
     work.wait();
+    EXPECT_EQ(tensor[17].item<float>(), group.size());
+  });
+}
+
+TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
+  run([](const Group& group) {
+    const auto tensor = at::ones({5000}, options_of(group));
+    {
+      const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
+      group.all_reduce(tensor).wait();
+    }
     EXPECT_EQ(tensor[17].item<float>(), group.size());
   });
 }
@@ -255,6 +267,16 @@ TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
   EXPECT_EQ(least, 0);
 }
 
+class RuntimeOfCuda : public OnSimulation {};
+
+// LibTorch would report it as the error of its next kernel.
+TEST_F(RuntimeOfCuda, AFailureDoesNotStayTheLastError) {
+  const device::CudaFunction<void*, std::size_t, unsigned> pin("cudaHostRegister");
+  EXPECT_FALSE(pin(nullptr, 4096, 0));
+  const device::CudaFunction<> last_error("cudaGetLastError");
+  EXPECT_TRUE(last_error());
+}
+
 class Captures : public OnSimulation {};
 
 // The program captures a CUDA graph on another stream, while the progress thread and the program
@@ -276,6 +298,20 @@ TEST_F(Captures, OfOtherStreamsAreValid) {
       group.barrier().wait();
     });
   }
+}
+
+// A group waits for its last copies when it ends.
+TEST_F(Captures, AreValidWhenAGroupEnds) {
+  on_devices(1, DeviceBackend::staged, [](const Group& group) {
+    const auto tensor = at::ones({1000}, options_of(group));
+    auto part = std::make_optional(group.split(0));
+    simulation::slow_down(group.device().index(), 20'000);
+    part->all_reduce(tensor).wait();
+    simulation::begin_capture();
+    part.reset();
+    EXPECT_TRUE(simulation::end_capture());
+    simulation::slow_down(group.device().index(), 0);
+  });
 }
 
 }  // namespace

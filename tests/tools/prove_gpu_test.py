@@ -63,7 +63,7 @@ class ProveGpu(unittest.TestCase):
         self.addCleanup(holder.cleanup)
         self.folder = pathlib.Path(holder.name)
 
-    def prove(self, gpus, *arguments, why="", failing="", nccl="2.30.7"):
+    def prove(self, gpus, *arguments, why="", failing="", nccl="2.30.7", **environment):
         """Exit status, report, and what was started, on a machine with so many GPUs."""
         self.tool.count_gpus = lambda: (gpus, why)
         programs = self.folder / "build" / "bin"
@@ -72,7 +72,7 @@ class ProveGpu(unittest.TestCase):
             (programs / name).write_text(text % failing if text == TESTS else text)
             (programs / name).chmod(0o755)
         report, calls = self.folder / "report.md", self.folder / "calls"
-        changed = {"CALLS": str(calls), "NCCL": nccl, "PATH": f"{programs}:{os.environ['PATH']}"}
+        changed = {"CALLS": str(calls), "NCCL": nccl, "PATH": f"{programs}:{os.environ['PATH']}", **environment}
         with contextlib.redirect_stdout(io.StringIO()), unittest.mock.patch.dict(os.environ, changed):
             status = self.tool.main(["--build", str(programs.parent), "--report", str(report), *arguments])
         return status, report.read_text(), calls.read_text() if calls.exists() else ""
@@ -114,6 +114,14 @@ class ProveGpu(unittest.TestCase):
         self.assertNotRegex(calls, "-n 3|--share-gpus=nccl")
         self.assertIn("ranks share a GPU over NCCL 2.30 or newer, this one is 2.28: name a newer one with --nccl", report)
         self.assertIn("| transformer | 32 | 2 | Lockstep |", report)
+
+    def test_the_gpus_that_the_environment_lists(self):
+        for visible, first, second in (("3,1", "3", "3,1"), ("GPU-ab, GPU-cd,GPU-none", "GPU-ab", "GPU-ab,GPU-cd")):
+            _, report, calls = self.prove(2, "--programs", "--parts", "devices", CUDA_VISIBLE_DEVICES=visible)
+            lists = set(re.findall(r"^launcher run -q -n (\S+) --gpus (\S+)", calls, re.M))
+            self.assertEqual(lists, {("1", first), ("2", first), ("2", second)})
+            self.assertIn(f"| GPUs that a process can use | {second.replace(',', ', ')} |", report)
+            (self.folder / "calls").unlink()
 
     def test_limits(self):
         self.tool.LEAST_TIME = 0

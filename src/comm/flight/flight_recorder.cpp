@@ -22,6 +22,7 @@
 #include "core/numeric/digest.h"
 #include "core/system/crash_handler.h"
 #include "core/system/files.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -58,11 +59,6 @@ void set_ranks(FlightRanks& set, std::span<const int> ranks) noexcept {
   for (std::size_t i = 0; i < words.size(); ++i) {
     set[i].store(words[i], std::memory_order_relaxed);
   }
-}
-
-std::uint64_t pid_namespace() {
-  struct stat space {};
-  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
 }
 
 void* map(int fd) {

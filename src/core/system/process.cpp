@@ -1,6 +1,7 @@
 #include "core/system/process.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,6 +67,11 @@ long resident_bytes(long pid) {
   long resident = 0;
   if (!(in >> total >> resident)) return -1;
   return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+std::uint64_t pid_namespace() {
+  struct stat found {};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
 bool is_dumping_core(long pid) { return process_status(pid, "CoreDumping") == "1"; }

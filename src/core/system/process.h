@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,6 +95,10 @@ std::string process_status(long pid, std::string_view key);
 
 /// The resident memory of a process in bytes; -1 if there is no such process.
 long resident_bytes(long pid);
+
+/// Identifies this process's pid namespace; 0 if it is unknown. In another namespace, the same pid
+/// is another process.
+std::uint64_t pid_namespace();
 
 /// Whether the kernel writes the core dump of the process.
 bool is_dumping_core(long pid);

@@ -111,6 +111,11 @@ void ExchangeRound::begin_next() {
   advance(position);
 }
 
+bool ExchangeRound::may_begin() {
+  const auto& ranks = reducers_.group_.communicator();
+  return !device::DeviceCommunicator::launched_elsewhere(ranks) && run_slot(Blocking::no);
+}
+
 /// Whether a slot advances the exchange at a position. Slots after the last bucket advance all.
 bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
   const auto& entry = entries_[position];

@@ -25,8 +25,8 @@
 //    move_all_into(). A bucket with TransientMemory has memory from step 4 on,
 //    where move_in() moves the gradients into it.
 // 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
-//    order that is the same on every rank, so one may wait for another. In the first backward, and
-//    in one with others nested in it, no bucket begins before the end.
+//    order that is the same on every rank, so one may wait for another. In the first backward, in
+//    one with nested ones, and beside other groups of a device, none begins before the end.
 // 4. begin_next(): GradientSet::prepare() writes this rank's contribution and its participation
 //    flag. A gradient that no backward of this rank has changed counts as its value, the last mean
 //    or what the program has set; as zero if it is undefined, or with error feedback. Then the
@@ -67,7 +67,10 @@ class Reducer::Backward {
   ~Backward() {
     wrappers_->end(this);
     if (finished || round.begun() == 0) return;
-    if (const auto comm = comm_stream_of(group_)) comm->block_current();
+    try {
+      if (const auto comm = comm_stream_of(group_)) comm->block_current();
+    } catch (const std::exception&) {  // the device has failed
+    }
     group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
                                       " of its gradient buckets were sent"));
   }

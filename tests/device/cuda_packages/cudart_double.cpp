@@ -160,8 +160,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return result_of([&] { simulation::synchronize(stream_of(stream)); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  simulation::wait(stream_of(stream), event_of(event));
-  return cudaSuccess;
+  return result_of([&] { simulation::wait(stream_of(stream), event_of(event)); });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   *status = cudaStreamCaptureStatusNone;

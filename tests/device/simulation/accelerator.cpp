@@ -21,6 +21,7 @@ namespace {
 
 constexpr int pool = 32;  // streams of each priority, as CUDA's
 thread_local std::array<int, devices> current_streams{};
+thread_local int last_error = 0;  // cudaGetLastError()
 
 int index_of(c10::Device device) { return device.has_index() ? device.index() : current_device(); }
 
@@ -224,8 +225,18 @@ extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
   return 0;
 }
 
-/// In place of CUDA's functions. Returns success.
+/// In place of CUDA's function, which is called, too, where it is loaded.
+extern "C" int cudaGetLastError() {
+  using Function = int (*)();
+  static const auto real = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "cudaGetLastError"));
+  const int of_cuda = real != nullptr ? real() : 0;
+  const int own = std::exchange(last_error, 0);
+  return own != 0 ? own : of_cuda;
+}
+
+/// In place of CUDA's functions. Null memory is an invalid value.
 extern "C" int cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+  if (data == nullptr) return last_error = 1;
   add_pinned(data, bytes);
   return 0;
 }

@@ -218,7 +218,10 @@ bool advance_collective(Call& c) {
     std::vector<const Announcement*> ranks;
     std::vector<const std::byte*> memory;
     for (std::size_t r = 0; r < size; ++r) {
-      if (world.slots[r].announced < c.number) return false;
+      if (world.slots[r].announced < c.number) {
+        if (nccl::has_ended(world.members[r])) comm.error = ncclRemoteError;
+        return false;
+      }
       ranks.push_back(&world.slots[r].announcement);
       memory.push_back(nccl::memory_of(world.members[r]));
       if (memory.back() == nullptr) return false;  // its process is gone

@@ -26,6 +26,18 @@ std::shared_ptr<World> open_world(const std::string& name) {
 
 void remove_name(const std::string& name) { ::shm_unlink(name.c_str()); }
 
+namespace {
+
+std::string arena_path(const Member& member) {
+  return "/proc/" + std::to_string(member.process) + "/fd/" + std::to_string(member.arena);
+}
+
+}  // namespace
+
+bool has_ended(const Member& member) {
+  return member.process != ::getpid() && ::access(arena_path(member).c_str(), F_OK) != 0;
+}
+
 const std::byte* memory_of(const Member& member) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<pid_t, int>, const std::byte*>;
@@ -33,9 +45,7 @@ const std::byte* memory_of(const Member& member) {
   const std::lock_guard lock(mutex);
   auto& found = known[{member.process, member.arena}];
   if (found == nullptr) {
-    const auto path =
-        "/proc/" + std::to_string(member.process) + "/fd/" + std::to_string(member.arena);
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int file = ::open(arena_path(member).c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return nullptr;
     void* at = ::mmap(nullptr, arena_file(member.device).bytes, PROT_READ,
                       MAP_SHARED | MAP_NORESERVE, file, 0);

@@ -79,6 +79,9 @@ std::shared_ptr<World> open_world(const std::string& name);
 /// Removes the name. The object lives as long as a rank maps it.
 void remove_name(const std::string& name);
 
+/// Whether a member's process has ended, or is about to.
+bool has_ended(const Member& member);
+
 /// A member's device memory, for reading. Null if its process is gone.
 const std::byte* memory_of(const Member& member);
 

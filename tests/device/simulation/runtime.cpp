@@ -97,7 +97,7 @@ struct State {
   std::map<std::pair<int, int>, Stream*> by_id;
   std::array<Counters, devices> counters{};
   std::atomic<int> delay{0};
-  std::atomic<bool> exiting{false}, capturing{false}, invalidated{false};
+  std::atomic<bool> exiting{false}, capturing{false}, invalidated{false}, waits_fail{false};
   State();
 };
 
@@ -510,6 +510,7 @@ void record(Event* event, Stream* stream) {
 }
 
 void wait(Stream* stream, Event* event) {
+  if (state().waits_fail) throw std::runtime_error("simulated device: unspecified launch failure");
   const auto recording = event->last;
   if (!recording) return;
   const std::lock_guard lock(state().mutex);
@@ -579,6 +580,8 @@ bool end_capture() {
   state().capturing = false;
   return !state().invalidated;
 }
+
+void fail_waits(bool fails) { state().waits_fail = fails; }
 
 void set_delay(int microseconds) { state().delay = microseconds; }
 void slow_down(int device, void* handle, int microseconds) {

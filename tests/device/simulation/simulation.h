@@ -57,6 +57,9 @@ void begin_capture();
 /// Returns whether the capture is valid.
 bool end_capture();
 
+/// Lets each order of a stream after an event fail, as on a device that has failed.
+void fail_waits(bool fails);
+
 /// Waits until every stream of every device is idle. Throws the first exception of a task.
 void synchronize_all();
 
