@@ -11,7 +11,7 @@
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -226,4 +226,4 @@ TEST(DistributedSampler, AnEmptyDatasetHasNoBatches) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

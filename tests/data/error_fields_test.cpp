@@ -16,14 +16,14 @@
 #include "lockstep/strategy.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 std::string fields(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
-    return testing::fields_of(error);
+    return fields_of(error);
   }
   return "no error";
 }
@@ -52,7 +52,7 @@ TEST(DataErrorFields, OfArguments) {
 }
 
 TEST(DataErrorFields, OfFiles) {
-  const testing::TemporaryFolder empty;
+  const TemporaryFolder empty;
   EXPECT_EQ(fields([&] { Mnist(empty.path()); }), bad_data("Mnist"));
   EXPECT_EQ(fields([&] { Cifar10(empty.path()); }), bad_data("Cifar10"));
 #ifdef LOCKSTEP_IMAGES
@@ -61,4 +61,4 @@ TEST(DataErrorFields, OfFiles) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
 #include <torch/types.h>
@@ -14,13 +12,10 @@
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
-using testing::run_groups;
 
 std::vector<int> batches(int rank, int count) {
   std::vector<int> all(static_cast<std::size_t>(count));
@@ -171,4 +166,4 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,7 +1,5 @@
 #include "lockstep/partition.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
 
@@ -9,13 +7,11 @@
 
 #include "lockstep/error.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 /// Sample i is the number i.
 class Numbers : public torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
@@ -47,7 +43,7 @@ TEST(PartitionContiguous, CutsEqualPartsInTheOrderOfRanksAndDropsTheTail) {
 }
 
 TEST(PartitionDataset, GivesEachRankItsRun) {
-  testing::run_groups(3, [](const Group& group) {
+  run_groups(3, [](const Group& group) {
     auto part = partition_dataset(Numbers(11), group);
     ASSERT_EQ(part.size(), 3u);
     const auto first = static_cast<std::size_t>(3 * group.rank());
@@ -58,7 +54,7 @@ TEST(PartitionDataset, GivesEachRankItsRun) {
 }
 
 TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     auto part = partition_dataset(Numbers(20), group);
     DistributedSampler sampler(part.size().value(), ShardSpec{}, {.seed = 4});
     auto loader = torch::data::make_data_loader(part, sampler, 6);
@@ -69,19 +65,19 @@ TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
 }
 
 TEST(PartitionDataset, HasNothingBeyondItsEnd) {
-  testing::run_groups(2, [](const Group& group) {
+  run_groups(2, [](const Group& group) {
     auto part = partition_dataset(Numbers(5), group);
     const std::vector<std::size_t> beyond{2};
-    EXPECT_THAT(testing::refusal([&] { part.get_batch(beyond); }),
+    EXPECT_THAT(refusal([&] { part.get_batch(beyond); }),
                 HasSubstr("got index 2, expected one below 2"));
   });
 }
 
 TEST(PartitionDataset, NeedsASize) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     EXPECT_THROW(partition_dataset(Numbers(std::nullopt), group), InvalidArgument);
   });
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

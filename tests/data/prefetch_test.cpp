@@ -21,7 +21,7 @@
 #include "tests/groups.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -183,12 +183,12 @@ TEST_P(Prefetch, AnErrorOfTheWholeBatchNamesTheBatch) {
     }
   };
   PrefetchLoader loader(Pairs(4), sampler_of(4), {.batch_size = 2, .workers = GetParam()});
-  EXPECT_EQ(testing::message_of<DataError>([&] { loader.begin(); }),
+  EXPECT_EQ(message_of<DataError>([&] { loader.begin(); }),
             "batch 0, of 2 samples: cannot stack them");
 }
 
 TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
-  testing::run_groups(3, [&](const Group& group) {
+  run_groups(3, [&](const Group& group) {
     const auto size = static_cast<std::size_t>(12 + 4 * group.rank());
     DistributedSampler sampler = sampler_of(size);
     PrefetchLoader loader(OwnIndices(size), sampler, {.batch_size = 4, .workers = GetParam()});
@@ -271,4 +271,4 @@ TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

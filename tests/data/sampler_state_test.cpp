@@ -7,7 +7,7 @@
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -137,4 +137,4 @@ TEST(SamplerState, WhatItDidNotReturnIsAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

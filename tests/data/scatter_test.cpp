@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/types.h>
 
@@ -11,14 +9,12 @@
 #include "lockstep/partition.h"
 #include "lockstep/samplers.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using testing::run_groups;
 using Batch = torch::data::Example<>;
 using Batches = std::vector<Batch>;
 
@@ -163,12 +159,12 @@ TEST_P(Scatter, Rank0NeedsALoader) {
   });
 }
 
-const testing::ProcessBody processes("scatter", [](std::shared_ptr<Communicator> communicator) {
+const ProcessBody processes("scatter", [](std::shared_ptr<Communicator> communicator) {
   expect_own_rows(Group(std::move(communicator)));
   if (::testing::Test::HasFailure()) throw std::runtime_error("wrong rows");
 });
 
-TEST(ScatterOfProcesses, GivesEachRankItsRows) { testing::expect_processes(3, "scatter"); }
+TEST(ScatterOfProcesses, GivesEachRankItsRows) { expect_processes(3, "scatter"); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -7,12 +7,10 @@
 
 // Digits that people wrote, and photographs: others of these tests make their data.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::Result;
-
-class RealData : public testing::ProgramRun {};
+class RealData : public ProgramRun {};
 
 TEST_F(RealData, MnistCnnLearnsTheSampleOfMnist) {
   const Result result = two_ranks(
@@ -40,4 +38,4 @@ TEST_F(RealData, ResNet9LearnsCifar10) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

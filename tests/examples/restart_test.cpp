@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <filesystem>
@@ -13,6 +11,7 @@
 #include "tests/examples/program_run.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Training that goes on after a failure ends in the bits of training that starts from the same
 // checkpoint. bench/faults/random_kills kills ranks of one host.
@@ -21,7 +20,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::HasSubstr;
 
 class Restarted : public ProgramRun {
  protected:

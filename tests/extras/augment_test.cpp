@@ -12,7 +12,7 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 std::vector<std::size_t> indices_below(std::size_t count) {
@@ -149,4 +149,4 @@ TEST(Augmented, IsTheSameWithEveryLoaderAndNumberOfWorkers) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

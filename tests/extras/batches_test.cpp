@@ -1,7 +1,5 @@
 #include "lockstep/batches.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <iterator>
@@ -12,9 +10,10 @@
 #include "lockstep/partition.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 struct Numbers {
@@ -66,7 +65,7 @@ TEST_P(Batches, AreThoseOfTheLoaderInEveryPass) {
 }
 
 TEST_P(Batches, MayBeCountedByJoinUneven) {
-  testing::run_groups(3, [](const Group& group) {
+  run_groups(3, [](const Group& group) {
     const int own = 2 * (2 - group.rank());  // 4, 2 and 0
     auto all = batches<Numbers>(Counter(own), {.workers = GetParam()});
     for (int pass = 0; pass < 2; ++pass) {
@@ -94,10 +93,10 @@ TEST_P(Batches, MayBeCountedByJoinUneven) {
 TEST_P(Batches, AFailureNamesTheBatchAndEndsThePass) {
   auto all = batches<Numbers>(Counter(5, 2), {.workers = GetParam()});
   std::vector<int> seen;
-  EXPECT_THAT(testing::message_of<DataError>([&] {
+  EXPECT_THAT(message_of<DataError>([&] {
                 for (const auto& batch : all) seen.push_back(batch.data.item<int>());
               }),
-              ::testing::HasSubstr("batch 2, index 2: cannot read it"));
+              HasSubstr("batch 2, index 2: cannot read it"));
   EXPECT_EQ(seen, up_to(2));
 }
 
@@ -108,4 +107,4 @@ TEST(BatchesOptions, ThatMakeBatchesAreRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

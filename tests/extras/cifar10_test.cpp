@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <filesystem>
@@ -8,14 +6,12 @@
 #include <vector>
 
 #include "lockstep/datasets.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr std::size_t record = 3073;
 
@@ -36,11 +32,11 @@ class Cifar10Files : public ::testing::Test {
     std::ofstream(folder / name, std::ios::binary) << bytes;
   }
   std::string error(Cifar10::Split split = Cifar10::Split::train) const {
-    return testing::message_of<DataError>([&] { Cifar10(folder.path(), split); });
+    return message_of<DataError>([&] { Cifar10(folder.path(), split); });
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
 
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
 };
 
 TEST_F(Cifar10Files, GivesTheImagesAsScaledBatches) {
@@ -130,4 +126,4 @@ TEST(ColouredShapes, AreTenClassesThatDifferAndRepeat) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <fstream>
@@ -8,9 +6,10 @@
 
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using ::testing::EndsWith;
@@ -33,7 +32,7 @@ class CsvFiles : public ::testing::Test {
     return "no DataError";
   }
 
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   const std::filesystem::path file = folder / "prices.csv";
 };
 
@@ -109,4 +108,4 @@ TEST_F(CsvFiles, BatchesAreTheRowsOfTheirIndices) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

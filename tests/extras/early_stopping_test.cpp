@@ -1,7 +1,5 @@
 #include "lockstep/early_stopping.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <limits>
@@ -11,15 +9,13 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
 
 constexpr double a_nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinite = std::numeric_limits<double>::infinity();
@@ -91,11 +87,11 @@ TEST(EarlyStopping, OrCountAsValuesWithoutImprovement) {
 
 TEST(EarlyStopping, RefusesWrongOptions) {
   for (const std::int64_t patience : {0, -1}) {
-    EXPECT_THAT(testing::refusal([&] { EarlyStopping({.patience = patience}); }),
+    EXPECT_THAT(refusal([&] { EarlyStopping({.patience = patience}); }),
                 HasSubstr("EarlyStopping: got patience = "));
   }
   for (const double delta : {-0.5, a_nan, infinite}) {
-    EXPECT_THAT(testing::refusal([&] { EarlyStopping({.min_delta = delta}); }),
+    EXPECT_THAT(refusal([&] { EarlyStopping({.min_delta = delta}); }),
                 HasSubstr("EarlyStopping: got min_delta = "));
   }
 }
@@ -103,7 +99,7 @@ TEST(EarlyStopping, RefusesWrongOptions) {
 TEST(EarlyStopping, RanksStopTogetherByRankZerosValue) {
   for (const int ranks : {1, 2, 3}) {
     std::vector<int> stops(static_cast<std::size_t>(ranks));
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       EarlyStopping stopping({.patience = 2});
       const std::vector<double> losses{4, 3, 3.5, 3.25, 1};
       int step = 0;
@@ -124,7 +120,7 @@ TEST(EarlyStopping, AResumedRunKeepsItsPatience) {
   const TemporaryFolder folder;
   const std::vector<double> losses{4, 3, 3.5, 3.25, 3.125, 1};
   for (std::size_t saved = 0; saved <= losses.size(); ++saved) {
-    testing::Training training;
+    Training training;
     EarlyStopping whole({.patience = 3});
     const auto checkpoint_of = [&](EarlyStopping& stopping) {
       return Checkpoint{.model = *training.model, .extra = {{"early_stopping", stopping}}};
@@ -152,7 +148,7 @@ TEST(EarlyStopping, RefusesOtherStates) {
   EarlyStopping stopping;
   stopping.update(5);
   const auto refused = [&](const State& state) {
-    return testing::refusal([&] { stopping.load_state(state); });
+    return refusal([&] { stopping.load_state(state); });
   };
   EXPECT_THAT(refused(EarlyStopping({.mode = Best::greatest}).state()),
               HasSubstr("got the state of mode greatest, expected least"));
@@ -167,4 +163,4 @@ TEST(EarlyStopping, RefusesOtherStates) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

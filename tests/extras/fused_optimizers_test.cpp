@@ -13,10 +13,9 @@
 
 // The optimizers of LibTorch are what they must equal but for rounding.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::TemporaryFolder;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
@@ -164,16 +163,16 @@ TEST(FusedSgd, CallsItsClosureWithGradients) {
 template <class Fused, class Base, class Options>
 void expect_shared_checkpoints(const Options& options) {
   const TemporaryFolder folder;
-  const auto train = [](testing::Net& model, torch::optim::Optimizer& optimizer) {
+  const auto train = [](Net& model, torch::optim::Optimizer& optimizer) {
     optimizer.zero_grad();
     model.forward(at::ones({2, 4})).square().sum().backward();
     optimizer.step();
   };
-  testing::Net model;
+  Net model;
   Fused ours(model.parameters(), options);
   train(model, ours);
   save_checkpoint(folder / "c", model, ours, {.epoch = 1});
-  testing::Net other;
+  Net other;
   Base theirs(other.parameters(), options);
   EXPECT_EQ(load_checkpoint(folder / "c", other, theirs).epoch, 1);
   train(other, theirs);
@@ -200,4 +199,4 @@ TEST(FusedAdamW, SharesCheckpointsWithAdamW) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,20 +1,16 @@
 #include "lockstep/learning_rate.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/optim.h>
 
 #include <cmath>
 #include <vector>
 
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::failure;
-using ::testing::HasSubstr;
 
 /// An optimizer of two groups, whose rates are 0.8 and 0.2.
 struct Optimizer : torch::optim::SGD {
@@ -134,4 +130,4 @@ TEST(LearningRate, WhatItDidNotWriteIsAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 #include <zlib.h>
 
@@ -10,15 +8,13 @@
 #include <span>
 
 #include "lockstep/datasets.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using testing::message_of;
 using Bytes = std::vector<std::uint8_t>;
 
 constexpr int digits = 5;
@@ -69,7 +65,7 @@ Bytes content(const std::filesystem::path& path) {
 
 class MnistFiles : public ::testing::Test {
  protected:
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   const std::filesystem::path images = folder / "train-images-idx3-ubyte";
   const std::filesystem::path labels = folder / "train-labels-idx1-ubyte";
 
@@ -252,4 +248,4 @@ TEST_F(CompressedImages, AFlippedBitIsAnErrorThatNamesTheFile) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -9,7 +9,7 @@
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using Series = torch::data::Example<>;
@@ -95,4 +95,4 @@ TEST(SeriesWindows, WrongSeriesAndOptionsAreRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

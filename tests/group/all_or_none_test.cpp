@@ -9,7 +9,7 @@
 #include "lockstep/group.h"
 #include "tests/groups.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 /// The error that all_or_none() raises on this rank when the last rank throws.
@@ -28,7 +28,7 @@ std::string raised(const Group& group, bool& same_type) {
 
 template <class Thrown>
 void expect_from_last_rank(int ranks) {
-  testing::run_groups(ranks, [&](const Group& group) {
+  run_groups(ranks, [&](const Group& group) {
     const int last = ranks - 1;
     const bool own = group.rank() == last;
     bool same_type = false;
@@ -49,7 +49,7 @@ TEST(AllOrNone, AnErrorOfOneRankReachesAll) {
 }
 
 TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
-  testing::run_groups(3, [](const Group& group) {
+  run_groups(3, [](const Group& group) {
     try {
       all_or_none(group, [&] {
         if (group.rank() > 0) throw DataError("of rank " + std::to_string(group.rank()));
@@ -64,7 +64,7 @@ TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
 }
 
 TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
-  testing::run_groups(3, [](const Group& world) {
+  run_groups(3, [](const Group& world) {
     const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
     try {
       all_or_none(world, [&] {
@@ -86,4 +86,4 @@ TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,6 +9,7 @@
 #include "core/system/process.h"
 #include "tests/group/launchers.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // Tests of the cause that is named when a rank ends by an error, and of processes that end with a
@@ -20,10 +19,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 
 Ended run_init_program(const std::string& behaviour) {
   return run_lockstep({"-n", "2", init_program, behaviour}, {{"LOCKSTEP_TIMEOUT", "60"}});

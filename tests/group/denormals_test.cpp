@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,14 +13,13 @@
 #include "tests/group/denormal_threads.h"
 #include "tests/group/launchers.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::DenormalsGuard;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Variables = Launched::Variables;
 
 /// Every rank's line of init_program, all kinds of threads alike.

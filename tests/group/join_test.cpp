@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 
 #include "lockstep/error.h"
 #include "lockstep/init.h"
+#include "tests/matchers.h"
 
 // Worlds without a launcher, whose ranks are threads of this process.
 
@@ -16,8 +15,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 std::string own(const std::string& name) { return name + " of test " + std::to_string(::getpid()); }
 

@@ -1,7 +1,5 @@
 #include "tests/group/launchers.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,14 +15,12 @@
 #include "comm/ucx/ucx.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using Variables = Launched::Variables;
 
 /// Every rank's variables; RANK and the like stand for the rank itself.

@@ -1,6 +1,4 @@
 #include <ATen/Parallel.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -9,12 +7,11 @@
 #include <string>
 
 #include "lockstep/init.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(Spawn, GivesEveryRankItsGroup) {
   std::vector<int> ranks(5, -1);
@@ -23,7 +20,7 @@ TEST(Spawn, GivesEveryRankItsGroup) {
     EXPECT_EQ(world.local_size(), 5);
     ranks[static_cast<std::size_t>(world.rank())] = world.rank();
   });
-  EXPECT_THAT(ranks, ::testing::ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(ranks, ElementsAre(0, 1, 2, 3, 4));
 }
 
 TEST(Spawn, RefusesSizesOutsideTheRange) {
@@ -61,7 +58,7 @@ TEST(Spawn, RethrowsWhatIsNoStdException) {
 }
 
 TEST(Spawn, NamesARankThatReturnedEarly) {
-  EXPECT_THAT(testing::message_of<CommError>([] {
+  EXPECT_THAT(message_of<CommError>([] {
                 spawn(2, [](const Group& world) {
                   if (world.rank() == 0) world.barrier().wait();
                 });
@@ -148,7 +145,7 @@ TEST(Init, AloneIsAWorldOfOneAndOnlyOnce) {
     world.all_reduce(tensor, ReduceOp::sum).wait();
     EXPECT_TRUE(torch::equal(tensor, torch::arange(4)));
   }
-  EXPECT_THAT(testing::refusal([] { init(); }), HasSubstr("a second time"));
+  EXPECT_THAT(refusal([] { init(); }), HasSubstr("a second time"));
 }
 
 TEST(Init, RefusesTimeoutsThatAreNone) {
@@ -157,4 +154,4 @@ TEST(Init, RefusesTimeoutsThatAreNone) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,6 +1,4 @@
 // Parameters of bfloat16 whose optimizer state is divided among the ranks: the bits of one process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -12,6 +10,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
@@ -19,7 +18,6 @@
 namespace lockstep::testing::low_precision {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 

@@ -1,6 +1,4 @@
 // Several optimizers over disjoint parameters of one model: as in one process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -10,14 +8,12 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// A generator and a critic, whose losses depend on both.
 struct Adversaries : torch::nn::Module {

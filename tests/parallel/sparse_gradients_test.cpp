@@ -1,6 +1,4 @@
 // Sparse gradients of Embedding and EmbeddingBag are averaged as dense ones are.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -12,6 +10,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -20,8 +19,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 

@@ -1,6 +1,4 @@
 // Ranks whose gradients do not count alike.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -11,13 +9,12 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 class Weighted : public ::testing::TestWithParam<int> {};
 

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 
@@ -7,6 +5,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/apart.h"
 #include "tests/sync/reference.h"
@@ -163,7 +162,7 @@ TEST(Threshold, RefusesADenormalWhereDenormalsAreFlushed) {
     for (const double value : {1e-39, 1e-310}) {
       Bucket bucket(0, 64, at::kFloat, {}, group);
       EXPECT_THAT(refusal([&] { Strategy(Threshold{.value = value}).exchange(bucket); }),
-                  ::testing::HasSubstr("expected 0, or 1.18e-38 or more"));
+                  HasSubstr("expected 0, or 1.18e-38 or more"));
     }
   });
 }
@@ -241,9 +240,8 @@ TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
           const auto bad = place == 5 ? std::numeric_limits<float>::quiet_NaN()
                                       : -std::numeric_limits<float>::infinity();
           if (group.rank() == 1) bucket.values()[place].fill_(bad);
-          EXPECT_THAT(
-              refusal([&] { advance(*exchange, 0, bucket, group); }),
-              ::testing::HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
+          EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
+                      HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
           // The group is usable, and nothing of it comes back.
           for (const auto& [what, values] : exchange->state())
             EXPECT_TRUE(values.isfinite().all().item<bool>()) << what;

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <fstream>
@@ -8,19 +6,13 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using testing::expect_same;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
-using testing::Training;
 
 /// A checkpoint, and ways to spoil it.
 class Spoilt : public ::testing::Test {
@@ -134,7 +126,7 @@ TEST_F(Spoilt, ADescriptionThatWouldFillTheStackIsAnError) {
     EXPECT_THAT(error(), HasSubstr("optimizer: expected at most 32 levels of nesting, found more"));
   }
   content.metadata["optimizer"] = std::string(32, '[') + std::string(32, ']');
-  EXPECT_THAT(error(), ::testing::Not(HasSubstr("levels")));
+  EXPECT_THAT(error(), Not(HasSubstr("levels")));
 }
 
 TEST_F(Spoilt, BadMetadataIsAnError) {
@@ -152,4 +144,4 @@ TEST_F(Spoilt, BadMetadataIsAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -14,6 +12,7 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/average.h"
 #include "tests/train/checkpoint_failure.h"
@@ -21,15 +20,8 @@
 
 // Averages in checkpoints and on several ranks, and other objects of Checkpoint::extra.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::expect_same;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::Single;
-using testing::TemporaryFolder;
-using testing::values_of;
 
 TEST(MovingAverage, AResumedRunHasTheSameBits) {
   const TemporaryFolder folder;
@@ -37,9 +29,9 @@ TEST(MovingAverage, AResumedRunHasTheSameBits) {
     const MovingAverageOptions options{
         .decay = 0.9, .bias_correction = bias_correction, .average_buffers = true};
     for (const int saved : {0, 1, 3}) {
-      testing::Training whole(testing::kinds[2]);
+      Training whole(kinds[2]);
       MovingAverage average(*whole.model, options);
-      const auto train = [](testing::Training& training, MovingAverage& mean, int from, int to) {
+      const auto train = [](Training& training, MovingAverage& mean, int from, int to) {
         for (int step = from; step < to; ++step) {
           training.step(step);
           mean.update();
@@ -50,7 +42,7 @@ TEST(MovingAverage, AResumedRunHasTheSameBits) {
           .save(folder / "c");
       train(whole, average, saved, 6);
 
-      testing::Training again(testing::kinds[2]);
+      Training again(kinds[2]);
       MovingAverage resumed(*again.model, options);
       train(again, resumed, 20, 22);
       Checkpoint{.model = *again.model, .optimizer = *again.optimizer, .extra = {{"ema", resumed}}}
@@ -92,12 +84,12 @@ TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
 std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory,
                                                        const std::filesystem::path& path = {}) {
   std::vector<std::vector<at::Tensor>> result(static_cast<std::size_t>(ranks));
-  testing::run_groups(ranks, [&](const Group& group) {
+  run_groups(ranks, [&](const Group& group) {
     at::set_num_threads(1);
-    std::shared_ptr<testing::Net> model;
+    std::shared_ptr<Net> model;
     group.in_turn([&] {
       torch::manual_seed(5);
-      model = std::make_shared<testing::Net>(7);
+      model = std::make_shared<Net>(7);
     });
     FusedSgd sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     DistributedOptimizer optimizer(sgd, *model, group, {.share_memory = share_memory});
@@ -156,4 +148,4 @@ TEST_P(AverageOfRanks, IsTheSameOnEveryRankAndAfterResuming) {
 INSTANTIATE_TEST_SUITE_P(Ranks, AverageOfRanks, ::testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
@@ -7,26 +5,20 @@
 
 #include "lockstep/checkpoint.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::expect_same;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::kinds;
-using testing::TemporaryFolder;
-using testing::Training;
 
 class OverAGroup : public ::testing::TestWithParam<int> {};
 
 TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
   std::vector<std::unique_ptr<Training>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank) ranks.push_back(std::make_unique<Training>());
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Training& own = *ranks[static_cast<std::size_t>(group.rank())];
     const auto saving = failure(
         [&] { save_checkpoint("no/such/folder/c", *own.model, *own.optimizer, {}, group); });
@@ -51,7 +43,7 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
   std::vector<std::unique_ptr<Training>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank)
     ranks.push_back(std::make_unique<Training>(kinds[0], rank == odd ? 5 : 6));
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Training& own = *ranks[static_cast<std::size_t>(group.rank())];
     const auto before = own.values();
     const auto text =
@@ -67,12 +59,11 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
 
 TEST_P(OverAGroup, CheckingThePathLeavesNothingBehind) {
   const TemporaryFolder folder;
-  testing::run_groups(GetParam(),
-                      [&](const Group& group) { check_checkpoint_path(folder / "c", group); });
+  run_groups(GetParam(), [&](const Group& group) { check_checkpoint_path(folder / "c", group); });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OverAGroup, ::testing::Values(1, 2, 3, 7));
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

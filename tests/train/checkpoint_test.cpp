@@ -1,7 +1,5 @@
 #include "lockstep/checkpoint.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -11,23 +9,14 @@
 #include <memory>
 #include <string>
 
+#include "tests/matchers.h"
 #include "tests/other_numbers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using testing::expect_same;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::kinds;
-using testing::Net;
-using testing::OptimizerKind;
-using testing::TemporaryFolder;
-using testing::Training;
 
 class EachOptimizer : public ::testing::TestWithParam<OptimizerKind> {};
 
@@ -37,7 +26,7 @@ TEST_P(EachOptimizer, GoesOnUnderEveryLocale) {
   for (int number = 0; number < 2; ++number) whole.step(number);
   whole.save(folder / "c", {.epoch = 123456, .notes = {{"seed", "7"}}, .score = 0.625});
   {
-    const testing::OtherNumbers other;
+    const OtherNumbers other;
     Training fresh(GetParam());
     fresh.step(9);
     const CheckpointMeta meta = fresh.load(folder / "c");
@@ -47,7 +36,7 @@ TEST_P(EachOptimizer, GoesOnUnderEveryLocale) {
     expect_same(fresh.values(), whole.values());
     fresh.save(folder / "other", meta);
   }
-  EXPECT_EQ(testing::content(folder / "other"), testing::content(folder / "c"));
+  EXPECT_EQ(content(folder / "other"), content(folder / "c"));
   Training last(GetParam());
   EXPECT_EQ(last.load(folder / "other").score, 0.625);
   whole.step(2);
@@ -235,4 +224,4 @@ TEST(Checkpoint, KeepsARateOfAProgramsOwnType) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

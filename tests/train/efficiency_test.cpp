@@ -1,7 +1,5 @@
 #include "lockstep/efficiency.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -16,13 +14,12 @@
 #include "core/system/topology.h"
 #include "lockstep/error.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Efficiency, IsTheMedianOfTheRoundsWithItsSpread) {
   const std::vector<double> alone{0.009, 0.010, 0.009, 0.0095, 0.009};
@@ -68,7 +65,7 @@ TEST(Efficiency, NeedsRounds) {
   const std::vector<double> one{1};
   EXPECT_THROW(efficiency_of({}, {}), InvalidArgument);
   EXPECT_THROW(efficiency_of(one, {}), InvalidArgument);
-  testing::run_groups(2, [&](const Group& world) {
+  run_groups(2, [&](const Group& world) {
     const auto nothing = [] {};
     EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.rounds = 0}), InvalidArgument);
     EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.time = -1ms}), InvalidArgument);
@@ -78,7 +75,7 @@ TEST(Efficiency, NeedsRounds) {
 TEST(Efficiency, RankZeroStepsAloneAndAllRanksTogether) {
   constexpr int ranks = 3;
   std::atomic<int> alone_by_others{0};
-  testing::run_groups(ranks, [&](const Group& world) {
+  run_groups(ranks, [&](const Group& world) {
     int steps = 0;
     const auto found = measure_efficiency(
         world,
@@ -123,7 +120,7 @@ TEST(Efficiency, OtherLoadOfTheProcessorsIsNoticed) {
     others.push_back(pid);
   }
   Efficiency found;
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     const auto step = [] { std::this_thread::sleep_for(5ms); };
     found = measure_efficiency(group, step, step, {.rounds = 3, .time = 100ms});
   });
@@ -136,4 +133,4 @@ TEST(Efficiency, OtherLoadOfTheProcessorsIsNoticed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

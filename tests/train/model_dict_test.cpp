@@ -1,20 +1,16 @@
 // load_state_dict() with names that differ from the model's.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 
 #include <string>
 
 #include "lockstep/model_files.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Dict = c10::impl::GenericDict;
 
 /// The state of a Net with every value v, without one tensor, and with two others.

@@ -1,6 +1,4 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -12,12 +10,10 @@
 #include "lockstep/error.h"
 #include "lockstep/run_log.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(ProgressText, ShowsShareRateAndTimeLeft) {
   EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images"),
@@ -128,7 +124,7 @@ TEST(ProgressStyle, SuitsRankAndStream) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   ::setenv("TERM", "xterm", 1);
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     const bool first = group.rank() == 0;
     EXPECT_EQ(progress_style(group, terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, of_mpirun),
@@ -137,7 +133,7 @@ TEST(ProgressStyle, SuitsRankAndStream) {
     EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
   });
   ::setenv("TERM", "dumb", 1);
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     EXPECT_EQ(progress_style(group, terminal), ProgressStyle::lines);
   });
   close(terminal);
@@ -147,4 +143,4 @@ TEST(ProgressStyle, SuitsRankAndStream) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -10,6 +8,7 @@
 
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
@@ -17,9 +16,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace safetensors;
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::string little_endian(std::uint64_t value) {
   std::string bytes;

@@ -1,6 +1,4 @@
 // Checkpoints of one model that two optimizers train.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -12,23 +10,20 @@
 #include "lockstep/init.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
 
 /// A rank's model, whose first layer Adam trains and whose last SGD.
 struct TwoOptimizers {
-  explicit TwoOptimizers(const Group& group) : world(group) { testing::set_values(*model, 3); }
+  explicit TwoOptimizers(const Group& group) : world(group) { set_values(*model, 3); }
 
   void step(int number) {
-    const auto x = testing::random({4, 7}, static_cast<std::uint64_t>(10 * number + world.rank()));
+    const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * number + world.rank()));
     model->forward(x).square().mean().backward();
     for (auto* one : {&of_first, &of_last}) {
       one->step();
@@ -40,7 +35,7 @@ struct TwoOptimizers {
   }
 
   Group world;
-  std::shared_ptr<testing::Mlp> model = std::make_shared<testing::Mlp>();
+  std::shared_ptr<Mlp> model = std::make_shared<Mlp>();
   torch::optim::Adam adam{model->layers[0]->parameters(), torch::optim::AdamOptions(0.01)};
   torch::optim::SGD sgd{std::vector<at::Tensor>{model->layers[1]->weight, model->layers[2]->weight},
                         torch::optim::SGDOptions(0.1).momentum(0.9)};
@@ -56,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SeveralOptimizersCheckpoint, ::testing::Values(1
 
 TEST_P(SeveralOptimizersCheckpoint, GoesOnAsIfItHadNeverStopped) {
   const TemporaryFolder folder;
-  testing::on_ranks(GetParam(), [&](const Group& world) {
+  on_ranks(GetParam(), [&](const Group& world) {
     TwoOptimizers whole(world);
     for (int number = 0; number < 3; ++number) whole.step(number);
     whole.checkpoint().save(folder / "c", {.epoch = 1}, world);
@@ -74,7 +69,7 @@ TEST_P(SeveralOptimizersCheckpoint, GoesOnAsIfItHadNeverStopped) {
 
 TEST(SeveralOptimizersCheckpoints, OfAnotherOptimizerAreRefused) {
   const TemporaryFolder folder;
-  testing::on_ranks(2, [&](const Group& world) {
+  on_ranks(2, [&](const Group& world) {
     TwoOptimizers saved(world);
     saved.step(0);
     saved.checkpoint().save(folder / "c", {}, world);
@@ -92,8 +87,8 @@ TEST(SeveralOptimizersCheckpoints, OfAnotherOptimizerAreRefused) {
 }
 
 TEST(SeveralOptimizersCheckpoints, RefuseReplicasThatDiffer) {
-  testing::on_ranks(2, [&](const Group& world) {
-    testing::Mlp model;
+  on_ranks(2, [&](const Group& world) {
+    Mlp model;
     torch::optim::SGD sgd(model.parameters(), 0.1);
     DistributedOptimizer optimizer(sgd, model, world, LocalSgd{.period = 2});
     EXPECT_THROW(SeveralStateful({optimizer}), InvalidArgument);
@@ -101,4 +96,4 @@ TEST(SeveralOptimizersCheckpoints, RefuseReplicasThatDiffer) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -7,7 +7,7 @@
 #include "lockstep/metrics.h"
 #include "tests/groups.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 TEST(Tally, CountsRightAnswers) {
@@ -61,7 +61,7 @@ TEST(Tally, RefusesShapesThatDoNotBelongTogether) {
 
 TEST(Tally, IsExactOverRanksOfUnequalSizes) {
   for (const int ranks : {1, 2, 3, 7}) {
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       Tally tally;
       // Rank 0 has nothing; rank r has r samples of loss r, one of them right.
       if (group.rank() > 0) tally.add(group.rank(), 1, group.rank());
@@ -82,7 +82,7 @@ TEST(Tally, IsExactOverRanksOfUnequalSizes) {
 
 TEST(Throughput, IsOfAllSamplesInTheSlowestRanksTime) {
   for (const int ranks : {1, 2, 3, 7}) {
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       // Rank r has 10 r samples and takes 8 - r seconds: rank 0 is the slowest.
       const double rate = throughput(10 * group.rank(), 8.0 - group.rank(), group);
       EXPECT_DOUBLE_EQ(rate, 10 * ranks * (ranks - 1) / 2 / 8.0);
@@ -92,4 +92,4 @@ TEST(Throughput, IsOfAllSamplesInTheSlowestRanksTime) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,6 +1,4 @@
 // Files of models that have a parameter, a layer or a buffer under two names.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -13,6 +11,7 @@
 #include "lockstep/model_files.h"
 #include "lockstep/several_optimizers.h"
 #include "parallel/reducer/model_state.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
@@ -20,9 +19,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// Tied models have one layer, one weight and one buffer under two names each.
 struct Twofold : torch::nn::Module {

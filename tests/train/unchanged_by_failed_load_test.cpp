@@ -1,7 +1,5 @@
 // A load that fails changes nothing, whichever tensor it fails at and why.
 #include <c10/core/InferenceMode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -24,6 +22,7 @@
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "parallel/reducer/model_state.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -35,8 +34,6 @@ namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::tensors_of;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// Everything that a checkpoint keeps.
 struct WholeRun {

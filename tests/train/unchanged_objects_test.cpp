@@ -1,6 +1,4 @@
 // A load of an optimizer, a strategy or an object of the program that fails changes nothing.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -20,6 +18,7 @@
 #include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -30,8 +29,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(FailedStateLoads, OfEachOptimizerAtAnyTensor) {
   const TemporaryFolder folder;
