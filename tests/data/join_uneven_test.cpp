@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/partition.h"
@@ -15,7 +13,6 @@
 #include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
-#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {

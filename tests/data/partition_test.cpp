@@ -1,17 +1,11 @@
 #include "lockstep/partition.h"
 
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "lockstep/autocast.h"
 #include "lockstep/datasets.h"
-#include "lockstep/error.h"
 #include "lockstep/learning_rate.h"
 #include "lockstep/metrics.h"
 #include "lockstep/prefetch_loader.h"

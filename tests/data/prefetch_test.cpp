@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <torch/data.h>
 #include <torch/types.h>
 
@@ -7,11 +6,8 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"

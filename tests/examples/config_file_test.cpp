@@ -1,9 +1,3 @@
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
 #include "tests/matchers.h"

@@ -1,11 +1,7 @@
 // The two ResNets: begun with Python's weights, fed from folders, stopped and gone on with.
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
-#include <string>
-#include <utility>
 
 #include "lockstep/model_files.h"
 #include "tests/examples/program_run.h"

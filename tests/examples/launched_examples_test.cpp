@@ -1,24 +1,12 @@
 // Programs under mpirun, as SINGA's and Needle's are started.
-#include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "comm/mpi/mpi.h"
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
 #include "tests/launch/hosts_by_ssh.h"
-#include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/mpirun.h"
 

@@ -1,12 +1,5 @@
 #include <array>
-#include <chrono>
 #include <csignal>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"

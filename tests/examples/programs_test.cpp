@@ -2,11 +2,6 @@
 
 #include <array>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/program_run.h"
 #include "tests/matchers.h"

@@ -1,9 +1,4 @@
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/program_run.h"
 #include "tests/matchers.h"

@@ -2,20 +2,14 @@
 // random states must be equal.
 #include "lockstep/activation_checkpoint.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
-#include <torch/torch.h>
 
-#include <memory>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "lockstep/autocast.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/matchers.h"

@@ -1,6 +1,5 @@
 #include "lockstep/batches.h"
 
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/types.h>
 
@@ -9,10 +8,8 @@
 #include <optional>
 #include <set>
 #include <stdexcept>
-#include <vector>
 
 #include "lockstep/datasets.h"
-#include "lockstep/error.h"
 #include "lockstep/partition.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"

@@ -1,17 +1,12 @@
 #include "lockstep/datasets.h"
 
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
-#include <string>
 #include <vector>
 
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"

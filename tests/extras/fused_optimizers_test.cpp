@@ -1,14 +1,9 @@
 #include "lockstep/fused_optimizers.h"
 
-#include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <vector>
-
-#include "lockstep/checkpoint.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 
 // The optimizers of LibTorch are what they must equal but for rounding.

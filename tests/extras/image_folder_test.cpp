@@ -1,10 +1,8 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <fstream>
 #include <numeric>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "extras/data/image_crop.h"

@@ -1,20 +1,15 @@
 #include "lockstep/learning_rate.h"
 
-#include <torch/optim.h>
 #include <torch/types.h>
 
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <vector>
 
-#include "lockstep/checkpoint.h"
 #include "lockstep/early_stopping.h"
-#include "lockstep/error.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

@@ -4,11 +4,9 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/optimizer_fields.h"

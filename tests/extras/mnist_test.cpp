@@ -1,7 +1,6 @@
 #include <torch/types.h>
 #include <zlib.h>
 
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <random>

@@ -1,14 +1,9 @@
 #include "lockstep/moving_average.h"
 
-#include <torch/nn.h>
-#include <torch/optim.h>
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/train/average.h"

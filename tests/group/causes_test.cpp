@@ -3,17 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "comm/mpi/mpi.h"
 #include "core/system/process.h"
 #include "tests/group/launchers.h"
-#include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 

@@ -1,18 +1,13 @@
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/group/denormal_threads.h"
 #include "tests/group/launchers.h"
-#include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "lockstep/activation_checkpoint.h"

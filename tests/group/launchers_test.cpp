@@ -4,17 +4,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "comm/mpi/mpi.h"
 #include "comm/ucx/ucx.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 

@@ -1,19 +1,14 @@
 #include <ATen/Parallel.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <type_traits>
 #include <typeinfo>
-#include <vector>
 
-#include "lockstep/error.h"
-#include "lockstep/group.h"
 #include "lockstep/init.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"

@@ -1,18 +1,13 @@
 #include "kernels/low_precision.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <random>
-#include <vector>
 
 #include "kernels/copy.h"
 #include "kernels/reference.h"

@@ -2,14 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <random>
-#include <span>
-#include <vector>
 
 #include "kernels/reference.h"
 #include "lockstep/error.h"

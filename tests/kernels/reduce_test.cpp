@@ -2,12 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
-#include <vector>
 
 #include "core/text.h"
 #include "kernels/element.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "core/text.h"
 #include "kernels/reference.h"

@@ -1,8 +1,5 @@
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"

@@ -2,13 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-#include <limits>
 #include <map>
-#include <string>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"

@@ -1,15 +1,12 @@
 // Strategies that send every element: halves, 8-bit codes, joined changes.
 #include <ATen/ops/linalg_qr.h>
-#include <gtest/gtest.h>
 
-#include <limits>
 #include <numeric>
 
-#include "comm/communicator.h"
 #include "kernels/quantize.h"
 #include "lockstep/strategies.h"
 #include "lockstep/types.h"
-#include "tests/sync/apart.h"
+#include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
 namespace lockstep::testing {
@@ -96,7 +93,7 @@ TEST(Int8, GivesTheSameBitsWhetherOrNotRanksShareMemory) {
   for (const int ranks : {1, 2, 3, 7}) {
     for (const bool feedback : {true, false}) {
       spawn(ranks, [&](const Group& shared) {
-        const Group apart(std::make_shared<Apart>(shared.communicator()));
+        const auto apart = on_hosts(shared, std::vector<int>(static_cast<std::size_t>(ranks)));
         constexpr std::size_t n = 5000;
         Bucket here(0, n, at::kFloat, {}, shared);
         Bucket there(0, n, at::kFloat, {}, apart);

@@ -1,12 +1,7 @@
-#include <limits>
-
-#include "core/system/denormals_guard.h"
-#include "lockstep/denormals.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
-#include "tests/sync/apart.h"
+#include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
 namespace lockstep::testing {
@@ -230,7 +225,7 @@ TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
         Strategy(Threshold{.value = 1}), Strategy(Threshold{.value = 0}), Strategy(Int8{}),
         Strategy(PowerSgd{.rank = 1})}) {
     spawn(3, [&](const Group& shared) {
-      const Group apart(std::make_shared<Apart>(shared.communicator()));
+      const auto apart = on_hosts(shared, {0, 0, 0});
       for (const auto& group : {shared, apart}) {
         auto bucket = two_parameters(group);
         const auto exchange = strategy.exchange(bucket);

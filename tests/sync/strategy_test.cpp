@@ -1,8 +1,5 @@
 #include "lockstep/strategy.h"
 
-#include <gtest/gtest.h>
-
-#include "lockstep/init.h"
 #include "lockstep/strategies.h"
 #include "tests/matchers.h"
 #include "tests/other_numbers.h"

@@ -2,14 +2,10 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <limits>
 #include <utility>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
-#include "lockstep/strategy.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/reference.h"

@@ -12,13 +12,10 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <mutex>
 #include <set>
-#include <string>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/error.h"
 #include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"

@@ -1,19 +1,13 @@
 #include <fcntl.h>
 #include <sys/file.h>
-#include <torch/nn.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "core/system/process.h"
-#include "lockstep/checkpoint.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

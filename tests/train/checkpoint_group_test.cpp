@@ -1,23 +1,10 @@
-#include <torch/nn.h>
-#include <torch/optim.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
-#include "lockstep/init.h"
-#include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/average.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"

@@ -1,21 +1,15 @@
 #include "lockstep/checkpoint.h"
 
-#include <torch/nn.h>
-#include <torch/optim.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "lockstep/model_files.h"
 #include "tests/matchers.h"
 #include "tests/other_numbers.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

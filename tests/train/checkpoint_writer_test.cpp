@@ -1,18 +1,12 @@
 #include <sys/resource.h>
-#include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <span>
-#include <string>
 
 #include "checkpoint/checkpoint_content.h"
-#include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

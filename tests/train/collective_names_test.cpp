@@ -2,7 +2,6 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"

@@ -5,12 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"

@@ -1,20 +1,11 @@
 // load_state_dict() with names that differ from the model's.
-#include <torch/nn.h>
-#include <torch/optim.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/checkpoint.h"
-#include "lockstep/init.h"
 #include "lockstep/model_files.h"
 #include "lockstep/several_optimizers.h"
 #include "parallel/reducer/model_state.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

@@ -3,15 +3,10 @@
 #include <torch/types.h>
 #include <zlib.h>
 
-#include <fstream>
 #include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/model_files.h"
 #include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

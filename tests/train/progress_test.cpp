@@ -7,12 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <limits>
 #include <sstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "core/system/topology.h"
 #include "lockstep/efficiency.h"

@@ -1,24 +1,14 @@
 #include <sys/resource.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "core/system/denormals_guard.h"
-#include "lockstep/checkpoint.h"
 #include "lockstep/denormals.h"
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/samplers.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
-#include "tests/ranks.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

@@ -6,11 +6,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"

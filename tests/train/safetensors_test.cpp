@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
 
-#include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"

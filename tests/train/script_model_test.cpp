@@ -6,12 +6,8 @@
 #include <torch/script.h>
 
 #include <cstdlib>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"

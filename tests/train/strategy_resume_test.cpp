@@ -2,8 +2,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <string>
-
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"

@@ -1,18 +1,11 @@
 // Files go from PyTorch to Lockstep and back; torch_interop.py is the other side.
 #include <sys/wait.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <cstdlib>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
 #include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 

@@ -3,8 +3,6 @@
 
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/system/topology.h"
 #include "tests/launch/launched.h"
