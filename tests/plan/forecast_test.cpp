@@ -211,8 +211,6 @@ TEST(PlanFit, KeepsWhatNothingIsKnownOf) {
   EXPECT_EQ(plan::fit(costs, {{Over::memory, 1, 1 * MB, 0.001}}).moved_byte, costs.moved_byte);
 }
 
-// Everything expected here is worked out by hand.
-
 constexpr int adam = 2;
 
 TEST(ModelMemory, IsThatOfTheZeroPaper) {
