@@ -59,27 +59,11 @@ TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
   const CheckpointFolder found(folder / "run");
   EXPECT_EQ(found.newest().value().string(), (folder / "run" / name_of(6)).string());
   EXPECT_EQ(found.best().value().string(), (folder / "run" / name_of(2)).string());
-}
-
-TEST(CheckpointFolder, NoScoreIsWorseThanOneThatIsNaN) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {.last = 1}, {std::nan(""), 0.9, 0.5});
-  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(3)));
-}
-
-TEST(CheckpointFolder, ThatCannotBeListedIsAnErrorOnEveryRank) {
-  const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
-  EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
-  run_groups(2, [&](const Group& group) {
-    Model model;
-    EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
-  });
-}
-
-TEST(CheckpointFolder, WithoutTheBestOnlyTheLastStay) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
-  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(3)));
+  // No score is worse than one that is NaN.
+  save_all(folder / "nan", {.last = 1}, {std::nan(""), 0.9, 0.5});
+  EXPECT_THAT(names_in(folder / "nan"), ElementsAre(name_of(2), name_of(3)));
+  save_all(folder / "last", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
+  EXPECT_THAT(names_in(folder / "last"), ElementsAre(name_of(3)));
   EXPECT_THROW(CheckpointFolder(folder / "run", {.last = 0}), InvalidArgument);
 }
 
@@ -229,14 +213,17 @@ TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
   });
 }
 
-TEST(CheckpointFolder, AFolderThatCannotBeMadeIsAnErrorOnAll) {
+TEST(CheckpointFolder, ThatCannotBeMadeOrListedIsAnErrorOnAll) {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
+  const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
+  EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
   run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "file/run");
     EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }),
                 HasSubstr("cannot create"));
+    EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
   });
 }
 

@@ -29,23 +29,15 @@ TEST(ProgressText, ShowsShareRateAndTimeLeft) {
   EXPECT_EQ(progress_text("epoch 1", 10000, 10000, 100, "images"),
             "epoch 1 [################] 100%  10000/10000  100 images/s  0:00 left");
   EXPECT_THAT(progress_text("x", 1, 100, 60, "images"), HasSubstr("1:39:00 left"));
-}
-
-TEST(ProgressText, HasNoRateBeforeTheFirstSample) {
+  // No rate before the first sample.
   EXPECT_EQ(progress_text("x", 0, 10, 0, "images"), "x [................]   0%  0/10");
   EXPECT_EQ(progress_text("x", 0, 0, 1, "images"), "x [################] 100%  0/0");
-}
-
-TEST(ProgressText, StaysWithinItsBarWhenThereIsMoreThanExpected) {
+  // More than expected.
   EXPECT_THAT(progress_text("x", 30, 10, 1, "images"), HasSubstr("[################] 100%"));
-}
-
-TEST(ProgressText, FitsATerminalOfEightyColumns) {
+  // A terminal of 80 columns.
   EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images").size(), 80u);
   EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images", "loss 0.1234").size(), 80u);
-}
-
-TEST(ProgressText, ShowsANoteInPlaceOfTheCount) {
+  // A note in place of the count.
   EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images", "loss 0.1234"),
             "epoch 1 [####............]  25%  loss 0.1234  500 images/s  0:15 left");
 }
@@ -63,18 +55,15 @@ TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
   EXPECT_EQ(out.str().size(), size) << "nothing comes after the line";
 }
 
-TEST(Progress, AnAbandonedBarIsRemoved) {
+TEST(Progress, ABarThatIsTooWideIsCutByTheTerminalAndAnAbandonedOneIsRemoved) {
   std::ostringstream out;
-  { Progress(out, ProgressStyle::bar, "x", 4, "images").advance(1); }
+  {
+    Progress progress(out, ProgressStyle::bar, "x", 4, "images");
+    progress.advance(1);
+    EXPECT_TRUE(out.str().starts_with("\x1b[?7l\rx [")) << out.str();
+    EXPECT_TRUE(out.str().ends_with("\x1b[K\x1b[?7h")) << out.str();
+  }
   EXPECT_TRUE(out.str().ends_with("\r\x1b[K")) << out.str();
-}
-
-TEST(Progress, ABarThatIsTooWideIsCutByTheTerminal) {
-  std::ostringstream out;
-  Progress progress(out, ProgressStyle::bar, "x", 4, "images");
-  progress.advance(1);
-  EXPECT_TRUE(out.str().starts_with("\x1b[?7l\rx [")) << out.str();
-  EXPECT_TRUE(out.str().ends_with("\x1b[K\x1b[?7h")) << out.str();
 }
 
 TEST(Progress, ABarShowsTheNoteAndIsDrawnTenTimesASecondAtMost) {
@@ -112,14 +101,10 @@ TEST(Progress, WithoutATerminalAPassIsOneLine) {
   }
   { Progress(out, ProgressStyle::lines, "x", 4, "images").advance(1); }
   EXPECT_EQ(out.str(), "epoch 1 done\nepoch 2 done\n");
-}
-
-TEST(Progress, SilenceIsSilent) {
-  std::ostringstream out;
   Progress progress(out, ProgressStyle::silent, "x", 4, "images");
   progress.advance(4);
   progress.finish("done");
-  EXPECT_EQ(out.str(), "");
+  EXPECT_EQ(out.str(), "epoch 1 done\nepoch 2 done\n");
 }
 
 TEST(ProgressStyle, SuitsRankAndStream) {
