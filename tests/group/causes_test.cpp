@@ -173,15 +173,21 @@ TEST_F(Torchrun, AttemptsAreKeptApart) {
                                HasSubstr("rank 1 of 2 over host: 3\n")));
 }
 
+/// A program with that error file that init() refuses, which the program catches.
+Ended refused(const std::filesystem::path& error_file) {
+  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", error_file.string()},
+                                               {"LOCKSTEP_LOG", "warn"},
+                                               {"RANK", "2"},
+                                               {"WORLD_SIZE", "2"}})
+                         .wait();
+  EXPECT_EQ(ended.code, 1);
+  return ended;
+}
+
 TEST(ErrorFile, IsWrittenAsTorchrunReadsIt) {
   const TemporaryFolder folder;
   const auto file = folder / "error.json";
-  // Refused by init(), and caught by the program.
-  const auto ended =
-      Launched({init_program},
-               {{"TORCHELASTIC_ERROR_FILE", file.string()}, {"RANK", "2"}, {"WORLD_SIZE", "2"}})
-          .wait();
-  EXPECT_EQ(ended.code, 1);
+  refused(file);
   const auto content = nlohmann::json::parse(std::ifstream(file))["message"];
   EXPECT_THAT(content["message"].get<std::string>(),
               HasSubstr("lockstep::InvalidArgument: init: contradictory environment: RANK=2"));
@@ -189,26 +195,15 @@ TEST(ErrorFile, IsWrittenAsTorchrunReadsIt) {
 }
 
 TEST(ErrorFile, ThatCannotBeWrittenEndsNothingElse) {
-  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", "/nowhere/error.json"},
-                                               {"RANK", "2"},
-                                               {"WORLD_SIZE", "2"}})
-                         .wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.out, HasSubstr("contradictory environment"));
+  EXPECT_THAT(refused("/nowhere/error.json").out, HasSubstr("contradictory environment"));
 }
 
 TEST(ErrorFile, FollowsNoLink) {
   const TemporaryFolder folder;
-  const auto file = folder / "error.json";
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "error.json.part");
-  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", file.string()},
-                                               {"LOCKSTEP_LOG", "warn"},
-                                               {"RANK", "2"},
-                                               {"WORLD_SIZE", "2"}})
-                         .wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr("/error.json.part: it is a symbolic link to precious"));
+  EXPECT_THAT(refused(folder / "error.json").err,
+              HasSubstr("/error.json.part: it is a symbolic link to precious"));
   EXPECT_EQ(std::filesystem::file_size(folder / "precious"), 4U);
 }
 

@@ -29,10 +29,12 @@ TEST(Spawn, GivesEveryRankItsGroup) {
   EXPECT_THAT(ranks, ElementsAre(0, 1, 2, 3, 4));
 }
 
-TEST(Spawn, RefusesSizesOutsideTheRange) {
+TEST(Spawn, RefusesSizesAndTimeoutsOutsideTheRange) {
   EXPECT_THROW(spawn(0, [](const Group&) {}), InvalidArgument);
   EXPECT_THROW(spawn(-3, [](const Group&) {}), InvalidArgument);
   EXPECT_THROW(spawn(100'000, [](const Group&) {}), InvalidArgument);
+  EXPECT_THROW(spawn(1, [](const Group&) {}, {.timeout = std::chrono::milliseconds(-5)}),
+               InvalidArgument);
 }
 
 TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
@@ -53,14 +55,10 @@ TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
     EXPECT_STREQ(error.what(), "rank 2 has it");
   }
   EXPECT_EQ(told, 2);
-}
-
-TEST(Spawn, RethrowsWhatIsNoStdException) {
-  EXPECT_THROW(spawn(2,
-                     [](const Group& world) {
-                       if (world.rank() == 0) throw 7;
-                     }),
-               int);
+  const auto throws_no_exception = [](const Group& world) {
+    if (world.rank() == 0) throw 7;
+  };
+  EXPECT_THROW(spawn(2, throws_no_exception), int);
 }
 
 TEST(Spawn, NamesARankThatReturnedEarly) {
@@ -152,11 +150,6 @@ TEST(Init, AloneIsAWorldOfOneAndOnlyOnce) {
     EXPECT_TRUE(torch::equal(tensor, torch::arange(4)));
   }
   EXPECT_THAT(refusal([] { init(); }), HasSubstr("a second time"));
-}
-
-TEST(Init, RefusesTimeoutsThatAreNone) {
-  EXPECT_THROW(spawn(1, [](const Group&) {}, {.timeout = std::chrono::milliseconds(-5)}),
-               InvalidArgument);
 }
 
 // Worlds without a launcher, whose ranks are threads of this process.
