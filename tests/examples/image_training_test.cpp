@@ -13,12 +13,6 @@ namespace {
 
 class ImageTraining : public ProgramRun {
  protected:
-  std::string newest(const std::string& name) const {
-    std::filesystem::path found;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / name))
-      found = std::max(found, entry.path());
-    return content(found);
-  }
   /// That the steps of a run's log rise over its parts, up to the last.
   void expect_rising_steps(double last) const {
     for (const char* file : {"log/metrics.jsonl", "log/intervals.jsonl"}) {

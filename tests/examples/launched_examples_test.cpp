@@ -105,15 +105,6 @@ class Restarted : public ProgramRun {
     write_digits(folder / "data", "t10k", 51, 2);
   }
 
-  /// The content of the newest file in a folder of checkpoints.
-  std::string newest(const std::string& name) const {
-    std::set<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / name)) {
-      if (!entry.path().filename().string().starts_with('.')) files.insert(entry.path());
-    }
-    return files.empty() ? "" : content(*files.rbegin());
-  }
-
   std::vector<std::string> arguments(int epochs, const std::string& checkpoints) const {
     return {"--data",
             (folder / "data").string(),
