@@ -78,13 +78,8 @@ Count percent(std::size_t hundredths) {
 TEST(TopK, SendsTheLargest) {
   check_top_k<float>({.ratio = 0.01}, percent(1));
   check_top_k<double>({.ratio = 0.01}, percent(1));
-}
-
-TEST(TopK, SendsTheLargestWithoutFeedback) {
+  check_top_k<double>({.ratio = 1}, percent(100));
   check_top_k<float>({.ratio = 0.3, .error_feedback = false}, percent(30));
-}
-
-TEST(TopK, SendsFewerFromStepToStepOfARamp) {
   // A quarter, a sixteenth and a sixty-fourth in the quarters of the ramp that steps 0, 1, 2 are
   // in.
   check_top_k<float>({.ratio = 0.01, .ramp = 3}, [](std::size_t n, int step) {
@@ -92,8 +87,6 @@ TEST(TopK, SendsFewerFromStepToStepOfARamp) {
     return (n + share - 1) / share;
   });
 }
-
-TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}, percent(100)); }
 
 // The ramp of arXiv 1712.01887, section 3.3: the sparsity rises over four epochs and then stays at
 // 99.9 %.
@@ -136,14 +129,8 @@ void check_threshold(const Threshold& strategy, std::size_t largest = 1'000'000,
 TEST(Threshold, SendsWhatIsAbove) {
   check_threshold<float>({.value = 2.5});
   check_threshold<double>({.value = 2.5});
-}
-
-TEST(Threshold, SendsWhatIsAboveWithoutFeedback) {
   check_threshold<float>({.value = 2.5, .error_feedback = false});
-}
-
-// From nothing to all, near the border where a bucket is sent whole, and of denormals.
-TEST(Threshold, CopesWithEveryDensity) {
+  // From nothing to all, near the border where a bucket is sent whole, and of denormals.
   for (const double value : {0.0, 0.7, 1.0, 1.2, 1e35})
     check_threshold<float>({.value = value}, 1000);
   check_threshold<float>({.value = 1e-39}, 1000, false);

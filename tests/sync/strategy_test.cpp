@@ -80,13 +80,10 @@ TEST(Strategy, FillsInWhatTheTextDoesNotSay) {
   EXPECT_EQ(parsed("fp32:"), "fp32");
 }
 
-TEST(Strategy, KnowsTheNamesBeforeVersion02) {
+TEST(Strategy, KnowsSingasNamesAndThoseBeforeVersion02) {
   EXPECT_EQ(parsed("powersgd:rank=2"), "power_sgd:rank=2");
   EXPECT_EQ(parsed("warmup:2:powersgd:rank=2"), "warmup:2:power_sgd:rank=2");
   EXPECT_EQ(parsed("partialUpdate:of=gradients"), "partial_update:of=gradients");
-}
-
-TEST(Strategy, KnowsSingasNames) {
   EXPECT_EQ(parsed("plain"), "fp32");
   EXPECT_EQ(parsed("half"), "fp16");
   EXPECT_EQ(parsed("sparseTopK:0.05"), "topk:0.05");
@@ -205,21 +202,19 @@ TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
   EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).target(3, 1, 2), gradients);
 }
 
-TEST(LocalSgd, AveragesAfterEveryPeriod) {
-  using enum SyncTarget;
-  const Strategy strategy = LocalSgd{.period = 3};
+std::vector<SyncTarget> targets_of(const Strategy& strategy, int steps) {
   std::vector<SyncTarget> targets;
-  for (int step = 0; step < 6; ++step) targets.push_back(strategy.target(step, 1, 4));
-  EXPECT_EQ(targets, (std::vector{none, none, parameters, none, none, parameters}));
-  EXPECT_EQ(Strategy(LocalSgd{.period = 1}).target(0, 0, 1), parameters);
+  for (int step = 0; step < steps; ++step) targets.push_back(strategy.target(step, 1, 4));
+  return targets;
 }
 
-TEST(PostLocalSgd, BeginsWithGradients) {
+TEST(LocalSgd, AveragesAfterEveryPeriod) {
   using enum SyncTarget;
-  const Strategy strategy = PostLocalSgd{.start = 2, .period = 2};
-  std::vector<SyncTarget> targets;
-  for (int step = 0; step < 6; ++step) targets.push_back(strategy.target(step, 0, 1));
-  EXPECT_EQ(targets, (std::vector{gradients, gradients, none, parameters, none, parameters}));
+  EXPECT_EQ(targets_of(LocalSgd{.period = 3}, 6),
+            (std::vector{none, none, parameters, none, none, parameters}));
+  EXPECT_EQ(targets_of(LocalSgd{.period = 1}, 1), std::vector{parameters});
+  EXPECT_EQ(targets_of(PostLocalSgd{.start = 2, .period = 2}, 6),
+            (std::vector{gradients, gradients, none, parameters, none, parameters}));
 }
 
 TEST(Schedule, KnowsWhetherAStepExchangesParameters) {
@@ -243,9 +238,7 @@ TEST(Schedule, KnowsWhetherAStepExchangesParameters) {
 TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
   using enum SyncTarget;
   const auto later = warmup(LocalSgd{.period = 2}, 3);
-  std::vector<SyncTarget> targets;
-  for (int step = 0; step < 7; ++step) targets.push_back(later.target(step, 0, 1));
-  EXPECT_EQ(targets,
+  EXPECT_EQ(targets_of(later, 7),
             (std::vector{gradients, gradients, gradients, none, parameters, none, parameters}));
   EXPECT_FALSE(later.exchanges_every_gradient());
   EXPECT_TRUE(warmup(TopK{}, 3).exchanges_every_gradient());
