@@ -1,14 +1,6 @@
 // Replicas that must be equal and are not.
 #include "parallel/reducer/consistency_check.h"
 
-#include <torch/torch.h>
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"

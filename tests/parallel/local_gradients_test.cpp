@@ -1,13 +1,7 @@
 // Gradients that are a rank's own when the optimizer steps: every one is averaged, or refused.
-#include <torch/torch.h>
 
-#include <cmath>
-#include <functional>
-#include <memory>
 #include <sstream>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "parallel/reducer/gradient.h"
 #include "tests/matchers.h"

@@ -1,14 +1,8 @@
 // Strategies of parameters by name: as if each group of parameters had a wrapper of its own.
-#include <torch/torch.h>
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"

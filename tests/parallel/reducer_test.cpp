@@ -1,11 +1,7 @@
 // Which gradients are averaged, and when.
-#include <torch/torch.h>
 
 #include <algorithm>
-#include <memory>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 

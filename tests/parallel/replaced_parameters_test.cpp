@@ -1,12 +1,6 @@
 // A program that assigns a new tensor in a parameter's place after wrapping, and programs that only
 // look like it.
-#include <torch/torch.h>
 
-#include <memory>
-#include <optional>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
 #include "tests/matchers.h"

@@ -1,11 +1,5 @@
 // Several optimizers over disjoint parameters of one model: as in one process.
-#include <torch/torch.h>
 
-#include <memory>
-#include <optional>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategies.h"
 #include "tests/matchers.h"

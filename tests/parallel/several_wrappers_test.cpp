@@ -1,13 +1,6 @@
 // Several wrappers on one group: any order that all ranks share works, another is an error.
-#include <torch/torch.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"

@@ -1,15 +1,5 @@
 // Sparse gradients of Embedding and EmbeddingBag are averaged as dense ones are.
-#include <torch/torch.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
-#include "lockstep/fused_optimizers.h"
 #include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"

@@ -1,11 +1,3 @@
-#include <torch/torch.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"

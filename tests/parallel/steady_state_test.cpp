@@ -1,16 +1,7 @@
 // Resources that strategies use at every step, once the first steps have allocated buffers.
 #include <ATen/core/grad_mode.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "comm/communicator.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
 #include "parallel/buckets/bucket_reducers.h"

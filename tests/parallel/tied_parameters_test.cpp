@@ -1,13 +1,9 @@
 // Models that have a parameter, a layer or a buffer under two names train as in one process. An
 // optimizer that lists a parameter twice is refused.
 #include <torch/script.h>
-#include <torch/torch.h>
 
-#include <memory>
 #include <sstream>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"

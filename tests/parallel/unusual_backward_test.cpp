@@ -1,14 +1,8 @@
 // Backwards that are out of the ordinary: within one another, ended by an exception.
-#include <torch/torch.h>
 
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"

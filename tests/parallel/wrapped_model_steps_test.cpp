@@ -1,13 +1,7 @@
 // A DistributedOptimizer over a DistributedDataParallel: the steps of a DistributedOptimizer alone.
-#include <torch/torch.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
