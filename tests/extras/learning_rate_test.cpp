@@ -153,9 +153,7 @@ TEST(EarlyStopping, StopsAfterValuesWithoutImprovement) {
   EXPECT_EQ(stop_of(EarlyStopping({.patience = 3}), values), 8u);
   EXPECT_EQ(stop_of(EarlyStopping(), values), 8u);
   EXPECT_EQ(stop_of(EarlyStopping({.patience = 4}), values), 0u);
-}
-
-TEST(EarlyStopping, TheGreatestMayBeBest) {
+  // The greatest may be best.
   const EarlyStoppingOptions options{.patience = 2, .mode = Best::greatest};
   EXPECT_EQ(stop_of(EarlyStopping(options), {-3, -2, -2, -1, -1, -5, 7}), 6u);
   EXPECT_EQ(stop_of(EarlyStopping({.patience = 2}), {-3, -2, -2}), 3u);
