@@ -1,19 +1,30 @@
 #include "bench/collective_bench.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "bench/pattern.h"
 #include "bench/ranks.h"
+#include "bench/row.h"
 #include "bench/session.h"
+#include "bench/settings.h"
 #include "lockstep/error.h"
+#include "lockstep/types.h"
 
 namespace lockstep::bench {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 Settings small(Collective collective, int ranks) {
   Settings settings;
@@ -162,6 +173,146 @@ TEST(RunThreads, RaisesWhatTheFirstFailingRankThrew) {
                              transport.barrier();
                            }),
                DataError);
+}
+
+Row example() {
+  Row row;
+  row.backend = "host";
+  row.ranks = 4;
+  row.bytes = 4'000'000;
+  row.count = 1'000'000;
+  row.time_us = 1000;
+  return row;
+}
+
+TEST(Row, BandwidthsFollowNcclTests) {
+  Row row = example();
+  EXPECT_DOUBLE_EQ(algorithm_bandwidth(row), 4);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(row), 6);
+  row.collective = Collective::all_gather;
+  EXPECT_DOUBLE_EQ(bus_bandwidth(row), 3);
+  row.collective = Collective::reduce_scatter;
+  EXPECT_DOUBLE_EQ(bus_bandwidth(row), 3);
+  row.collective = Collective::broadcast;
+  EXPECT_DOUBLE_EQ(bus_bandwidth(row), 4);
+}
+
+TEST(Row, JsonHoldsWhatWasMeasuredAndNullWhatWasNot) {
+  Row row = example();
+  auto json = nlohmann::json::parse(json_line(row));
+  EXPECT_EQ(json["op"], "all_reduce");
+  EXPECT_EQ(json["backend"], "host");
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_EQ(json["dtype"], "float32");
+  EXPECT_EQ(json["bytes"], 4'000'000);
+  EXPECT_EQ(json["time_us"], 1000);
+  EXPECT_EQ(json["algbw"], 4);
+  EXPECT_EQ(json["busbw"], 6);
+  EXPECT_EQ(json["memory"], "group");
+  EXPECT_EQ(json["started_as"], "processes");
+  EXPECT_TRUE(json["wrong"].is_null());
+  EXPECT_TRUE(json["probe_ns"].is_null());
+  row.wrong = 3;
+  row.probe_ns = 36.5;
+  row.memory = Memory::own;
+  json = nlohmann::json::parse(json_line(row));
+  EXPECT_EQ(json["wrong"], 3);
+  EXPECT_EQ(json["probe_ns"], 36.5);
+  EXPECT_EQ(json["memory"], "private");
+}
+
+TEST(Row, TableShowsWrongElementsOrThatNobodyLooked) {
+  Row row = example();
+  EXPECT_THAT(table_line(row), HasSubstr("N/A"));
+  row.wrong = 12345;
+  EXPECT_THAT(table_line(row), HasSubstr("12345"));
+  row.collective = Collective::broadcast;
+  EXPECT_THAT(table_line(row), HasSubstr("none"));
+}
+
+TEST(Settings, SizesGrowByTheFactorUpToTheLargest) {
+  Settings settings;
+  settings.min_bytes = 1000;
+  settings.max_bytes = 100000;
+  settings.factor = 10;
+  EXPECT_THAT(sizes(settings), ElementsAre(1000, 10000, 100000));
+  settings.max_bytes = 99999;
+  EXPECT_THAT(sizes(settings), ElementsAre(1000, 10000));
+  settings.max_bytes = 1000;
+  EXPECT_THAT(sizes(settings), ElementsAre(1000));
+  settings.max_bytes = std::numeric_limits<std::size_t>::max();
+  settings.factor = 1u << 31;
+  EXPECT_EQ(sizes(settings).size(), 2u);
+}
+
+TEST(Settings, CountsElementsOfOnePart) {
+  Settings settings;
+  settings.ranks = 4;
+  EXPECT_EQ(part_count(settings, 1024), 256u);
+  settings.collective = Collective::all_gather;
+  EXPECT_EQ(part_count(settings, 1024), 64u);
+  settings.collective = Collective::reduce_scatter;
+  settings.dtype = DType::f64;
+  EXPECT_EQ(part_count(settings, 1024), 32u);
+  EXPECT_EQ(part_count(settings, 1), 1u);
+}
+
+std::vector<float> filled(const Pattern& pattern, std::size_t count, std::size_t start) {
+  std::vector<float> values(count);
+  pattern.fill(reinterpret_cast<std::byte*>(values.data()), count, start);
+  return values;
+}
+
+std::int64_t wrong(const Pattern& pattern, const std::vector<float>& values, std::size_t start) {
+  return pattern.count_wrong(reinterpret_cast<const std::byte*>(values.data()), values.size(),
+                             start);
+}
+
+TEST(Pattern, IsOneSequenceWhereverItIsEntered) {
+  const Pattern pattern(DType::f32);
+  const auto whole = filled(pattern, 20000, 5);
+  for (const std::size_t begin : {1, 4092, 4093, 9000}) {
+    const auto part = filled(pattern, 300, 5 + begin);
+    EXPECT_EQ(part, std::vector<float>(whole.begin() + static_cast<std::ptrdiff_t>(begin),
+                                       whole.begin() + static_cast<std::ptrdiff_t>(begin) + 300));
+  }
+}
+
+TEST(Pattern, CountsEachWrongElementOnce) {
+  const Pattern pattern(DType::f32);
+  auto values = filled(pattern, 10000, 17);
+  EXPECT_EQ(wrong(pattern, values, 17), 0);
+  values[0] += 1;
+  values[4095] += 1;
+  values[9999] += 1;
+  EXPECT_EQ(wrong(pattern, values, 17), 3);
+  EXPECT_GT(wrong(pattern, values, 18), 9000);
+}
+
+TEST(Pattern, TakesMinusZeroForAnotherElement) {
+  const Pattern pattern(DType::f32);
+  auto values = filled(pattern, 10, 0);
+  values[3] = -values[3];
+  EXPECT_EQ(wrong(pattern, values, 0), 1);
+}
+
+TEST(Pattern, ReducesInRankOrder) {
+  const Pattern pattern(DType::f32);
+  const std::size_t starts[] = {3, 100, 4000};
+  const auto sums = filled(pattern.reduced(ReduceOp::sum, starts), 5000, 0);
+  const auto a = filled(pattern, 5000, 3);
+  const auto b = filled(pattern, 5000, 100);
+  const auto c = filled(pattern, 5000, 4000);
+  for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], (a[i] + b[i]) + c[i]);
+}
+
+TEST(Pattern, RanksThatMeetStartApart) {
+  for (std::uint64_t turn = 0; turn < 1000; ++turn) {
+    for (int rank = 1; rank < 8; ++rank) {
+      EXPECT_NE(pattern_start(rank, turn), pattern_start(0, turn));
+    }
+    EXPECT_NE(pattern_start(0, turn), pattern_start(0, turn + 1));
+  }
 }
 
 }  // namespace

@@ -4,11 +4,8 @@
 
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include "tests/temporary_folder.h"
 

@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <torch/data.h>
 #include <torch/types.h>
 
@@ -7,11 +6,8 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
@@ -21,7 +17,7 @@
 #include "tests/groups.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 using Indices = std::vector<std::size_t>;
@@ -183,12 +179,12 @@ TEST_P(Prefetch, AnErrorOfTheWholeBatchNamesTheBatch) {
     }
   };
   PrefetchLoader loader(Pairs(4), sampler_of(4), {.batch_size = 2, .workers = GetParam()});
-  EXPECT_EQ(testing::message_of<DataError>([&] { loader.begin(); }),
+  EXPECT_EQ(message_of<DataError>([&] { loader.begin(); }),
             "batch 0, of 2 samples: cannot stack them");
 }
 
 TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
-  testing::run_groups(3, [&](const Group& group) {
+  run_groups(3, [&](const Group& group) {
     const auto size = static_cast<std::size_t>(12 + 4 * group.rank());
     DistributedSampler sampler = sampler_of(size);
     PrefetchLoader loader(OwnIndices(size), sampler, {.batch_size = 4, .workers = GetParam()});
@@ -271,4 +267,4 @@ TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,31 +1,18 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
+#include "tests/matchers.h"
 
 // --config of the examples, and --ema and --patience of mnist_cnn.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::count;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using testing::Result;
-
-class ConfigFiles : public testing::ProgramRun {
+class ConfigFiles : public ProgramRun {
  protected:
   ConfigFiles() {
     std::filesystem::create_directory(folder / "data");
-    testing::write_digits(folder / "data", "train", 67, 1);
-    testing::write_digits(folder / "data", "t10k", 13, 2);
+    write_digits(folder / "data", "train", 67, 1);
+    write_digits(folder / "data", "t10k", 13, 2);
   }
   void write(const std::string& text) const { std::ofstream(folder / "settings.toml") << text; }
 };
@@ -80,7 +67,7 @@ TEST_F(ConfigFiles, ErrorsHaveTheNamesOfFileAndKey) {
     const std::string command = "mnist_cnn --config settings.toml";
     const Result result = text.starts_with("epohcs") ? two_ranks(command) : alone(command);
     EXPECT_EQ(result.code, 2) << text << result.err;
-    EXPECT_EQ(testing::complaints(result.err, said), 1) << text << result.err;
+    EXPECT_EQ(complaints(result.err, said), 1) << text << result.err;
     EXPECT_EQ(count(result.err, "settings.toml"), 1) << text << result.err;
     EXPECT_THAT(result.out, IsEmpty()) << text;
   }
@@ -142,8 +129,8 @@ TEST_F(ConfigFiles, AverageAndPatienceAreResumed) {
   const Result resumed = two_ranks(program + "parts");
   EXPECT_EQ(count(resumed.out, "stopped: no better test accuracy in 2 epochs\n"), 1) << resumed.err;
   EXPECT_EQ(metrics().size(), 3u) << "one epoch more";
-  EXPECT_EQ(testing::content(folder / "whole/checkpoint-000003.safetensors"),
-            testing::content(folder / "parts/checkpoint-000003.safetensors"));
+  EXPECT_EQ(content(folder / "whole/checkpoint-000003.safetensors"),
+            content(folder / "parts/checkpoint-000003.safetensors"));
   const Result again = two_ranks(program + "parts");
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(metrics().size(), 3u) << "a run that has stopped trains no more";
@@ -154,12 +141,12 @@ TEST_F(ConfigFiles, LogOfARunKeepsItsLinesOnAnotherNumberOfRanks) {
       "batch-size = 16\ndata = \"data\"\nno-efficiency = true\ncheckpoint-dir = \"run\"\n"
       "log-dir = \"log\"\n");
   ASSERT_EQ(alone("mnist_cnn --config settings.toml --epochs 2").code, 0);
-  const auto before = testing::content(folder / "log/metrics.jsonl");
+  const auto before = content(folder / "log/metrics.jsonl");
   ASSERT_EQ(two_ranks("mnist_cnn --config settings.toml --epochs 3").code, 0);
-  EXPECT_THAT(testing::content(folder / "log/metrics.jsonl"), ::testing::StartsWith(before));
-  EXPECT_EQ(count(testing::content(folder / "log/metrics.jsonl"), "train_loss_sum"), 3);
+  EXPECT_THAT(content(folder / "log/metrics.jsonl"), StartsWith(before));
+  EXPECT_EQ(count(content(folder / "log/metrics.jsonl"), "train_loss_sum"), 3);
   EXPECT_FALSE(std::filesystem::exists(folder / "log/discarded.jsonl"));
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,34 +1,18 @@
 // The two ResNets: begun with Python's weights, fed from folders, stopped and gone on with.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
-#include <string>
-#include <utility>
 
 #include "lockstep/model_files.h"
 #include "tests/examples/program_run.h"
+#include "tests/matchers.h"
 #include "tests/png_file.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using testing::Result;
-
-class ImageTraining : public testing::ProgramRun {
+class ImageTraining : public ProgramRun {
  protected:
-  std::string newest(const std::string& name) const {
-    std::filesystem::path found;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / name))
-      found = std::max(found, entry.path());
-    return testing::content(found);
-  }
   /// That the steps of a run's log rise over its parts, up to the last.
   void expect_rising_steps(double last) const {
     for (const char* file : {"log/metrics.jsonl", "log/intervals.jsonl"}) {
@@ -50,7 +34,7 @@ TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
   ASSERT_EQ(two_ranks(parts + "--epochs 1").code, 0);
   const Result rest = two_ranks(parts + "--epochs 3");
   ASSERT_EQ(rest.code, 0) << rest.err;
-  EXPECT_EQ(testing::count(rest.out, "parts: 1 epoch is done"), 1) << rest.out;
+  EXPECT_EQ(count(rest.out, "parts: 1 epoch is done"), 1) << rest.out;
   EXPECT_THAT(rest.out, AllOf(Not(HasSubstr("epoch 1  ")), HasSubstr("epoch 2  ")));
   EXPECT_FALSE(newest("whole").empty());
   EXPECT_TRUE(newest("whole") == newest("parts"));
@@ -79,7 +63,7 @@ TEST_F(ImageTraining, ResNet50sStepsRiseOverARunsParts) {
     ASSERT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr(said));
   }
-  EXPECT_EQ(testing::count(result.out, "run: 2 epochs are done"), 1) << result.out;
+  EXPECT_EQ(count(result.out, "run: 2 epochs are done"), 1) << result.out;
   expect_rising_steps(2 * 2);
 }
 
@@ -97,7 +81,7 @@ TEST_F(ImageTraining, ResNet50BeginsWithPythonsWeights) {
       "--epochs 1 --checkpoint-dir run";
   const Result begun = two_ranks(program);
   ASSERT_EQ(begun.code, 0) << begun.err;
-  EXPECT_EQ(testing::count(begun.out, "weights.pt, but for its last layer, is loaded\n"), 1);
+  EXPECT_EQ(count(begun.out, "weights.pt, but for its last layer, is loaded\n"), 1);
   const auto expected = read_torch_file(folder / "weights.pt").toGenericDict();
   const auto found = safetensors::read(folder / "run" / "checkpoint-000001.safetensors");
   std::size_t compared = 0;
@@ -114,7 +98,7 @@ TEST_F(ImageTraining, ResNet50BeginsWithPythonsWeights) {
 
   const Result done = alone(program);
   EXPECT_EQ(done.code, 0) << done.err;
-  EXPECT_EQ(testing::count(done.out, "run: 1 epoch is done"), 1) << done.out;
+  EXPECT_EQ(count(done.out, "run: 1 epoch is done"), 1) << done.out;
   EXPECT_THAT(done.out, Not(HasSubstr("[epoch")));
 
   std::filesystem::resize_file(folder / "weights.pt", 100'000);
@@ -129,8 +113,7 @@ TEST_F(ImageTraining, ResNet50ReadsAFolderOfImages) {
     const std::string name = "pictures/" + std::string(i % 3 ? "cat/" : "ape/");
     std::filesystem::create_directories(folder / name);
     std::ofstream(folder / (name + std::to_string(i) + ".png"), std::ios::binary)
-        << testing::png_file(40, 50, testing::PngColour::gray,
-                             std::string(40 * 50, static_cast<char>(20 * i)));
+        << png_file(40, 50, PngColour::gray, std::string(40 * 50, static_cast<char>(20 * i)));
   }
   const std::string program =
       "resnet50 --data pictures --batch-size 3 --image-size 32 --lr 0.002 --epochs 1 ";
@@ -156,4 +139,4 @@ TEST_F(ImageTraining, ResNet50ReadsAFolderOfImages) {
 #endif
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,38 +1,20 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
-#include <chrono>
 #include <csignal>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Runs the example as a user does, on a data set of its own that is small and easy to learn.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using testing::content;
-using testing::count;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using testing::Result;
-using testing::write_digits;
 
 constexpr int train_size = 203;  // no multiple of ranks or batch
 constexpr int test_size = 51;
 
-class MnistCnn : public testing::ProgramRun {
+class MnistCnn : public ProgramRun {
  protected:
   MnistCnn() {
     std::filesystem::create_directory(folder / "data");
@@ -209,7 +191,7 @@ TEST_F(MnistCnn, ABarShowsTheLoss) {
           data + " --epochs 1 --no-efficiency --checkpoint ''\" terminal");
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_THAT(content(folder / "terminal"),
-              ::testing::ContainsRegex("%  loss [0-9]\\.[0-9]{4}  [0-9]+ images/s"));
+              ContainsRegex("%  loss [0-9]\\.[0-9]{4}  [0-9]+ images/s"));
 }
 
 TEST_F(MnistCnn, HelpIsNoError) {
@@ -278,7 +260,7 @@ TEST_F(MnistCnn, AFullDiskIsBlamedOnTheRankThatWrites) {
 TEST_F(MnistCnn, TwoJobsDoNotShareACheckpointFolder) {
   const std::string command =
       quoted_launcher + " run -n 2 " + program + " --data data --checkpoint-dir run --epochs ";
-  testing::Launched first(
+  Launched first(
       {"/bin/sh", "-c", "cd '" + folder.path().string() + "' && exec " + command + "100000"},
       {{"OMP_NUM_THREADS", "1"}});
   first.await_output("epoch 2/");
@@ -287,7 +269,7 @@ TEST_F(MnistCnn, TwoJobsDoNotShareACheckpointFolder) {
   EXPECT_THAT(second.out, Not(HasSubstr("epoch 3/")));
   ::kill(first.pid(), SIGKILL);
   first.wait();
-  EXPECT_TRUE(testing::await_all_ended(std::chrono::seconds(20)));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
   const Result third = run(command + "1");
   EXPECT_EQ(third.code, 0) << third.err;
   EXPECT_THAT(third.out, HasSubstr(" epochs are done"));
@@ -306,4 +288,4 @@ TEST_F(MnistCnn, OnlyASoundCheckpointWithEpochsLeftIsResumed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

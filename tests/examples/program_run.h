@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -86,6 +87,14 @@ class ProgramRun : public ::testing::Test {
     std::ifstream in(folder / name);
     for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
     return lines;
+  }
+
+  /// The content of the newest file in a folder of checkpoints.
+  std::string newest(const std::string& name) const {
+    std::filesystem::path found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / name))
+      if (!entry.path().filename().string().starts_with('.')) found = std::max(found, entry.path());
+    return content(found);
   }
 
   const TemporaryFolder folder;

@@ -1,29 +1,17 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <gmock/gmock.h>
 
 #include <array>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/program_run.h"
+#include "tests/matchers.h"
 
 // The programs of other systems' tutorials, each run as a user does.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using testing::count;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using testing::Result;
-
-class Programs : public testing::ProgramRun {};
+class Programs : public ProgramRun {};
 
 const std::string resnet9 = "resnet9_cifar10 --batch-size 16 --images 64 --metrics metrics.jsonl ";
 
@@ -208,7 +196,7 @@ TEST_F(Programs, LogsAreWrittenOnRequestAndQuietMeansNothing) {
     EXPECT_THAT(result.out + result.err, IsEmpty()) << program;
     EXPECT_FALSE(json_lines("log/metrics.jsonl").empty()) << program;
     EXPECT_FALSE(json_lines("log/intervals.jsonl").empty()) << program;
-    EXPECT_THAT(testing::content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
+    EXPECT_THAT(content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
     std::filesystem::remove_all(folder / "log");
   }
   for (const std::string program : {"ddp_trainer 1 1", "resnet9_cifar10 --epochs 1 --images 64",
@@ -228,7 +216,7 @@ TEST_F(Programs, TheRankThatFailsComplainsAndNobodyElse) {
   // All ranks raise the error, and `lockstep run` alone prints it.
   const Result mismatch = two_ranks("failing_program mismatch");
   EXPECT_EQ(mismatch.code, 1);
-  EXPECT_EQ(testing::complaints(mismatch.err, "failing_program: "), 0) << mismatch.err;
+  EXPECT_EQ(complaints(mismatch.err, "failing_program: "), 0) << mismatch.err;
   EXPECT_EQ(count(mismatch.err, "  Reason: collective #"), 1) << mismatch.err;
 }
 
@@ -338,7 +326,7 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
       if (given != " " && !positional) continue;
       const Result refused = alone(program + given + wrong);
       EXPECT_EQ(refused.code, 2) << program;
-      EXPECT_THAT(refused.err, ::testing::StartsWith(complaint)) << program;
+      EXPECT_THAT(refused.err, StartsWith(complaint)) << program;
       EXPECT_THAT(refused.out, IsEmpty()) << program;
     }
   }
@@ -365,4 +353,4 @@ TEST_F(Programs, AGpuThatIsMissingIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,26 +1,13 @@
-#include <gmock/gmock.h>
-
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/examples/program_run.h"
+#include "tests/matchers.h"
 
 // language_model and forecast, run as a user does: on a text and on the series of the repository,
 // with small models.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::content;
-using testing::count;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using testing::Result;
 
 struct SequenceProgram {
   std::string command;
@@ -28,8 +15,7 @@ struct SequenceProgram {
   int batches;        ///< of an epoch
 };
 
-class SequenceTraining : public testing::ProgramRun,
-                         public ::testing::WithParamInterface<SequenceProgram> {
+class SequenceTraining : public ProgramRun, public ::testing::WithParamInterface<SequenceProgram> {
  protected:
   /// On two ranks, up to the end of an epoch.
   Result train(int epochs, const std::string& flags) const {
@@ -100,7 +86,7 @@ TEST_P(SequenceTraining, StrategiesLearnAndLogsAreComplete) {
   EXPECT_THAT(content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
 }
 
-class SequencePrograms : public testing::ProgramRun {};
+class SequencePrograms : public ProgramRun {};
 
 TEST_F(SequencePrograms, TheBaselinesAreThoseOfTheSeries) {
   // The last fifth of 50 values: the 10th to the 1st from the end, forecast two at a time. Line i
@@ -183,9 +169,9 @@ TEST_F(SequencePrograms, BadInputIsFoundBeforeTraining) {
     const Result result = alone(command);
     EXPECT_EQ(result.code, 2) << command;
     const std::string flag = std::string(command).substr(std::string(command).find("--"));
-    EXPECT_THAT(result.err, ::testing::StartsWith(flag.substr(0, flag.find(' ')) + ":"));
+    EXPECT_THAT(result.err, StartsWith(flag.substr(0, flag.find(' ')) + ":"));
   }
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

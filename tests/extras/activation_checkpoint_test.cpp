@@ -2,31 +2,22 @@
 // random states must be equal.
 #include "lockstep/activation_checkpoint.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <memory>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "lockstep/autocast.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/sync_batch_norm.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr std::int64_t features = 6;
 
@@ -422,8 +413,8 @@ TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
     const auto forward = [&] { return recomputes ? recompute(module, x) : module(x); };
     const auto first = forward(), second = forward();
     const auto error = message_of<std::exception>([&] { first.sum().backward(); });
-    EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("modified by an inplace operation"),
-                                        HasSubstr("changed in place after autograd saved it")))
+    EXPECT_THAT(error, AnyOf(HasSubstr("modified by an inplace operation"),
+                             HasSubstr("changed in place after autograd saved it")))
         << recomputes;
     x.mutable_grad().reset();
     second.sum().backward();

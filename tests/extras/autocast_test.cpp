@@ -8,7 +8,7 @@
 
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 at::ScalarType dtype_of_products() { return at::ones({2, 2}).mm(at::ones({2, 2})).scalar_type(); }
@@ -78,4 +78,4 @@ TEST(Autocast, LeavesParametersAndGradientsAsTheyAre) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,22 +1,16 @@
 #include "lockstep/fused_optimizers.h"
 
-#include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <vector>
-
-#include "lockstep/checkpoint.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 
 // The optimizers of LibTorch are what they must equal but for rounding.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::TemporaryFolder;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
@@ -70,12 +64,21 @@ void expect_steps_as_base(const Options& options) {
   EXPECT_EQ(ours.state().size(), theirs.state().size());
 }
 
-TEST(FusedSgd, StepsAsSgdDoes) {
+TEST(FusedOptimizers, StepAsTheirBasesDo) {
   for (const auto& options :
        {SGDOptions(0.1), SGDOptions(0.1).weight_decay(0.01), SGDOptions(0.1).momentum(0.9),
         SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.1),
         SGDOptions(0.1).momentum(0.8).nesterov(true)}) {
     expect_steps_as_base<FusedSgd, torch::optim::SGD>(options);
+  }
+  for (const auto& options :
+       {AdamOptions(0.01), AdamOptions(0.01).weight_decay(0.1), AdamOptions(0.01).amsgrad(true),
+        AdamOptions(0.01).betas({0.5, 0.9}).eps(1e-3)}) {
+    expect_steps_as_base<FusedAdam, torch::optim::Adam>(options);
+  }
+  for (const auto& options : {AdamWOptions(0.01), AdamWOptions(0.01).weight_decay(0.3),
+                              AdamWOptions(0.01).amsgrad(true).weight_decay(0)}) {
+    expect_steps_as_base<FusedAdamW, torch::optim::AdamW>(options);
   }
 }
 
@@ -97,21 +100,6 @@ TEST(FusedSgd, UpdatesEveryElementOfLowPrecision) {
       }
       EXPECT_TRUE(ours.detach().to(at::kFloat).allclose(theirs.detach(), 0.02, 0.02)) << dtype;
     }
-  }
-}
-
-TEST(FusedAdam, StepsAsAdamDoes) {
-  for (const auto& options :
-       {AdamOptions(0.01), AdamOptions(0.01).weight_decay(0.1), AdamOptions(0.01).amsgrad(true),
-        AdamOptions(0.01).betas({0.5, 0.9}).eps(1e-3)}) {
-    expect_steps_as_base<FusedAdam, torch::optim::Adam>(options);
-  }
-}
-
-TEST(FusedAdamW, StepsAsAdamWDoes) {
-  for (const auto& options : {AdamWOptions(0.01), AdamWOptions(0.01).weight_decay(0.3),
-                              AdamWOptions(0.01).amsgrad(true).weight_decay(0)}) {
-    expect_steps_as_base<FusedAdamW, torch::optim::AdamW>(options);
   }
 }
 
@@ -139,11 +127,8 @@ void expect_what_the_kernel_cannot(const Options& options) {
   }
 }
 
-TEST(FusedSgd, TakesWhatTheKernelCannot) {
+TEST(FusedOptimizers, TakeWhatTheKernelCannot) {
   expect_what_the_kernel_cannot<FusedSgd, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
-}
-
-TEST(FusedAdam, TakesWhatTheKernelCannot) {
   expect_what_the_kernel_cannot<FusedAdam, torch::optim::Adam>(AdamOptions(0.1));
 }
 
@@ -164,16 +149,16 @@ TEST(FusedSgd, CallsItsClosureWithGradients) {
 template <class Fused, class Base, class Options>
 void expect_shared_checkpoints(const Options& options) {
   const TemporaryFolder folder;
-  const auto train = [](testing::Net& model, torch::optim::Optimizer& optimizer) {
+  const auto train = [](Net& model, torch::optim::Optimizer& optimizer) {
     optimizer.zero_grad();
     model.forward(at::ones({2, 4})).square().sum().backward();
     optimizer.step();
   };
-  testing::Net model;
+  Net model;
   Fused ours(model.parameters(), options);
   train(model, ours);
   save_checkpoint(folder / "c", model, ours, {.epoch = 1});
-  testing::Net other;
+  Net other;
   Base theirs(other.parameters(), options);
   EXPECT_EQ(load_checkpoint(folder / "c", other, theirs).epoch, 1);
   train(other, theirs);
@@ -187,17 +172,11 @@ void expect_shared_checkpoints(const Options& options) {
   expect_near(model.parameters(), other.parameters());
 }
 
-TEST(FusedSgd, SharesCheckpointsWithSgd) {
+TEST(FusedOptimizers, ShareCheckpointsWithTheirBases) {
   expect_shared_checkpoints<FusedSgd, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
-}
-
-TEST(FusedAdam, SharesCheckpointsWithAdam) {
   expect_shared_checkpoints<FusedAdam, torch::optim::Adam>(AdamOptions(0.1).amsgrad(true));
-}
-
-TEST(FusedAdamW, SharesCheckpointsWithAdamW) {
   expect_shared_checkpoints<FusedAdamW, torch::optim::AdamW>(AdamWOptions(0.1));
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

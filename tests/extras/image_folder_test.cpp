@@ -1,12 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <algorithm>
-#include <fstream>
 #include <numeric>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "extras/data/image_crop.h"
@@ -18,20 +14,14 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "tests/jpeg_file.h"
+#include "tests/matchers.h"
 #include "tests/png_file.h"
 #endif
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 #if LOCKSTEP_IMAGES
-
-using testing::jpeg_file;
-using testing::png_file;
-using testing::PngColour;
 
 /// Red rises downwards, green to the right, blue is 40. Shapes: [3, height, width], 0 to 255.
 at::Tensor ramp(std::int64_t height, std::int64_t width) {
@@ -66,7 +56,7 @@ class ImageFolders : public ::testing::Test {
     return data.get_batch(first).data[0];
   }
   std::string error(ImageFolderOptions options = {}) const {
-    return testing::message_of<DataError>([&] {
+    return message_of<DataError>([&] {
       ImageFolder data(folder.path(), options);
       std::vector<std::size_t> all(*data.size());
       std::iota(all.begin(), all.end(), 0);
@@ -78,7 +68,7 @@ class ImageFolders : public ::testing::Test {
     EXPECT_LE((got * 255 - expected).abs().max().item<double>(), tolerance);
   }
 
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
 };
 
 TEST_F(ImageFolders, ClassesAndFilesAreInTheOrderOfTheirNames) {
@@ -263,8 +253,8 @@ TEST_F(ImageFolders, FoldersWithoutClassesOrImagesAreNamed) {
 #else
 
 TEST(ImageFolders, ABuildWithoutDecodersSaysSo) {
-  const testing::TemporaryFolder folder;
-  EXPECT_THAT(testing::message_of<BackendUnavailable>([&] { ImageFolder(folder.path()); }),
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<BackendUnavailable>([&] { ImageFolder(folder.path()); }),
               AllOf(HasSubstr("libjpeg"), HasSubstr("LOCKSTEP_WITH_IMAGES")));
 }
 
@@ -301,4 +291,4 @@ TEST(ImageCrops, RandomPartsLieInsideAndCoverWhatTheyShould) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,26 +1,22 @@
 // Fused optimizers with parameters of bfloat16 and float16.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/optimizer_fields.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing::low_precision {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::Optimizer;

@@ -1,28 +1,16 @@
 #include "lockstep/moving_average.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
-#include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/train/average.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::expect_same;
-using ::testing::HasSubstr;
-using testing::refusal;
-using testing::Single;
-using testing::values_of;
 
 /// The average after each of the values.
 std::vector<double> averages(const MovingAverageOptions& options,
@@ -59,7 +47,7 @@ TEST(MovingAverage, FollowsItsFormula) {
 
 TEST(MovingAverage, BuffersAreTheModelsOrAveraged) {
   for (const bool averages_buffers : {false, true}) {
-    testing::Net model;
+    Net model;
     MovingAverage average(model, {.decay = 0.5, .average_buffers = averages_buffers});
     for (const double value : {4.0, 8.0}) {
       model.norm->running_mean.fill_(value);
@@ -76,7 +64,7 @@ TEST(MovingAverage, BuffersAreTheModelsOrAveraged) {
 }
 
 TEST(MovingAverage, ApplyKeepsTheTrainedParametersAndTheirMemory) {
-  testing::Training training;
+  Training training;
   MovingAverage average(*training.model, {.decay = 0.5});
   std::vector<const void*> memory;
   for (const auto& parameter : training.model->parameters())
@@ -108,7 +96,7 @@ TEST(MovingAverage, BeforeTheFirstUpdateTheParametersStay) {
 }
 
 TEST(MovingAverage, ABackwardAcrossTheScopeIsAnError) {
-  testing::Training training;
+  Training training;
   MovingAverage average(*training.model);
   average.update();
   const auto forward = [&] { return training.model->forward(torch::ones({8, 4})).sum(); };
@@ -231,8 +219,8 @@ TEST(MovingAverage, HasTheSameBitsWithAnyNumberOfThreads) {
 }
 
 TEST(MovingAverage, RefusesTheStateOfAnotherModel) {
-  testing::Net small(5);
-  testing::Net large(6);
+  Net small(5);
+  Net large(6);
   MovingAverage average(small);
   MovingAverage other(large);
   const State good = average.state();
@@ -252,4 +240,4 @@ TEST(MovingAverage, RefusesTheStateOfAnotherModel) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,29 +1,19 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+// Tests of the cause that is named when a rank ends by an error, and of processes that end with a
+// launcher.
 #include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <string>
-#include <utility>
+#include <nlohmann/json.hpp>
 
-#include "comm/mpi/mpi.h"
 #include "core/system/process.h"
 #include "tests/group/launchers.h"
-#include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
-
-// Tests of the cause that is named when a rank ends by an error, and of processes that end with a
-// launcher.
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 
 Ended run_init_program(const std::string& behaviour) {
   return run_lockstep({"-n", "2", init_program, behaviour}, {{"LOCKSTEP_TIMEOUT", "60"}});
@@ -134,6 +124,87 @@ TEST(LauncherThatIsStopped, LeavesItToTheRanksToMissOneAnother) {
   EXPECT_THAT(ended.out, HasSubstr("rank 1 left the world (its process ended) before"));
   EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it was ended by SIGKILL"));
   EXPECT_LT(ended.seconds, 30s) << "the timeout is 60 s";
+}
+
+// Worlds of PyTorch's own launcher, and what it says when a rank ends with an error.
+
+class Torchrun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_torchrun()) GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
+  }
+
+  Ended run(const std::string& behaviour, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{LOCKSTEP_TORCH_PYTHON,
+                                   "-m",
+                                   "torch.distributed.run",
+                                   "--standalone",
+                                   "--no-python",
+                                   "--nproc-per-node",
+                                   "2",
+                                   "--log-dir",
+                                   folder_.path().string()};
+    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), {init_program, behaviour});
+    return Launched(words, {{"LOCKSTEP_TIMEOUT", "60"}}).wait();
+  }
+
+  static std::string after(const std::string& text, const std::string& word) {
+    const auto at = text.find(word);
+    return at == std::string::npos ? "" : text.substr(at);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Torchrun, NamesTheRootCause) {
+  const auto ended = run("throw");
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(after(ended.err, "Root Cause"),
+              AllOf(HasSubstr("rank      : 1 (local_rank: 1)"),
+                    HasSubstr("traceback : std::runtime_error: no such data")))
+      << ended.err;
+}
+
+TEST_F(Torchrun, AttemptsAreKeptApart) {
+  const auto ended = run("throw-once", {"--max-restarts", "1"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"),
+                               HasSubstr("rank 1 of 2 over host: 3\n")));
+}
+
+/// A program with that error file that init() refuses, which the program catches.
+Ended refused(const std::filesystem::path& error_file) {
+  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", error_file.string()},
+                                               {"LOCKSTEP_LOG", "warn"},
+                                               {"RANK", "2"},
+                                               {"WORLD_SIZE", "2"}})
+                         .wait();
+  EXPECT_EQ(ended.code, 1);
+  return ended;
+}
+
+TEST(ErrorFile, IsWrittenAsTorchrunReadsIt) {
+  const TemporaryFolder folder;
+  const auto file = folder / "error.json";
+  refused(file);
+  const auto content = nlohmann::json::parse(std::ifstream(file))["message"];
+  EXPECT_THAT(content["message"].get<std::string>(),
+              HasSubstr("lockstep::InvalidArgument: init: contradictory environment: RANK=2"));
+  EXPECT_GT(std::stoll(content["extraInfo"]["timestamp"].get<std::string>()), 1'700'000'000);
+}
+
+TEST(ErrorFile, ThatCannotBeWrittenEndsNothingElse) {
+  EXPECT_THAT(refused("/nowhere/error.json").out, HasSubstr("contradictory environment"));
+}
+
+TEST(ErrorFile, FollowsNoLink) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "precious") << "data";
+  std::filesystem::create_symlink("precious", folder / "error.json.part");
+  EXPECT_THAT(refused(folder / "error.json").err,
+              HasSubstr("/error.json.part: it is a symbolic link to precious"));
+  EXPECT_EQ(std::filesystem::file_size(folder / "precious"), 4U);
 }
 
 }  // namespace

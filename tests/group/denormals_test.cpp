@@ -1,28 +1,20 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/group/denormal_threads.h"
 #include "tests/group/launchers.h"
-#include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::DenormalsGuard;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Variables = Launched::Variables;
 
 /// Every rank's line of init_program, all kinds of threads alike.

@@ -1,24 +1,19 @@
 #include "lockstep/differentiable.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "lockstep/activation_checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/init.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Tensors = std::vector<torch::Tensor>;
 
 /// A differentiable collective, and the same function of all ranks' tensors in one process.
@@ -201,8 +196,7 @@ TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
 std::vector<std::string> errors(const std::function<void(const Group&)>& fn) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {
-    texts[static_cast<std::size_t>(world.rank())] =
-        testing::message_of<CommError>([&] { fn(world); });
+    texts[static_cast<std::size_t>(world.rank())] = message_of<CommError>([&] { fn(world); });
   });
   return texts;
 }
@@ -256,4 +250,4 @@ TEST(DifferentiableCollectives, InARecomputedSegment) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,18 +1,15 @@
 #include "lockstep/group.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
 #include "lockstep/init.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 class Groups : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::Values(1, 2, 3, 4, 7));
@@ -247,9 +244,9 @@ TEST(Group, NamesShapesThatDiffer) {
       texts[static_cast<std::size_t>(world.rank())] = error.what();
     }
   });
-  EXPECT_THAT(texts,
-              ::testing::Each(HasSubstr(
-                  "got all_reduce sum float32 [3, 2], expected all_reduce sum float32 [2, 3]")));
+  EXPECT_THAT(
+      texts,
+      Each(HasSubstr("got all_reduce sum float32 [3, 2], expected all_reduce sum float32 [2, 3]")));
 }
 
 TEST_P(Groups, InTurnRunsRankAfterRank) {
@@ -310,4 +307,4 @@ TEST(Group, SplitsByColor) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

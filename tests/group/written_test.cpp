@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -9,14 +7,12 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "lockstep/init.h"
+#include "tests/matchers.h"
 
 // Versions and histories of tensors that collectives write.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class WrittenTensors : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, WrittenTensors, ::testing::Values(1, 2, 3));
@@ -246,4 +242,4 @@ TEST_P(WrittenTensors, ALossMayBeAveragedAfterItsBackward) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -6,7 +6,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "core/text.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "core/text.h"
 #include "kernels/reference.h"
@@ -24,42 +23,34 @@ template <class T>
 std::vector<T> make(Kind kind, std::size_t count) {
   std::mt19937_64 random(count);
   std::normal_distribution<T> normal;
-  std::vector<T> data(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  const auto number = [&](std::size_t i) -> T {
     const T value = normal(random);
-    const auto place = static_cast<T>(i) - static_cast<T>(count) / 2;
     switch (kind) {
       case Kind::normal:
-        data[i] = value;
-        break;
+        return value;
       case Kind::zeros:
-        data[i] = i % 2 == 0 ? T{0} : -T{0};
-        break;
+        return i % 2 == 0 ? T{0} : -T{0};
       case Kind::ties:
-        data[i] = std::round(value);
-        break;
+        return std::round(value);
       case Kind::ascending:
-        data[i] = static_cast<T>(i);
-        break;
+        return static_cast<T>(i);
       case Kind::descending:
-        data[i] = -place;
-        break;
+        return static_cast<T>(count) / 2 - static_cast<T>(i);
       case Kind::sparse:
-        data[i] = random() % 300 == 0 ? value : T{0};
-        break;
+        return random() % 300 == 0 ? value : T{0};
       case Kind::tiny:
-        data[i] = value * std::numeric_limits<T>::min() / 64;
-        break;
+        return value * std::numeric_limits<T>::min() / 64;
       case Kind::huge:
-        data[i] = i == count / 3 ? std::numeric_limits<T>::max() : value;
-        break;
+        return i == count / 3 ? std::numeric_limits<T>::max() : value;
       case Kind::not_finite:
-        data[i] = value;
-        if (random() % 50 == 0) data[i] = std::numeric_limits<T>::infinity();
-        if (random() % 50 == 0) data[i] = std::numeric_limits<T>::quiet_NaN();
         break;
     }
-  }
+    const bool is_infinite = random() % 50 == 0;
+    if (random() % 50 == 0) return std::numeric_limits<T>::quiet_NaN();
+    return is_infinite ? std::numeric_limits<T>::infinity() : value;
+  };
+  std::vector<T> data(count);
+  for (std::size_t i = 0; i < count; ++i) data[i] = number(i);
   return data;
 }
 

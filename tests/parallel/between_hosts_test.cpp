@@ -2,11 +2,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"

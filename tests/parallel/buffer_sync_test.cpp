@@ -1,6 +1,4 @@
 // When the buffers that a rank has received are written.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
@@ -15,6 +13,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/saved_buffers.h"
 #include "tests/refusal.h"
@@ -297,7 +296,6 @@ TEST(BufferSync, FollowsTheTensorsThatAForwardAssigns) {
 }
 
 TEST(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber) {
-  using ::testing::HasSubstr;
   on_ranks(2, [](const Group& world) {
     const auto error_after = [&](const auto& change) {
       auto model = assigning_script();

@@ -1,24 +1,12 @@
 // Replicas that must be equal and are not.
 #include "parallel/reducer/consistency_check.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 DataParallelOptions every(std::int64_t n) {
   return {.buckets = {.first = 0, .rest = 0}, .verify_every = n};

@@ -1,8 +1,6 @@
 // The wrapper: which layouts, outputs and buffers it takes, and how long it and the model live.
 #include "lockstep/distributed_data_parallel.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <any>
@@ -16,14 +14,12 @@
 #include <variant>
 #include <vector>
 
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(Layout, OfParametersAndGradientsMayDiffer) {
   for (const int ranks : {2, 3}) {

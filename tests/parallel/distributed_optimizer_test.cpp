@@ -1,8 +1,6 @@
 // DistributedOptimizer: the same gradients as DistributedDataParallel, and parameters in turns.
 #include "lockstep/distributed_optimizer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/sync/replicas.h"
@@ -17,7 +16,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 

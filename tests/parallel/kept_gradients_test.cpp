@@ -1,14 +1,8 @@
 // Gradients that a program keeps: as in one process, a later backward changes them only if it
 // accumulates into them.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
 #include "tests/parallel/models.h"

@@ -1,25 +1,12 @@
 // Parameters of bfloat16 whose optimizer state is divided among the ranks: the bits of one process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "lockstep/checkpoint.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/fused_optimizers.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing::low_precision {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 

@@ -1,25 +1,15 @@
 // Strategies of parameters by name: as if each group of parameters had a wrapper of its own.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 const std::vector<std::vector<std::int64_t>> four_shapes{{40}, {6, 7}, {17}, {9}};
 

@@ -1,13 +1,8 @@
 // Which gradients are averaged, and when.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <algorithm>
-#include <memory>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing {
@@ -97,7 +92,7 @@ TEST_P(Reduction, HeldBackAveragesTheSumLater) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Reduction,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 7), ::testing::Bool()),
+                         Combine(::testing::Values(1, 2, 3, 4, 7), ::testing::Bool()),
                          [](const auto& instance) {
                            return std::to_string(std::get<0>(instance.param)) +
                                   (std::get<1>(instance.param) ? "_many_buckets" : "_one_bucket");
@@ -144,7 +139,7 @@ TEST(IssueOrder, IsLearntFromRankZeroAfterTheFirstBackward) {
     };
     for (int step = 0; step < 3; ++step) ddp(used()).backward();
     // Bucket b holds parameter 2 - b.
-    EXPECT_THAT(order, ::testing::ElementsAre(0, 1, 2, 2, 0, 1, 2, 0, 1));
+    EXPECT_THAT(order, ElementsAre(0, 1, 2, 2, 0, 1, 2, 0, 1));
   });
 }
 

@@ -1,23 +1,14 @@
 // A program that assigns a new tensor in a parameter's place after wrapping, and programs that only
 // look like it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <memory>
-#include <optional>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 struct Layers : torch::nn::Module {
   Layers() { set_values(*this, 3); }

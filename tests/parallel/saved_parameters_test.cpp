@@ -1,12 +1,6 @@
 // A graph that has saved a parameter is refused once the parameter has changed, whoever changed it.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <functional>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"

@@ -1,6 +1,4 @@
 // Averaged gradients that are divided among the ranks (Shard::gradients).
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -10,6 +8,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/grad_scaler.h"
 #include "parallel/update/sharded_parameters.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/two_trainings.h"
 #include "tests/refusal.h"
@@ -18,7 +17,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions in_shards{.shard = Shard::gradients};

@@ -1,7 +1,5 @@
 // Optimizer state that is divided among the ranks: the same numbers, bit for bit, as when every
 // rank has all of it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -15,6 +13,7 @@
 #include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/two_trainings.h"
 #include "tests/refusal.h"
@@ -23,7 +22,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;

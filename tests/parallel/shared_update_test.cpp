@@ -1,7 +1,5 @@
 // One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
 // bit, as when every rank updates its own.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -23,6 +21,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
+#include "tests/matchers.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -31,7 +30,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamOptions;
 using torch::optim::SGDOptions;
 
@@ -238,7 +236,7 @@ TEST(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint) {
     EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
     EXPECT_FALSE(std::filesystem::exists(folder / "half"));
   });
-  EXPECT_THAT(errors, ::testing::Each(HasSubstr("the update has failed")));
+  EXPECT_THAT(errors, Each(HasSubstr("the update has failed")));
 }
 
 /// Each update takes longer than the other ranks need to read all parameters.

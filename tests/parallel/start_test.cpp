@@ -1,16 +1,7 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/variable.h"
@@ -19,9 +10,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(OptionDefaults, AreThoseOfTheVariables) {
   EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
@@ -51,7 +39,7 @@ TEST(Agree, NamesTheFirstDifferenceAndTheRanks) {
     EXPECT_EQ(disagreement({"one", "", "three"}), "");
     EXPECT_THAT(
         disagreement({"same", world.rank() % 3 == 0 ? "x" : "y", std::to_string(world.rank())}),
-        AllOf(::testing::StartsWith("here rank " + std::to_string(world.rank()) + " of 7: "),
+        AllOf(StartsWith("here rank " + std::to_string(world.rank()) + " of 7: "),
               HasSubstr("x on ranks 0, 3, 6; y on ranks 1, 2, 4, 5")));
     EXPECT_THAT(disagreement(world.rank() == 4 ? Lines{"same"} : Lines{"same", "more"}),
                 HasSubstr("nothing on rank 4"));

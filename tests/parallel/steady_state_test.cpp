@@ -1,22 +1,13 @@
 // Resources that strategies use at every step, once the first steps have allocated buffers.
 #include <ATen/core/grad_mode.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "comm/communicator.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
 #include "parallel/buckets/bucket_reducers.h"
 #include "tests/parallel/large_requests.h"
 #include "tests/parallel/models.h"
-#include "tests/sync/apart.h"
+#include "tests/sync/on_hosts.h"
 
 namespace lockstep::testing {
 namespace {
@@ -41,7 +32,7 @@ long faults_of_this_thread() {
 }
 
 /// The cost of some steps, after as many steps of warm-up.
-StepsCost cost_of(const Strategy& strategy, const Group& group, int steps, const Apart& memory) {
+StepsCost cost_of(const Strategy& strategy, const Group& group, int steps, const OnHosts& memory) {
   const at::NoGradGuard no_grad;
   const std::vector<lockstep::NamedTensor> parameters{
       {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
@@ -105,7 +96,8 @@ class SteadyState : public ::testing::Test {
 TEST_F(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
   for (const char* text : strategies) {
     on_ranks(2, [&](const Group& world) {
-      const auto without_shared_memory = std::make_shared<Apart>(world.communicator());
+      const auto without_shared_memory = std::make_shared<OnHosts>(
+          world.communicator(), std::vector<int>(static_cast<std::size_t>(world.size())));
       for (const auto& group : {world, Group(without_shared_memory)}) {
         constexpr int steps = 6;
         const auto cost = cost_of(parse_strategy(text), group, steps, *without_shared_memory);

@@ -1,27 +1,20 @@
 // Models that have a parameter, a layer or a buffer under two names train as in one process. An
 // optimizer that lists a parameter twice is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/script.h>
-#include <torch/torch.h>
 
-#include <memory>
 #include <sstream>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/strategy.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 using torch::optim::SGD;

@@ -1,16 +1,9 @@
 // Backwards that are out of the ordinary: within one another, ended by an exception.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
@@ -113,8 +106,8 @@ TEST(NestedBackward, AfterOnesWithoutIsRefusedWhenItChangesAGradientThatWasSent)
                           }
                         }),
                Error);
-  EXPECT_THAT(messages, ::testing::Contains(::testing::HasSubstr(
-                            "parameter p1: its gradient changed after it was sent")));
+  EXPECT_THAT(messages,
+              Contains(HasSubstr("parameter p1: its gradient changed after it was sent")));
 }
 
 /// loss = Σ c·p², whose gradient 2·c·p can be differentiated again.
@@ -142,8 +135,8 @@ TEST(CreateGraph, AveragesButEndsTheGraphAloud) {
                     const auto alone = ddp.no_sync();
                     penalty.backward();
                   }),
-                  ::testing::HasSubstr("parameter p0: a backward reached its "
-                                       "averaged gradient, which has no graph"));
+                  HasSubstr("parameter p0: a backward reached its "
+                            "averaged gradient, which has no graph"));
       step == 0 ? model->zero_grad() : model->zero_grad(/*set_to_none=*/false);
     }
     ddp(terms).backward();
@@ -250,9 +243,8 @@ TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
   // On a device the backward ends on autograd's thread of that device, maybe after the exception
   // has ended the rank.
   for (const auto& message : {messages[0], messages[2]}) {
-    EXPECT_THAT(message, ::testing::AnyOf(
-                             ::testing::HasSubstr("a backward ended by an exception after 1 of"),
-                             ::testing::HasSubstr("rank 1: in the middle")));
+    EXPECT_THAT(message, AnyOf(HasSubstr("a backward ended by an exception after 1 of"),
+                               HasSubstr("rank 1: in the middle")));
   }
 }
 

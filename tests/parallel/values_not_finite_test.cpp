@@ -1,6 +1,4 @@
 // Gradients with NaN or Inf, which check_finite finds before they are averaged.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstddef>
@@ -14,6 +12,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/strategy.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -21,8 +20,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();

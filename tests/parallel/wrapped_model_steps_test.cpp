@@ -1,23 +1,15 @@
 // A DistributedOptimizer over a DistributedDataParallel: the steps of a DistributedOptimizer alone.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 

@@ -1,15 +1,7 @@
 // Ranks whose samplers are at different batches.
-#include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
-#include <torch/torch.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"

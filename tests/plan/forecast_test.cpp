@@ -1,14 +1,14 @@
+// Everything expected here is worked out by hand.
 #include "plan/forecast.h"
 
 #include <gtest/gtest.h>
 
 #include "lockstep/error.h"
 
-// Everything expected here is worked out by hand.
-
 namespace lockstep::testing {
 namespace {
 
+using plan::Keeping;
 using plan::Layer;
 using plan::Model;
 using plan::Setting;
@@ -160,6 +160,98 @@ TEST(PlanStrategy, RefusesWhatItCannotForetell) {
   EXPECT_EQ(plan::parse_strategy("powersgd:rank=2").value, 2) << "the name before version 0.2";
   const Setting unknown{.model = plan::model_of(1000), .keeping = {.nodes = 2}, .compute = 1};
   EXPECT_THROW(plan::forecast(unknown, plan::parse_strategy("power_sgd")), InvalidArgument);
+}
+
+/// Values of Measurement::over_network.
+struct Over {
+  static constexpr bool memory = false;
+  static constexpr bool network = true;
+};
+
+constexpr double MB = 1e6;
+
+TEST(PlanFit, FindsWhatMadeTheTimes) {
+  // Two synchronizations of 1 ms and 2·N·S bytes of 2 ns; 3 messages of 10 ms and S bytes of 5 ns,
+  // with the ranks' own work left out.
+  Costs costs;
+  costs.synchronization_rank = 0;
+  costs.message = 0;
+  const auto fitted = plan::fit(costs, {{Over::memory, 2, 1 * MB, 0.002 + 0.008},
+                                        {Over::memory, 2, 4 * MB, 0.002 + 0.032},
+                                        {Over::memory, 3, 1 * MB, 0.002 + 0.012}});
+  EXPECT_NEAR(fitted.synchronization, 1e-3, 1e-12);
+  EXPECT_NEAR(fitted.moved_byte, 2e-9, 1e-18);
+  EXPECT_EQ(fitted.remote_message, costs.remote_message);
+  EXPECT_EQ(fitted.sent_byte, costs.sent_byte);
+
+  // Summing reads and writes (N+1)/N·S bytes: 1.5 MB, which take 3 ms by the fit above.
+  Costs between = fitted;
+  const auto both = plan::fit(between, {{Over::network, 2, 1 * MB, 0.03 + 0.005 + 0.003},
+                                        {Over::network, 2, 8 * MB, 0.03 + 0.04 + 0.024}});
+  EXPECT_NEAR(both.remote_message, 1e-2, 1e-12);
+  EXPECT_NEAR(both.sent_byte, 5e-9, 1e-18);
+  EXPECT_EQ(both.synchronization, fitted.synchronization);
+}
+
+TEST(PlanFit, KeepsWhatNothingIsKnownOf) {
+  const Costs costs;
+  EXPECT_EQ(plan::fit(costs, {}).moved_byte, costs.moved_byte);
+  // One size tells the byte, beside synchronizations as they were.
+  const double synchronizations = 2 * costs.synchronization;
+  const auto one = plan::fit(costs, {{Over::memory, 2, 1 * MB, synchronizations + 4 * MB * 3e-9}});
+  EXPECT_EQ(one.synchronization, costs.synchronization);
+  EXPECT_NEAR(one.moved_byte, 3e-9, 1e-18);
+  // A larger buffer in less time than a smaller one: no meeting takes less than nothing.
+  const auto odd =
+      plan::fit(costs, {{Over::memory, 2, 1 * MB, 0.001}, {Over::memory, 2, 9 * MB, 0.02}});
+  EXPECT_GE(odd.synchronization, 0);
+  EXPECT_GT(odd.moved_byte, 0);
+  // One rank exchanges nothing.
+  EXPECT_EQ(plan::fit(costs, {{Over::memory, 1, 1 * MB, 0.001}}).moved_byte, costs.moved_byte);
+}
+
+constexpr int adam = 2;
+
+TEST(ModelMemory, IsThatOfTheZeroPaper) {
+  // Rajbhandari et al., figure 1, has 16-bit parameters and 12 bytes of state for 64 ranks: 120 GB,
+  // 31.4 GB and 16.6 GB of 7.5 billion. With float32 throughout, per parameter: 4 + 4 + 8 bytes,
+  // 4 + 4 + 8/64 and 4 + (4 + 8)/64.
+  Keeping keeping{.state_tensors = adam, .nodes = 8, .ranks_per_node = 8};
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter(keeping).of_rank, 16);
+  keeping.shard = Shard::optimizer;
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter(keeping).of_rank, 8.125);
+  keeping.shard = Shard::gradients;
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter(keeping).of_rank, 4.1875);
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter(keeping).of_host(8), 33.5);
+  EXPECT_EQ(plan::state_tensors("amsgrad"), 3);
+}
+
+TEST(ModelMemory, OfOneCopyIsSharedByTheHost) {
+  const Keeping keeping{
+      .share_memory = true, .state_tensors = adam, .nodes = 1, .ranks_per_node = 4};
+  const auto memory = plan::bytes_per_parameter(keeping);
+  EXPECT_DOUBLE_EQ(memory.shared, 12);  // parameters and two tensors of state
+  EXPECT_DOUBLE_EQ(memory.of_rank, 8);  // .grad(), and the bucket
+  EXPECT_DOUBLE_EQ(memory.of_host(4), 44);
+  const auto of_two_hosts = plan::bytes_per_parameter(
+      {.share_memory = true, .state_tensors = adam, .nodes = 2, .ranks_per_node = 4});
+  EXPECT_DOUBLE_EQ(of_two_hosts.of_host(4), 28);  // .grad() is in the bucket
+}
+
+TEST(ModelMemory, OfOneRankIsTheSameInAllWaysButTheLast) {
+  for (const auto shard : {Shard::none, Shard::optimizer, Shard::gradients}) {
+    EXPECT_DOUBLE_EQ(plan::bytes_per_parameter({.shard = shard, .state_tensors = 1}).of_host(1),
+                     12);
+  }
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter({.share_memory = true, .state_tensors = 1}).of_host(1),
+                   12);
+}
+
+TEST(ModelMemory, GivesTheLargestModel) {
+  const Keeping keeping{.state_tensors = adam, .nodes = 2, .ranks_per_node = 4};
+  // 4 ranks need 2 bytes each for other things; 16 bytes a parameter and rank.
+  EXPECT_DOUBLE_EQ(plan::largest_model(keeping, 648, 2), 10);
+  EXPECT_EQ(plan::largest_model(keeping, 7, 2), 0);
 }
 
 }  // namespace

@@ -1,17 +1,11 @@
 #include "sync/between_hosts.h"
 
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <limits>
 #include <map>
-#include <string>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
@@ -231,7 +225,7 @@ TEST(BetweenHosts, RefusesOnAllRanksWhatOnePartRefuses) {
         advance(*exchange, 0, bucket, group);
         ADD_FAILURE() << text << ": rank " << group.rank() << " noticed nothing";
       } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("of parameter d on rank 2 has NaN or Inf"));
+        EXPECT_THAT(error.what(), HasSubstr("of parameter d on rank 2 has NaN or Inf"));
         EXPECT_EQ(error.rank(), 2);
         EXPECT_EQ(error.cause().empty(), group.rank() == 2);
       }
@@ -249,8 +243,8 @@ TEST(BetweenHosts, NamesTheHostWhoseSumOverflows) {
     const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
     bucket.slices()[3].values.fill_(group.rank() < 2 ? 0 : std::numeric_limits<float>::max());
     EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
-                ::testing::AllOf(::testing::HasSubstr("where rank is the index of a host"),
-                                 ::testing::HasSubstr("of parameter d on rank 1 has NaN or Inf")));
+                AllOf(HasSubstr("where rank is the index of a host"),
+                      HasSubstr("of parameter d on rank 1 has NaN or Inf")));
   });
 }
 

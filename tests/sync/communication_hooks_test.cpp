@@ -1,15 +1,11 @@
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <sstream>
 
 #include "lockstep/distributed_data_parallel.h"
-#include "lockstep/strategy.h"
 #include "tests/sync/reference.h"
 #include "tests/temporary_folder.h"
 

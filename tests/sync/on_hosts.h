@@ -14,8 +14,9 @@
 
 namespace lockstep::testing {
 
-/// A group of threads that is said to be on several hosts: the same collectives, but no rank can
-/// reach another's memory. A split that has ranks of one host only is an ordinary group.
+/// A group of threads that is said to be on these hosts: the same collectives, but no rank can
+/// reach another's memory, also on one host. Counts what is asked of its memory. A split that has
+/// ranks of one host only is an ordinary group.
 class OnHosts final : public Communicator {
  public:
   OnHosts(Communicator& ranks, std::vector<int> hosts)
@@ -28,7 +29,11 @@ class OnHosts final : public Communicator {
   }
 
   std::string_view backend() const override { return "on hosts"; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return ranks_.allocate(bytes); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    ++allocations_;
+    return ranks_.allocate(bytes);
+  }
+  int allocations() const { return allocations_; }
   std::shared_ptr<Communicator> split(int color, int key) override {
     auto made = ranks_.split(color, key);
     if (made == nullptr) return nullptr;
@@ -49,6 +54,7 @@ class OnHosts final : public Communicator {
 
   Communicator& ranks_;
   std::shared_ptr<Communicator> held_;
+  int allocations_ = 0;
 };
 
 /// The group, with its ranks on those hosts.

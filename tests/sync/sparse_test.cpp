@@ -1,14 +1,7 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-
-#include "core/system/denormals_guard.h"
-#include "lockstep/denormals.h"
-#include "lockstep/error.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
-#include "tests/sync/apart.h"
+#include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
 namespace lockstep::testing {
@@ -85,13 +78,8 @@ Count percent(std::size_t hundredths) {
 TEST(TopK, SendsTheLargest) {
   check_top_k<float>({.ratio = 0.01}, percent(1));
   check_top_k<double>({.ratio = 0.01}, percent(1));
-}
-
-TEST(TopK, SendsTheLargestWithoutFeedback) {
+  check_top_k<double>({.ratio = 1}, percent(100));
   check_top_k<float>({.ratio = 0.3, .error_feedback = false}, percent(30));
-}
-
-TEST(TopK, SendsFewerFromStepToStepOfARamp) {
   // A quarter, a sixteenth and a sixty-fourth in the quarters of the ramp that steps 0, 1, 2 are
   // in.
   check_top_k<float>({.ratio = 0.01, .ramp = 3}, [](std::size_t n, int step) {
@@ -99,8 +87,6 @@ TEST(TopK, SendsFewerFromStepToStepOfARamp) {
     return (n + share - 1) / share;
   });
 }
-
-TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}, percent(100)); }
 
 // The ramp of arXiv 1712.01887, section 3.3: the sparsity rises over four epochs and then stays at
 // 99.9 %.
@@ -143,14 +129,8 @@ void check_threshold(const Threshold& strategy, std::size_t largest = 1'000'000,
 TEST(Threshold, SendsWhatIsAbove) {
   check_threshold<float>({.value = 2.5});
   check_threshold<double>({.value = 2.5});
-}
-
-TEST(Threshold, SendsWhatIsAboveWithoutFeedback) {
   check_threshold<float>({.value = 2.5, .error_feedback = false});
-}
-
-// From nothing to all, near the border where a bucket is sent whole, and of denormals.
-TEST(Threshold, CopesWithEveryDensity) {
+  // From nothing to all, near the border where a bucket is sent whole, and of denormals.
   for (const double value : {0.0, 0.7, 1.0, 1.2, 1e35})
     check_threshold<float>({.value = value}, 1000);
   check_threshold<float>({.value = 1e-39}, 1000, false);
@@ -163,7 +143,7 @@ TEST(Threshold, RefusesADenormalWhereDenormalsAreFlushed) {
     for (const double value : {1e-39, 1e-310}) {
       Bucket bucket(0, 64, at::kFloat, {}, group);
       EXPECT_THAT(refusal([&] { Strategy(Threshold{.value = value}).exchange(bucket); }),
-                  ::testing::HasSubstr("expected 0, or 1.18e-38 or more"));
+                  HasSubstr("expected 0, or 1.18e-38 or more"));
     }
   });
 }
@@ -232,7 +212,7 @@ TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
         Strategy(Threshold{.value = 1}), Strategy(Threshold{.value = 0}), Strategy(Int8{}),
         Strategy(PowerSgd{.rank = 1})}) {
     spawn(3, [&](const Group& shared) {
-      const Group apart(std::make_shared<Apart>(shared.communicator()));
+      const auto apart = on_hosts(shared, {0, 0, 0});
       for (const auto& group : {shared, apart}) {
         auto bucket = two_parameters(group);
         const auto exchange = strategy.exchange(bucket);
@@ -241,9 +221,8 @@ TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
           const auto bad = place == 5 ? std::numeric_limits<float>::quiet_NaN()
                                       : -std::numeric_limits<float>::infinity();
           if (group.rank() == 1) bucket.values()[place].fill_(bad);
-          EXPECT_THAT(
-              refusal([&] { advance(*exchange, 0, bucket, group); }),
-              ::testing::HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
+          EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
+                      HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
           // The group is usable, and nothing of it comes back.
           for (const auto& [what, values] : exchange->state())
             EXPECT_TRUE(values.isfinite().all().item<bool>()) << what;

@@ -1,25 +1,20 @@
 #include "lockstep/strategy.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "lockstep/init.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/other_numbers.h"
 #include "tests/refusal.h"
+#include "tests/sync/reference.h"
 
+namespace lockstep::testing {
 namespace {
-
-using lockstep::Strategy;
-using lockstep::SyncTarget;
-using lockstep::testing::refusal;
 
 /// A user's own: no base class, a field, and a schedule.
 struct EveryOther {
   int period = 2;
   std::string text() const { return "every:" + std::to_string(period); }
-  std::unique_ptr<lockstep::Exchange> exchange(const lockstep::Bucket& bucket) const {
-    return lockstep::AllReduce{}.exchange(bucket);
+  std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
+    return AllReduce{}.exchange(bucket);
   }
   SyncTarget target(std::int64_t step, std::size_t, std::size_t) const {
     return step % period == 0 ? SyncTarget::parameters : SyncTarget::none;
@@ -35,7 +30,7 @@ TEST(Strategy, HoldsARecipeWithASchedule) {
   EXPECT_EQ(copy.target(4, 0, 1), SyncTarget::none);
 }
 
-std::string parsed(std::string_view text) { return lockstep::parse_strategy(text).text(); }
+std::string parsed(std::string_view text) { return parse_strategy(text).text(); }
 
 TEST(Strategy, ParsesItsOwnText) {
   for (const auto* text : {"fp32",
@@ -65,14 +60,13 @@ TEST(Strategy, ParsesItsOwnText) {
 }
 
 TEST(Strategy, HasTheSameTextUnderEveryLocale) {
-  const lockstep::testing::OtherNumbers other;
+  const OtherNumbers other;
   for (const auto* text :
        {"warmup:100000:topk:0.001,ramp=40000", "threshold:1e-05", "fp16:clip=1234.5",
         "post_local_sgd:start=10000,period=8000", "power_sgd:rank=1000", "local_sgd:period=4000"}) {
     EXPECT_EQ(parsed(text), text);
   }
-  EXPECT_THAT(refusal([] { lockstep::parse_strategy("topk:1234.5"); }),
-              testing::HasSubstr("got a ratio of 1234.5,"));
+  EXPECT_THAT(refusal([] { parse_strategy("topk:1234.5"); }), HasSubstr("got a ratio of 1234.5,"));
 }
 
 TEST(Strategy, FillsInWhatTheTextDoesNotSay) {
@@ -86,13 +80,10 @@ TEST(Strategy, FillsInWhatTheTextDoesNotSay) {
   EXPECT_EQ(parsed("fp32:"), "fp32");
 }
 
-TEST(Strategy, KnowsTheNamesBeforeVersion02) {
+TEST(Strategy, KnowsSingasNamesAndThoseBeforeVersion02) {
   EXPECT_EQ(parsed("powersgd:rank=2"), "power_sgd:rank=2");
   EXPECT_EQ(parsed("warmup:2:powersgd:rank=2"), "warmup:2:power_sgd:rank=2");
   EXPECT_EQ(parsed("partialUpdate:of=gradients"), "partial_update:of=gradients");
-}
-
-TEST(Strategy, KnowsSingasNames) {
   EXPECT_EQ(parsed("plain"), "fp32");
   EXPECT_EQ(parsed("half"), "fp16");
   EXPECT_EQ(parsed("sparseTopK:0.05"), "topk:0.05");
@@ -100,7 +91,7 @@ TEST(Strategy, KnowsSingasNames) {
 }
 
 void expect_refused(const char* text, const std::string& why) {
-  EXPECT_THAT(refusal([&] { lockstep::parse_strategy(text); }), testing::HasSubstr(why)) << text;
+  EXPECT_THAT(refusal([&] { parse_strategy(text); }), HasSubstr(why)) << text;
 }
 
 TEST(Strategy, RefusesOptionsThatAreWrong) {
@@ -136,20 +127,20 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
 
 TEST(Strategy, RefusesOtherTexts) {
   for (const auto* text : {"", "fp31", "FP32", "fp32 ", "all_reduce", ":"}) {
-    EXPECT_THAT(refusal([&] { lockstep::parse_strategy(text); }),
-                testing::AllOf(
-                    testing::HasSubstr("\"" + std::string(text) + "\""),
-                    testing::EndsWith("expected one of: fp32, fp16, bf16, topk, threshold, int8, "
-                                      "power_sgd, partial_update, local_sgd, post_local_sgd, "
-                                      "adasum, warmup")));
+    EXPECT_THAT(
+        refusal([&] { parse_strategy(text); }),
+        AllOf(HasSubstr("\"" + std::string(text) + "\""),
+              ::testing::EndsWith("expected one of: fp32, fp16, bf16, topk, threshold, int8, "
+                                  "power_sgd, partial_update, local_sgd, post_local_sgd, "
+                                  "adasum, warmup")));
   }
 }
 
 TEST(AllReduce, LeavesTheMeanInTheBucketAfterOneStage) {
-  lockstep::spawn(3, [](const lockstep::Group& group) {
-    lockstep::Bucket bucket(0, 5, at::kFloat, {}, group);
+  spawn(3, [](const Group& group) {
+    Bucket bucket(0, 5, at::kFloat, {}, group);
     bucket.values().fill_(group.rank() + 1);
-    const auto exchange = Strategy(lockstep::AllReduce{}).exchange(bucket);
+    const auto exchange = Strategy(AllReduce{}).exchange(bucket);
     auto task = exchange->exchange(0, bucket, group);
     EXPECT_FALSE(task.finished());
     task.advance().wait();
@@ -162,20 +153,20 @@ TEST(AllReduce, LeavesTheMeanInTheBucketAfterOneStage) {
 }
 
 TEST(Bucket, KeepsTheStridesOfDenseParameters) {
-  lockstep::spawn(1, [](const lockstep::Group& group) {
+  spawn(1, [](const Group& group) {
     const auto transposed = at::arange(6, at::kFloat).view({2, 3}).t();
     const auto gaps = at::arange(12, at::kFloat).view({3, 4}).slice(1, 0, 4, 2);
     const auto last =
         at::empty({2, 3, 4, 5}, at::kFloat).contiguous(at::MemoryFormat::ChannelsLast);
     const auto empty = at::empty({0, 3}, at::kFloat);
     const auto scalar = at::tensor(7.0F);
-    const lockstep::Bucket bucket(2, 256, at::kFloat,
-                                  {{.name = "transposed", .parameter = transposed, .offset = 0},
-                                   {.name = "gaps", .parameter = gaps, .offset = 16},
-                                   {.name = "last", .parameter = last, .offset = 32},
-                                   {.name = "empty", .parameter = empty, .offset = 160},
-                                   {.name = "scalar", .parameter = scalar, .offset = 176}},
-                                  group);
+    const Bucket bucket(2, 256, at::kFloat,
+                        {{.name = "transposed", .parameter = transposed, .offset = 0},
+                         {.name = "gaps", .parameter = gaps, .offset = 16},
+                         {.name = "last", .parameter = last, .offset = 32},
+                         {.name = "empty", .parameter = empty, .offset = 160},
+                         {.name = "scalar", .parameter = scalar, .offset = 176}},
+                        group);
     EXPECT_EQ(bucket.index(), 2U);
     EXPECT_EQ(bucket.values().abs().sum().item<float>(), 0);
     const auto slices = bucket.slices();
@@ -194,4 +185,81 @@ TEST(Bucket, KeepsTheStridesOfDenseParameters) {
   });
 }
 
+// When and what: targets of steps and buckets, and warm-up.
+
+TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
+  using enum SyncTarget;
+  const Strategy strategy = PartialUpdate{};
+  EXPECT_FALSE(strategy.exchanges_every_gradient());
+  for (const std::size_t buckets : {1, 2, 5}) {
+    for (std::int64_t step = 0; step < 11; ++step) {
+      for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+        const bool turn = static_cast<std::size_t>(step) % buckets == bucket;
+        EXPECT_EQ(strategy.target(step, bucket, buckets), turn ? parameters : none);
+      }
+    }
+  }
+  EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).target(3, 1, 2), gradients);
+}
+
+std::vector<SyncTarget> targets_of(const Strategy& strategy, int steps) {
+  std::vector<SyncTarget> targets;
+  for (int step = 0; step < steps; ++step) targets.push_back(strategy.target(step, 1, 4));
+  return targets;
+}
+
+TEST(LocalSgd, AveragesAfterEveryPeriod) {
+  using enum SyncTarget;
+  EXPECT_EQ(targets_of(LocalSgd{.period = 3}, 6),
+            (std::vector{none, none, parameters, none, none, parameters}));
+  EXPECT_EQ(targets_of(LocalSgd{.period = 1}, 1), std::vector{parameters});
+  EXPECT_EQ(targets_of(PostLocalSgd{.start = 2, .period = 2}, 6),
+            (std::vector{gradients, gradients, none, parameters, none, parameters}));
+}
+
+TEST(Schedule, KnowsWhetherAStepExchangesParameters) {
+  for (const auto& [text, expected] : {std::pair{"fp32", false},
+                                       {"topk:0.1", false},
+                                       {"partial_update", true},
+                                       {"partial_update:of=gradients", false},
+                                       {"adasum", true},
+                                       {"adasum:of=gradients", false},
+                                       {"local_sgd:period=2", true},
+                                       {"post_local_sgd", true},
+                                       {"warmup:3:int8", false},
+                                       {"warmup:3:local_sgd", true},
+                                       {"warmup:3:warmup:2:adasum:of=gradients", false}}) {
+    EXPECT_EQ(parse_strategy(text).exchanges_parameters(), expected) << text;
+  }
+  EXPECT_TRUE(parse_strategy("adasum:of=gradients").exchanges_every_gradient());
+  EXPECT_FALSE(parse_strategy("adasum").exchanges_every_gradient());
+}
+
+TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
+  using enum SyncTarget;
+  const auto later = warmup(LocalSgd{.period = 2}, 3);
+  EXPECT_EQ(targets_of(later, 7),
+            (std::vector{gradients, gradients, gradients, none, parameters, none, parameters}));
+  EXPECT_FALSE(later.exchanges_every_gradient());
+  EXPECT_TRUE(warmup(TopK{}, 3).exchanges_every_gradient());
+  EXPECT_EQ(later.text(), "warmup:3:local_sgd:period=2");
+}
+
+TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
+  spawn(2, [](const Group& group) {
+    Bucket bucket(0, 100, at::kFloat, {}, group);
+    const auto exchange = warmup(TopK{.ratio = 0.01, .ramp = 4}, 2).exchange(bucket);
+    // Whole at first, then 25 % and 6.25 % of the ramp, whose steps begin at its own.
+    const std::vector<std::uint64_t> sent{400, 800, 1000, 1056};
+    for (std::size_t step = 0; step < sent.size(); ++step) {
+      bucket.values().fill_(1);
+      advance(*exchange, static_cast<std::int64_t>(step), bucket, group);
+      EXPECT_EQ(bytes_sent(group), sent[step]) << step;
+    }
+    EXPECT_EQ(exchange->state().size(), 1U);
+    exchange->load(exchange->state());
+  });
+}
+
 }  // namespace
+}  // namespace lockstep::testing

@@ -1,17 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <limits>
 #include <utility>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
-#include "lockstep/strategy.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/reference.h"
 #include "tests/sync/replicas.h"
@@ -76,7 +71,7 @@ TEST(Training, AGradientThatIsNotFiniteLeavesTheGroupUsable) {
       EXPECT_THAT(refusal([&] {
                     backward(group.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1);
                   }),
-                  ::testing::HasSubstr("on rank 1 has NaN or Inf"));
+                  HasSubstr("on rank 1 has NaN or Inf"));
       backward(1);
       EXPECT_TRUE(linear.model->weight.grad().isfinite().all().item<bool>());
     });
@@ -115,9 +110,9 @@ TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
         loss(0).backward();
         ADD_FAILURE() << text << " went on";
       } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("a second backward added to a mean"));
+        EXPECT_THAT(error.what(), HasSubstr("a second backward added to a mean"));
       } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("a backward ended by an exception"));
+        EXPECT_THAT(error.what(), HasSubstr("a backward ended by an exception"));
       }
     });
   }
@@ -185,7 +180,7 @@ TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
           linear.sgd, *linear.model, group,
           {.buckets = {.first = 0, .rest = 0}, .strategy = parse_strategy(text)});
       for (int number = 0; number < 8; ++number) step(optimizer, linear, group, number);
-      EXPECT_THAT(to_text(group.statistics()), ::testing::HasSubstr(said)) << text;
+      EXPECT_THAT(to_text(group.statistics()), HasSubstr(said)) << text;
     });
   }
 }
@@ -275,7 +270,7 @@ TEST(Training, StatisticsSayWhatWasCompressed) {
     }
     EXPECT_EQ(bytes, 11U * 8);
     EXPECT_EQ(dense, 1016U * 4);  // parameters begin at multiples of 32 bytes
-    EXPECT_THAT(to_text(group.statistics()), ::testing::HasSubstr("compressed 46.2 times"));
+    EXPECT_THAT(to_text(group.statistics()), HasSubstr("compressed 46.2 times"));
   });
 }
 

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <torch/nn.h>
@@ -11,14 +10,11 @@
 
 #include <atomic>
 #include <cerrno>
-#include <csignal>
-#include <fstream>
 #include <mutex>
 #include <set>
-#include <string>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/error.h"
+#include "tests/file_limit.h"
 #include "tests/groups.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -71,23 +67,17 @@ std::ptrdiff_t files_in(const std::filesystem::path& folder) {
   return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
-TEST(AtomicFile, AppearsOnlyWhenComplete) {
+TEST(AtomicFile, AppearsWhenCompleteAndGivenUpLeavesTheOldOne) {
   const TemporaryFolder folder;
   const auto path = folder / "file";
   {
     AtomicFile file(path);
-    write(file, "new");
+    write(file, "a longer old text");
     EXPECT_FALSE(std::filesystem::exists(path));
     file.commit();
-    EXPECT_EQ(content(path), "new");
+    EXPECT_EQ(content(path), "a longer old text");
   }
   EXPECT_EQ(files_in(folder.path()), 1);
-}
-
-TEST(AtomicFile, GivenUpItLeavesTheOldOne) {
-  const TemporaryFolder folder;
-  const auto path = folder / "file";
-  write_all(path, "a longer old text");
   {
     AtomicFile file(path);
     write(file, "half of");
@@ -195,15 +185,10 @@ TEST(AtomicFile, ALimitOnFileSizeLeavesTheOldOne) {
   const auto path = folder / "file";
   write_all(path, "old");
 
-  const auto before_signal = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  const std::string error = failure([&] { write_all(path, std::string(10000, 'x')); });
-  setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, before_signal);
-
+  const auto error = failure([&] {
+    const testing::FileLimit limit(4096);
+    write_all(path, std::string(10000, 'x'));
+  });
   EXPECT_THAT(error,
               AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
   EXPECT_EQ(content(path), "old");

@@ -1,31 +1,18 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
-#include <torch/nn.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "core/system/process.h"
-#include "lockstep/checkpoint.h"
 #include "tests/groups.h"
-#include "tests/temporary_folder.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
@@ -40,7 +27,7 @@ std::string name_of(int number) {
 }
 
 void flip_last_bit(const std::filesystem::path& path) {
-  std::string bytes = testing::content(path);
+  std::string bytes = content(path);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   std::ofstream(path, std::ios::binary) << bytes;
 }
@@ -56,7 +43,7 @@ struct Model {
 /// Saves the models 1, 2, … with these scores.
 void save_all(const std::filesystem::path& path, Keep keep,
               const std::vector<std::optional<double>>& scores) {
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     CheckpointFolder folder(path, keep);
     for (std::size_t i = 0; i < scores.size(); ++i)
       folder.save(Model(static_cast<double>(i + 1)).checkpoint(),
@@ -72,27 +59,11 @@ TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
   const CheckpointFolder found(folder / "run");
   EXPECT_EQ(found.newest().value().string(), (folder / "run" / name_of(6)).string());
   EXPECT_EQ(found.best().value().string(), (folder / "run" / name_of(2)).string());
-}
-
-TEST(CheckpointFolder, NoScoreIsWorseThanOneThatIsNaN) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {.last = 1}, {std::nan(""), 0.9, 0.5});
-  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(3)));
-}
-
-TEST(CheckpointFolder, ThatCannotBeListedIsAnErrorOnEveryRank) {
-  const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
-  EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
-  testing::run_groups(2, [&](const Group& group) {
-    Model model;
-    EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
-  });
-}
-
-TEST(CheckpointFolder, WithoutTheBestOnlyTheLastStay) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
-  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(3)));
+  // No score is worse than one that is NaN.
+  save_all(folder / "nan", {.last = 1}, {std::nan(""), 0.9, 0.5});
+  EXPECT_THAT(names_in(folder / "nan"), ElementsAre(name_of(2), name_of(3)));
+  save_all(folder / "last", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
+  EXPECT_THAT(names_in(folder / "last"), ElementsAre(name_of(3)));
   EXPECT_THROW(CheckpointFolder(folder / "run", {.last = 0}), InvalidArgument);
 }
 
@@ -104,13 +75,13 @@ TEST(CheckpointFolder, LeavesOtherFilesAlone) {
   save_all(folder.path(), {.last = 1}, {0.5, 0.7, 0.6});
   const auto names = names_in(folder.path());
   EXPECT_EQ(names.size(), others.size() + 2);
-  for (const auto& name : others) EXPECT_THAT(names, ::testing::Contains(name));
+  for (const auto& name : others) EXPECT_THAT(names, Contains(name));
 }
 
 TEST(CheckpointFolder, TheNewestIsLoadedAndGoesOnCounting) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.25, 0.5});
-  testing::run_groups(3, [&](const Group& group) {
+  run_groups(3, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run");
     const auto found = run.load_newest(model.checkpoint(), group);
@@ -127,7 +98,7 @@ TEST(CheckpointFolder, ADamagedNewestIsSkippedWithItsReason) {
   save_all(folder / "run", {.last = 3}, {0.1, 0.2, 0.3});
   flip_last_bit(folder / "run" / name_of(3));
   std::ofstream(folder / "run" / name_of(4)) << "short";
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run", {.last = 2});
     const auto found = run.load_newest(model.checkpoint(), group);
@@ -147,7 +118,7 @@ TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1});
   flip_last_bit(folder / "run" / name_of(1));
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "run");
     EXPECT_THAT(failure([&] { run.load_newest(model.checkpoint(), group); }),
@@ -158,7 +129,7 @@ TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
 
 TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
   const TemporaryFolder folder;
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     Model model(7);
     CheckpointFolder run(folder / "none");
     EXPECT_FALSE(run.load_newest(model.checkpoint(), group));
@@ -171,7 +142,7 @@ TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
 TEST(CheckpointFolder, AnotherModelIsAnErrorAndNoDamage) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1, 0.2});
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     torch::nn::Linear other(3, 3);
     CheckpointFolder run(folder / "run");
     const Checkpoint checkpoint{.model = *other};
@@ -198,7 +169,7 @@ TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1, 0.2});
   std::optional<OtherJob> other(std::in_place, folder / "run", ".lockstep-checkpoints.lock");
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     const auto refused =
         AllOf(HasSubstr((folder / "run").string() + ": another job writes to this folder: "),
               HasSubstr("run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC"),
@@ -228,7 +199,7 @@ TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
 TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
   const TemporaryFolder folder;
   const auto lock = folder / "run" / ".lockstep-checkpoints.lock";
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     Model model;
     {
       CheckpointFolder first(folder / "run");
@@ -242,16 +213,19 @@ TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
   });
 }
 
-TEST(CheckpointFolder, AFolderThatCannotBeMadeIsAnErrorOnAll) {
+TEST(CheckpointFolder, ThatCannotBeMadeOrListedIsAnErrorOnAll) {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
-  testing::run_groups(2, [&](const Group& group) {
+  const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
+  EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
+  run_groups(2, [&](const Group& group) {
     Model model;
     CheckpointFolder run(folder / "file/run");
     EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }),
                 HasSubstr("cannot create"));
+    EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
   });
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,29 +1,17 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <span>
-#include <string>
 
 #include "checkpoint/checkpoint_content.h"
-#include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
 #include "tests/groups.h"
-#include "tests/temporary_folder.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
-using testing::Training;
 
 /// Each rank's training, with a random state of its own.
 struct Rank {
@@ -41,7 +29,7 @@ class Behind : public ::testing::TestWithParam<int> {};
 TEST_P(Behind, TheFileHoldsWhatWasWhenItWasSavedAlsoIfPrepared) {
   for (const bool prepares : {false, true}) {
     const TemporaryFolder folder;
-    testing::run_groups(GetParam(), [&](const Group& group) {
+    run_groups(GetParam(), [&](const Group& group) {
       Rank rank(group.rank());
       CheckpointWriter writer(group);
       for (int step = 0; step < 3; ++step) {
@@ -73,7 +61,7 @@ struct Lazy : torch::nn::Module {
 
 TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
   const TemporaryFolder folder;
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     const Lazy model;
     CheckpointWriter writer(group);
     for (const char* file : {"c", "again"}) {
@@ -88,7 +76,7 @@ TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
 }
 
 TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     torch::nn::Linear other(2, 2);
     CheckpointWriter writer(group);
@@ -99,7 +87,7 @@ TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
   });
 }
 
-class Prepared : public ::testing::TestWithParam<testing::OptimizerKind> {};
+class Prepared : public ::testing::TestWithParam<OptimizerKind> {};
 
 TEST_P(Prepared, IsWhatTheFirstStepBrings) {
   Training training(GetParam());
@@ -117,8 +105,7 @@ TEST_P(Prepared, IsWhatTheFirstStepBrings) {
 }
 
 // All but LBFGS, which decides in a step what it keeps.
-INSTANTIATE_TEST_SUITE_P(Optimizers, Prepared,
-                         ::testing::ValuesIn(std::span(testing::kinds).first<6>()),
+INSTANTIATE_TEST_SUITE_P(Optimizers, Prepared, ::testing::ValuesIn(std::span(kinds).first<6>()),
                          [](const auto& kind) { return kind.param.name; });
 
 /// How often this thread has come to a page of memory that was not there.
@@ -130,7 +117,7 @@ long new_pages() {
 
 TEST(PreparedMemory, ServesTheFirstSave) {
   const TemporaryFolder folder;
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     torch::nn::Linear model(2048, 2048);
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     const Checkpoint checkpoint{.model = *model, .optimizer = sgd};
@@ -148,7 +135,7 @@ TEST(PreparedMemory, ServesTheFirstSave) {
 
 TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     writer.save(rank.checkpoint(), folder / "none/c");
@@ -166,7 +153,7 @@ TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
 
 TEST_P(Behind, TheEndWaitsForTheFile) {
   const TemporaryFolder folder;
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter(group).save(rank.checkpoint(), folder / "c");
   });
@@ -175,7 +162,7 @@ TEST_P(Behind, TheEndWaitsForTheFile) {
 
 TEST_P(Behind, AFolderKeepsItsNumbersAndItsLast) {
   const TemporaryFolder folder;
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     for (int epoch = 1; epoch <= 4; ++epoch) {
@@ -199,7 +186,7 @@ TEST_P(Behind, AFolderKeepsItsNumbersAndItsLast) {
 
 TEST_P(Behind, AFolderThatIsGoneIsAnErrorOfTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
-  testing::run_groups(GetParam(), [&](const Group& group) {
+  run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     CheckpointWriter writer(group);
     const auto refuse = [] { throw CheckpointError("run/c: cannot remove: no"); };
@@ -216,4 +203,4 @@ TEST_P(Behind, AFolderThatIsGoneIsAnErrorOfTheNextCallOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Behind, ::testing::Values(1, 2, 3, 7));
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,27 +1,23 @@
 // Errors name what the program called, where the library issued the collective.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/init.h"
 #include "lockstep/metrics.h"
 #include "lockstep/uneven_inputs.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using Call = std::function<void(const Group&)>;
 
 std::string error_of(const Call& of_rank_0, const Call& of_rank_1) {
-  return testing::message_of<CommError>([&] {
+  return message_of<CommError>([&] {
     spawn(2, [&](const Group& group) { (group.rank() == 0 ? of_rank_0 : of_rank_1)(group); });
   });
 }
@@ -58,4 +54,4 @@ TEST(CollectiveNames, AreInTheErrorAboutARankThatLeft) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"

@@ -1,32 +1,26 @@
 #include "lockstep/metrics.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
-#include <vector>
 
-#include "lockstep/error.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double largest = std::numeric_limits<double>::max();
 
 void on_each(const std::function<void(const Group&, int)>& fn) {
   for (const int ranks : {1, 2, 3, 7}) {
-    testing::run_groups(ranks, [&](const Group& group) { fn(group, ranks); });
+    run_groups(ranks, [&](const Group& group) { fn(group, ranks); });
   }
 }
 
@@ -311,7 +305,7 @@ TEST(Metrics, MinimumAndMaximumPassNanOn) {
 }
 
 TEST(Metrics, ASumBeyondInt64IsAnErrorOnEveryRank) {
-  testing::run_groups(3, [](const Group& group) {
+  run_groups(3, [](const Group& group) {
     States own;
     own.count = std::int64_t{1} << 62;
     EXPECT_THROW(compute(group, own), InvalidArgument);
@@ -333,8 +327,8 @@ struct Extremes {
 };
 
 TEST(Metrics, DifferentStatesAreAnErrorOnEveryRank) {
-  testing::run_groups(3, [](const Group& group) {
-    EXPECT_THAT(testing::refusal([&] { compute(group, Extremes{.swapped = group.rank() == 1}); }),
+  run_groups(3, [](const Group& group) {
+    EXPECT_THAT(refusal([&] { compute(group, Extremes{.swapped = group.rank() == 1}); }),
                 HasSubstr("differ between ranks"));
     EXPECT_EQ(compute(group, Extremes{.highest = 1.0 + group.rank()}), 3);
   });
@@ -348,7 +342,7 @@ struct Floats {
 };
 
 TEST(Metrics, StatesAreFloat64OrInt64) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
                                      torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
       EXPECT_THROW(compute(group, Floats{values}), InvalidArgument);
@@ -357,4 +351,4 @@ TEST(Metrics, StatesAreFloat64OrInt64) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

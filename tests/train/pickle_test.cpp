@@ -1,18 +1,12 @@
 #include "formats/pickle.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 #include <zlib.h>
 
-#include <fstream>
 #include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/model_files.h"
-#include "tests/temporary_folder.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
@@ -21,11 +15,6 @@ namespace {
 
 using namespace detail;
 
-using lockstep::testing::failure;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Pair;
 using namespace std::string_literals;
 
 SkippedValues skipped;  // by the last unpickled()

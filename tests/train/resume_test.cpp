@@ -1,35 +1,19 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "core/system/denormals_guard.h"
-#include "lockstep/checkpoint.h"
 #include "lockstep/denormals.h"
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/samplers.h"
 #include "tests/groups.h"
-#include "tests/ranks.h"
-#include "tests/temporary_folder.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::expect_same;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
 
 at::Generator generator_of(int seed) {
   return at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
@@ -75,7 +59,7 @@ struct Trainer {
     return all;
   }
 
-  testing::Net model;
+  Net model;
   at::Generator generator;
   torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
   LearningRate rate{optimizer, WarmUp{.steps = 3, .then = CosineDecay{.steps = 9}}};
@@ -91,7 +75,7 @@ std::vector<std::unique_ptr<Trainer>> runs_of(int ranks) {
 
 Resumed load(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
   Resumed found;
-  testing::run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
+  run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
     const Resumed own =
         runs[static_cast<std::size_t>(group.rank())]->checkpoint().load(path, group);
     if (group.rank() == group.size() - 1) found = own;
@@ -100,7 +84,7 @@ Resumed load(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem:
 }
 
 void save(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
-  testing::run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
+  run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
     runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(
         path, {.epoch = 1, .notes = {{"seed", "7"}}}, group);
   });
@@ -247,7 +231,7 @@ TEST(Resume, AStrategyThatRefusesLeavesTheModel) {
   auto runs = runs_of(2);
   for (auto& run : runs) run->step();
   save(runs, folder / "c");
-  testing::run_groups(2, [&](const Group& group) {
+  run_groups(2, [&](const Group& group) {
     Trainer run(0);
     Refusing refusing;
     Checkpoint checkpoint = run.checkpoint();
@@ -263,7 +247,7 @@ TEST(Resume, TheFileGrowsOnlyByWhatEachRankNeeds) {
   const TemporaryFolder folder;
   const auto size = [&](int ranks, bool own) {
     auto runs = runs_of(ranks);
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       Trainer& run = *runs[static_cast<std::size_t>(group.rank())];
       Checkpoint checkpoint = run.checkpoint();
       if (!own) checkpoint.generator = {};
@@ -317,7 +301,7 @@ at::Tensor trained(const Group& group, const std::filesystem::path& path, int st
 TEST(Resume, InTheMiddleOfAnEpochIsBitIdentical) {
   const TemporaryFolder folder;
   for (const int ranks : {1, 2, 3}) {
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       const at::Tensor whole = trained(group, folder / "c", -1);
       // After some batches, and after the last of an epoch.
       const int epoch = static_cast<int>((40 / static_cast<std::size_t>(ranks) + 2) / 3);
@@ -330,29 +314,31 @@ TEST(Resume, InTheMiddleOfAnEpochIsBitIdentical) {
 constexpr const char* path_variable = "LOCKSTEP_TEST_CHECKPOINT";
 
 // LibTorch's own generator is one of each process.
-const testing::ProcessBody default_generator(
-    "default generator", [](std::shared_ptr<Communicator> communicator) {
-      const Group group(std::move(communicator));
-      torch::nn::Linear model(2, 2);
-      torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
-      torch::randn({5});
-      const Checkpoint checkpoint{.model = *model,
-                                  .generator = at::detail::getDefaultCPUGenerator()};
-      checkpoint.save(std::getenv(path_variable), {}, group);
-      const at::Tensor expected = torch::randn({5});
-      torch::manual_seed(99);
-      checkpoint.load(std::getenv(path_variable), group);
-      if (!torch::randn({5}).equal(expected)) throw std::runtime_error("another random state");
-    });
+const ProcessBody default_generator("default generator",
+                                    [](std::shared_ptr<Communicator> communicator) {
+                                      const Group group(std::move(communicator));
+                                      torch::nn::Linear model(2, 2);
+                                      torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
+                                      torch::randn({5});
+                                      const Checkpoint checkpoint{
+                                          .model = *model,
+                                          .generator = at::detail::getDefaultCPUGenerator()};
+                                      checkpoint.save(std::getenv(path_variable), {}, group);
+                                      const at::Tensor expected = torch::randn({5});
+                                      torch::manual_seed(99);
+                                      checkpoint.load(std::getenv(path_variable), group);
+                                      if (!torch::randn({5}).equal(expected))
+                                        throw std::runtime_error("another random state");
+                                    });
 
 TEST(Resume, ProcessesKeepLibTorchsRandomState) {
   const TemporaryFolder folder;
   setenv(path_variable, (folder / "c").c_str(), 1);
-  testing::expect_processes(3, "default generator");
+  expect_processes(3, "default generator");
 }
 
 // Rank 1 has no memory for what rank 0 sends it.
-const testing::ProcessBody shortage("shortage", [](std::shared_ptr<Communicator> communicator) {
+const ProcessBody shortage("shortage", [](std::shared_ptr<Communicator> communicator) {
   const Group group(std::move(communicator));
   torch::nn::Linear model(1024, 8 * 1024);  // 32 MiB
   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -376,8 +362,8 @@ const testing::ProcessBody shortage("shortage", [](std::shared_ptr<Communicator>
 TEST(Resume, AShortageOnOneRankIsAnErrorOnAll) {
   const TemporaryFolder folder;
   setenv(path_variable, (folder / "c").c_str(), 1);
-  testing::expect_processes(3, "shortage");
+  expect_processes(3, "shortage");
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

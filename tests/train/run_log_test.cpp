@@ -1,35 +1,24 @@
 #include "lockstep/run_log.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using testing::message_of;
-using testing::run_groups;
-using testing::TemporaryFolder;
 
 std::vector<nlohmann::json> json_lines(const std::filesystem::path& path) {
   std::vector<nlohmann::json> lines;
@@ -89,7 +78,7 @@ TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
       if (event["name"] != "all_reduce" || event["ph"] != "b") continue;
       if (event["args"]["bytes"] == 4000) ++flights.at(event["pid"]);
     }
-    EXPECT_THAT(flights, ::testing::Each(6));
+    EXPECT_THAT(flights, Each(6));
     std::ifstream environment(place / "environment.json");
     const auto all = nlohmann::json::parse(environment);
     EXPECT_EQ(all["ranks"], ranks);
@@ -317,7 +306,7 @@ TEST(RunLog, SaysWhatWasLost) {
   std::filesystem::create_directory(place);
   std::ofstream(place / "metrics.jsonl") << std::string(1 << 20, ' ') << '\n';
   run_groups(2, [&](const Group& world) {
-    std::optional<testing::FileLimit> full;
+    std::optional<FileLimit> full;
     if (world.rank() == 0) full.emplace(1 << 20);
     RunLog log(world, {.folder = place.string(), .trace = true});
     if (world.rank() == 0) std::filesystem::create_directories(place / "trace.json.partial" / "x");
@@ -377,4 +366,4 @@ TEST(RunLog, TensorBoardShowsEachStepOfAContinuedRunOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,15 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
 
-#include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
@@ -17,9 +14,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace safetensors;
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::string little_endian(std::uint64_t value) {
   std::string bytes;
@@ -69,21 +63,12 @@ void expect_equal(const Content& got, const Content& expected) {
 
 TEST(Safetensors, ComeBackAsTheyWere) {
   const TemporaryFolder folder;
-  write(folder / "a.safetensors", sample());
-  expect_equal(read(folder / "a.safetensors"), sample());
-}
-
-TEST(Safetensors, NothingAtAllIsAFileToo) {
-  const TemporaryFolder folder;
-  write(folder / "a.safetensors", {});
-  expect_equal(read(folder / "a.safetensors"), {});
-}
-
-TEST(Safetensors, ATransposedTensorIsStoredAsItReads) {
-  const TemporaryFolder folder;
-  const at::Tensor tensor = torch::arange(6).reshape({2, 3});
-  write(folder / "a.safetensors", {.tensors = {{"t", tensor.t()}}, .metadata = {}});
-  EXPECT_TRUE(read(folder / "a.safetensors").tensors.at("t").equal(tensor.t().contiguous()));
+  const Content transposed{.tensors = {{"t", torch::arange(6).reshape({2, 3}).t()}},
+                           .metadata = {}};
+  for (const auto& written : {sample(), Content(), transposed}) {
+    write(folder / "a.safetensors", written);
+    expect_equal(read(folder / "a.safetensors"), written);
+  }
 }
 
 // The format as its specification tells it, read without the code under test.
@@ -165,19 +150,14 @@ TEST(Safetensors, ABadHeaderIsAnError) {
         error_of(std::string(R"({"a":{"dtype":"F32","data_offsets":[0,4],"shape":)") + shape + "}}",
                  "1234"),
         HasSubstr("tensor 'a': shape: expected an array of sizes"));
-}
 
-TEST(Safetensors, DuplicateNamesAreAnError) {
   const std::string entry = R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
   EXPECT_THAT(error_of("{\"a\":" + entry + ",\"a\":" + entry + "}", "x"),
               HasSubstr("'a' occurs twice"));
   EXPECT_THAT(error_of(R"({"__metadata__":{"k":"1","k":"2"}})"), HasSubstr("'k' occurs twice"));
-}
 
-TEST(Safetensors, DepthThatWouldFillTheStackIsAnError) {
-  std::string header = R"({"a":{"shape":)";
-  header.append(1'000'000, '[');
-  EXPECT_THAT(error_of(header), HasSubstr("levels"));
+  // Depth that would fill the stack.
+  EXPECT_THAT(error_of(R"({"a":{"shape":)" + std::string(1'000'000, '[')), HasSubstr("levels"));
 }
 
 TEST(Safetensors, OffsetsMustFitAndTile) {

@@ -1,22 +1,17 @@
 // Models that Python exports by torch.jit.script, and lists of named tensors, train as one process
 // does. script_models.py exports the models.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 #include <torch/script.h>
 
 #include <cstdlib>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
@@ -24,7 +19,6 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 using Tensors = std::vector<at::Tensor>;
@@ -156,7 +150,7 @@ TEST_P(ScriptModel, HasPythonsNamesAndLoadsItsValues) {
     }
     std::vector<std::string> own;
     for (const auto& named : ModelView(model).parameters()) own.push_back(named.name);
-    EXPECT_THAT(own, ::testing::UnorderedElementsAreArray(names));
+    EXPECT_THAT(own, UnorderedElementsAreArray(names));
     load_state_dict(model, file.at("state"));
     const auto output = model.forward({file.at("example")});
     EXPECT_LT(distance(output.isTensor() ? output.toTensor()
@@ -180,8 +174,8 @@ TEST_P(ScriptModel, HasItsSparseLayersFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ScriptModel,
-                         ::testing::Combine(::testing::Values("resnet", "transformer"),
-                                            ::testing::Values(2, 3)),
+                         Combine(::testing::Values("resnet", "transformer"),
+                                 ::testing::Values(2, 3)),
                          [](const auto& test) {
                            return std::get<0>(test.param) + std::to_string(std::get<1>(test.param));
                          });

@@ -1,25 +1,20 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
-
-#include <string>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/init.h"
 #include "lockstep/several_optimizers.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
 // The state of strategies, saved in one run and loaded in the next.
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::TemporaryFolder;
 
 /// A rank's training with a strategy, in which every rank has other samples.
 struct Trainee {
@@ -106,9 +101,9 @@ TEST(StrategyResume, NeedsTheGroupOfAStrategyOfSeveralRanks) {
     for (const Stateful& strategy : {Stateful(whole.optimizer), Stateful(ddp), Stateful(several)}) {
       auto checkpoint = whole.checkpoint();
       checkpoint.strategy = strategy;
-      EXPECT_THAT(testing::failure([&] { checkpoint.load(folder / "c"); }),
-                  ::testing::HasSubstr("load(path) for a single process: got a strategy of 2 "
-                                       "ranks, expected load(path, group) on all of them"));
+      EXPECT_THAT(failure([&] { checkpoint.load(folder / "c"); }),
+                  HasSubstr("load(path) for a single process: got a strategy of 2 "
+                            "ranks, expected load(path, group) on all of them"));
     }
     EXPECT_TRUE(whole.parameters().equal(after));
     whole.checkpoint().load(folder / "c", group);
@@ -235,4 +230,4 @@ TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

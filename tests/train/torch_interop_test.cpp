@@ -1,32 +1,17 @@
 // Files go from PyTorch to Lockstep and back; torch_interop.py is the other side.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <cstdlib>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "lockstep/checkpoint.h"
 #include "lockstep/model_files.h"
-#include "tests/temporary_folder.h"
+#include "tests/matchers.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using testing::failure;
-using ::testing::HasSubstr;
-using testing::kinds;
-using testing::Net;
-using testing::TemporaryFolder;
-using testing::Training;
 using Dict = c10::impl::GenericDict;
 
 constexpr int missing_package = 77;
@@ -77,7 +62,7 @@ class TorchInterop : public ::testing::Test {
     return result;
   }
   /// A training in float64; counters stay what they are.
-  static Training in_double(const testing::OptimizerKind& kind) {
+  static Training in_double(const OptimizerKind& kind) {
     Training training(kind);
     const auto convert = [](at::Tensor tensor) {
       if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(at::kDouble));
@@ -197,13 +182,13 @@ TEST_F(TorchInterop, LazyConjugatesAndNegativesAreResolved) {
 }
 
 TEST_F(TorchInterop, WhatCannotBeHeldIsSkippedByName) {
-  std::map<std::string, std::string> skipped;
-  const Dict file = read_torch_file(*folder / "others.pt", &skipped).toGenericDict();
+  std::map<std::string, std::string> left_out;
+  const Dict file = read_torch_file(*folder / "others.pt", &left_out).toGenericDict();
   std::vector<std::string> names;
-  for (const auto& [name, what] : skipped) names.push_back(name);
-  EXPECT_THAT(names, ::testing::ElementsAre("big", "bytes", "chain", "groups.0.made_by",
-                                            "quantised", "queue", "set", "sparse.eye"));
-  EXPECT_EQ(skipped.at("sparse.eye"), "the global 'torch._utils._rebuild_sparse_tensor'");
+  for (const auto& [name, what] : left_out) names.push_back(name);
+  EXPECT_THAT(names, ElementsAre("big", "bytes", "chain", "groups.0.made_by", "quantised", "queue",
+                                 "set", "sparse.eye"));
+  EXPECT_EQ(left_out.at("sparse.eye"), "the global 'torch._utils._rebuild_sparse_tensor'");
   torch::nn::Linear linear(2, 2);
   load_state_dict(*linear, file.at("model"));
   const Dict milestones = file.at("steps").toGenericDict().at("milestones").toGenericDict();
@@ -362,4 +347,4 @@ TEST_F(TorchInterop, FilesOfTiedModelsAreThoseOfSafetensors) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -1,31 +1,17 @@
 // A load that fails changes nothing, whichever tensor it fails at and why.
 #include <c10/core/InferenceMode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "core/text.h"
-#include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/early_stopping.h"
 #include "lockstep/grad_scaler.h"
-#include "lockstep/init.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/samplers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "parallel/reducer/model_state.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/failed_load.h"
 #include "tests/train/training.h"
@@ -35,8 +21,6 @@ namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::tensors_of;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// Everything that a checkpoint keeps.
 struct WholeRun {

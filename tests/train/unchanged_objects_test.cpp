@@ -1,27 +1,14 @@
 // A load of an optimizer, a strategy or an object of the program that fails changes nothing.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
-#include "core/text.h"
-#include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/fused_optimizers.h"
-#include "lockstep/init.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
+#include "tests/matchers.h"
 #include "tests/parallel/models.h"
-#include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/failed_load.h"
 #include "tests/train/training.h"
@@ -30,8 +17,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(FailedStateLoads, OfEachOptimizerAtAnyTensor) {
   const TemporaryFolder folder;

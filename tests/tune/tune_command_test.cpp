@@ -1,26 +1,19 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/system/topology.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // `lockstep tune`, as a user starts it, on programs with steps of known length.
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-const std::string program = LOCKSTEP_BINARY_DIR "/tune_step_program";
+const std::string step_program = LOCKSTEP_BINARY_DIR "/tune_step_program";
 
 std::vector<std::string> words_of(const std::string& arguments) {
   std::vector<std::string> words{lockstep_program(), "tune"};
@@ -70,7 +63,7 @@ TEST(TuneCommand, RefusesWrongInput) {
 
 TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
-  const auto ended = tune(brief + "--json " + program + " no-share");
+  const auto ended = tune(brief + "--json " + step_program + " no-share");
   ASSERT_EQ(ended.code, 0) << ended.err;
   const auto json = nlohmann::json::parse(ended.out);
   EXPECT_EQ(json["best"]["ranks"], 2) << ended.out;
@@ -94,7 +87,7 @@ TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
 
 TEST(TuneCommand, SaysWhenOneProcessWins) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
-  const auto ended = tune(brief + "--global-batch 8 " + program + " threads 200");
+  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads 200");
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("One process wins on these"), HasSubstr("samples/s"),
@@ -103,14 +96,14 @@ TEST(TuneCommand, SaysWhenOneProcessWins) {
 
 TEST(TuneCommand, SaysWhyAProgramCannotBeMeasured) {
   const std::string one = "--ranks 1 --rounds 1 --warm-up 0 ";
-  const auto few = tune(one + program + " few");
+  const auto few = tune(one + step_program + " few");
   EXPECT_EQ(few.code, 1);
   EXPECT_THAT(few.out, HasSubstr("not measured: 1 rank"));
   EXPECT_THAT(few.out, HasSubstr("the program ended after"));
-  const auto none = tune(one + "--limit 0.5 " + program + " none");
+  const auto none = tune(one + "--limit 0.5 " + step_program + " none");
   EXPECT_EQ(none.code, 1);
   EXPECT_THAT(none.out, HasSubstr("counted 0 steps in 0.5 s"));
-  const auto failed = tune(one + program + " exit-3");
+  const auto failed = tune(one + step_program + " exit-3");
   EXPECT_EQ(failed.code, 1);
   EXPECT_THAT(failed.out, AllOf(HasSubstr("this program has no use for it"),
                                 HasSubstr("exit code 3"), Not(HasSubstr("best:"))));
@@ -118,7 +111,7 @@ TEST(TuneCommand, SaysWhyAProgramCannotBeMeasured) {
 
 TEST(TuneCommand, EndsItsRanksWhenItIsEnded) {
   for (const int signal : {SIGTERM, SIGKILL}) {
-    Launched job(words_of("--ranks 1 --seconds 600 --limit 600 " + program + " ranks"));
+    Launched job(words_of("--ranks 1 --seconds 600 --limit 600 " + step_program + " ranks"));
     auto launchers = children_of(job.pid());
     while (launchers.empty()) launchers = children_of(job.pid());
     const auto launcher = *launchers.begin();

@@ -1,0 +1,216 @@
+// Programs under mpirun, as SINGA's and Needle's are started.
+
+#include <array>
+#include <thread>
+
+#include "core/system/topology.h"
+#include "tests/examples/digits.h"
+#include "tests/examples/program_run.h"
+#include "tests/launch/hosts_by_ssh.h"
+#include "tests/matchers.h"
+#include "tests/mpirun.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+
+class UnderMpirun : public ProgramRun {
+ protected:
+  void SetUp() override {
+    if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  }
+
+  /// On two ranks. options: of mpirun.
+  Result mpirun(const std::string& program, const std::string& options = "",
+                const std::string& backend = "auto") const {
+    std::string command = "LOCKSTEP_BACKEND=" + backend;
+    for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
+    return run(command + options + ' ' + quoted_bin + program);
+  }
+};
+
+TEST_F(UnderMpirun, AProgramEndsWithOneSummary) {
+  const Result result = mpirun("regression");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "\nepoch 4: loss "), 1) << result.out;
+}
+
+TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
+  const Result result = mpirun("custom_strategy --backend mpi");
+  EXPECT_EQ(result.code, 0) << result.err;
+  const Result alone =
+      run(quoted_launcher + " run -n 2 " + quoted_bin + "custom_strategy --backend mpi");
+  EXPECT_EQ(alone.code, 1);
+  EXPECT_EQ(count("\n" + alone.err, "\ncustom_strategy: init: "), 1) << alone.err;
+}
+
+TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
+  const Result result = mpirun("gradient_proof --data nowhere");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(count("\n" + result.err, "\ngradient_proof: "), 1) << result.err;
+  const Result thrown = mpirun("failing_program 1");
+  EXPECT_NE(thrown.code, 0);
+  EXPECT_EQ(count("\n" + thrown.err, "\nfailing_program: "), 1) << thrown.err;
+  // Most errors of Lockstep are raised on all ranks. This one is not.
+  for (const std::string backend : {"host", "mpi"}) {
+    const Result data = mpirun("failing_program data", "", backend);
+    EXPECT_NE(data.code, 0);
+    EXPECT_EQ(count("\n" + data.err, "\nfailing_program: "), 1) << data.err;
+    EXPECT_THAT(data.err, HasSubstr("rank 1: images: missing")) << backend;
+  }
+}
+
+TEST_F(UnderMpirun, AWrongFlagOfOneRankIsPrintedOnce) {
+  const std::string program = quoted_bin + "failing_program";
+  const std::array<std::array<std::string, 3>, 3> cases{{{"host", " all --nosuch", " all"},
+                                                         {"host", " all", " all --nosuch"},
+                                                         {"mpi", " all", " all --nosuch"}}};
+  for (const auto& [backend, first, second] : cases) {
+    std::string command = "LOCKSTEP_BACKEND=" + backend;
+    for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
+    command += " sh -c 'test ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 0 && exec \"$0\"";
+    const Result result = run(command + first + "; exec \"$0\"" + second + "' " + program);
+    EXPECT_NE(result.code, 0);
+    EXPECT_EQ(count(result.err, "--nosuch"), 1) << backend << first << '\n' << result.err;
+  }
+}
+
+TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
+  std::ofstream(folder / "hosts") << "localhost slots=2\n";
+  const Result result =
+      mpirun("mnist_cnn --epochs 2 --metrics metrics.jsonl", " --hostfile hosts", "mpi");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "epoch 2/2  loss "), 1) << result.out;
+  ASSERT_EQ(metrics().size(), 2u);
+  EXPECT_EQ(metrics()[0]["ranks"], 2);
+  EXPECT_LT(values("train_loss")[1], values("train_loss")[0]);
+}
+
+TEST_F(UnderMpirun, AWrongFlagIsNamedOnce) {
+  const Result result = mpirun("mnist_cnn --epochs none");
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_EQ(complaints(result.err, "--epochs: "), 1) << result.err;
+}
+
+// Training that goes on after a failure ends in the bits of training that starts from the same
+// checkpoint. bench/faults/random_kills kills ranks of one host.
+
+class Restarted : public ProgramRun {
+ protected:
+  Restarted() {
+    std::filesystem::create_directory(folder / "data");
+    write_digits(folder / "data", "train", 203, 1);
+    write_digits(folder / "data", "t10k", 51, 2);
+  }
+
+  std::vector<std::string> arguments(int epochs, const std::string& checkpoints) const {
+    return {"--data",
+            (folder / "data").string(),
+            "--batch-size",
+            "16",
+            "--epochs",
+            std::to_string(epochs),
+            "--checkpoint-dir",
+            (folder / checkpoints).string(),
+            "--seed",
+            "3",
+            "--lr",
+            "0.05",
+            "--strategy",
+            "topk:0.1",
+            "--no-efficiency"};
+  }
+  /// The same words for a shell.
+  std::string words(int epochs, const std::string& checkpoints) const {
+    std::string text = "mnist_cnn";
+    for (const auto& word : arguments(epochs, checkpoints)) text += ' ' + word;
+    return text;
+  }
+};
+
+TEST_F(Restarted, GoesOnWithoutALostHost) {
+  const SshHosts hosts;
+  if (!hosts.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
+  constexpr int epochs = 8;
+  auto words = hosts.command(
+      {"--hosts", concat(SshHosts::address(0), ":1,", hosts.name(1), ":1,", hosts.name(2), ":1"),
+       "--min-hosts", "2", "--max-restarts", "1", "--restart-delay", "0",
+       // The ranks notice the loss before the launchers, and end.
+       "env", "LOCKSTEP_HEARTBEAT=6", bin + "mnist_cnn"});
+  for (const auto& word : arguments(epochs, "lost")) words.push_back(word);
+  Launched job(words, {{"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_HEARTBEAT", "9"}});
+  job.await_output("epoch 3/");
+  hosts.cut(1);
+  // The ranks wait for one another, so that none saves the state of a later epoch.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::filesystem::copy(folder / "lost", folder / "resumed",
+                        std::filesystem::copy_options::recursive);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("restart 1 of 1: node 1 of 3 failed first: no heartbeat from"));
+  EXPECT_THAT(ended.out, HasSubstr(" epochs are done\n"));
+
+  const auto before = newest("resumed");
+  ASSERT_EQ(two_ranks(this->words(epochs, "resumed")).code, 0);
+  EXPECT_FALSE(newest("resumed") == before);
+  EXPECT_TRUE(newest("resumed") == newest("lost"));
+}
+
+// `lockstep tune` on an example, which knows nothing of it.
+
+class Tuned : public ProgramRun {};
+
+TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndSharedMemory) {
+  if (Topology::read().cores.size() < 2) GTEST_SKIP() << "one core: nothing to divide";
+  const auto result = run(
+      quoted_launcher +
+      " tune --json --global-batch 32 --ranks 2 --buckets 1 --rounds 1 --seconds 0.2 --warm-up 0 " +
+      quoted_bin + "mnist_cnn --no-efficiency --epochs 1000 --batch-size {batch}");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["rate_unit"], "samples/s");
+  // Buckets are measured with the best binding, and once more together if both changes gain.
+  bool shared = false;
+  bool small_buckets = false;
+  for (const auto& one : json["candidates"]) {
+    if (one["bucket_mib"] == 1) small_buckets = true;
+    if (one["share_memory"]) shared = true;
+    EXPECT_GT(one["rate"], 0) << one;
+  }
+  EXPECT_TRUE(shared) << result.out;
+  EXPECT_TRUE(small_buckets) << result.out;
+}
+
+// Digits that people wrote, and photographs: others of these tests make their data.
+
+class RealData : public ProgramRun {};
+
+TEST_F(RealData, MnistCnnLearnsTheSampleOfMnist) {
+  const Result result = two_ranks(
+      "mnist_cnn --epochs 2 --quiet --no-efficiency --metrics metrics.jsonl --checkpoint '' "
+      "--data '" LOCKSTEP_SOURCE_DIR "/examples/data/mnist'");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto losses = values("train_loss");
+  ASSERT_EQ(losses.size(), 2u);
+  EXPECT_LT(losses[1], losses[0] / 2);
+  EXPECT_GT(values("test_accuracy")[1], 0.9);
+}
+
+TEST_F(RealData, ResNet9LearnsCifar10) {
+  const char* data = std::getenv("LOCKSTEP_TEST_CIFAR10");
+  if (data == nullptr)
+    GTEST_SKIP() << "LOCKSTEP_TEST_CIFAR10 names no folder of CIFAR-10's binary files";
+  const Result result =
+      two_ranks("resnet9_cifar10 --epochs 2 --quiet --metrics metrics.jsonl --data '" +
+                std::string(data) + "'");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto losses = values("train_loss");
+  ASSERT_GE(losses.size(), 2u);
+  EXPECT_LT(losses.back(), losses.front());
+  EXPECT_GT(values("test_accuracy").at(0), 0.3) << "ten classes";
+}
+
+}  // namespace
+}  // namespace lockstep::testing
