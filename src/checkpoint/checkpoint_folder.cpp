@@ -8,9 +8,9 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
+#include "core/system/atomic_file.h"
 #include "core/system/folder_lock.h"
 #include "core/text.h"
-#include "formats/atomic_file.h"
 #include "formats/safetensors_reader.h"
 #include "group/gather_texts.h"
 #include "lockstep/checkpoint.h"

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <locale>
 #include <map>
 #include <ostream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,9 +101,10 @@ void check_export_format(std::string_view format) {
 }
 
 void write_csv(const Run& run, const std::filesystem::path& file) {
-  WholeFile whole(file);
-  write_table(whole.out(), table_of(run));
-  whole.commit();
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  write_table(out, table_of(run));
+  write_file(file, std::move(out).str());
 }
 
 }  // namespace lockstep::record
