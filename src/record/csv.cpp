@@ -3,11 +3,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <locale>
 #include <map>
 #include <ostream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,8 +99,7 @@ void check_export_format(std::string_view format) {
 }
 
 void write_csv(const Run& run, const std::filesystem::path& file) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
+  detail::TextStream out;
   write_table(out, table_of(run));
   write_file(file, std::move(out).str());
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iomanip>
-#include <locale>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -29,7 +28,6 @@ double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanos
 
 TraceFile::TraceFile(std::filesystem::path path, std::int64_t origin)
     : file_(std::move(path), detail::AtomicFile::Use::log), origin_(origin) {
-  out_.imbue(std::locale::classic());
   out_ << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [" << std::fixed << std::setprecision(3);
 }
 

@@ -2,11 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <sstream>
+#include <ostream>
 #include <string_view>
 #include <vector>
 
 #include "core/system/atomic_file.h"
+#include "core/text.h"
 #include "profile/trace.h"
 
 namespace lockstep::inline v0_2::record {
@@ -53,7 +54,7 @@ class TraceFile {
   void flush();
 
   detail::AtomicFile file_;
-  std::ostringstream out_;
+  detail::TextStream out_;
   std::int64_t origin_;
   std::uint64_t flights_ = 0;  ///< of no bucket, so far
   bool first_ = true;
