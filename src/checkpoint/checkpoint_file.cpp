@@ -14,8 +14,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "core/system/atomic_file.h"
-#include "formats/safetensors_header.h"
-#include "formats/safetensors_reader.h"
+#include "formats/safetensors.h"
 #include "group/gather_texts.h"
 #include "lockstep/group.h"
 

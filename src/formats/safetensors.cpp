@@ -1,3 +1,5 @@
+#include "formats/safetensors.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -10,8 +12,6 @@
 #include "core/numeric/digest.h"
 #include "core/system/atomic_file.h"
 #include "core/text.h"
-#include "formats/safetensors_header.h"
-#include "formats/safetensors_reader.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
