@@ -353,11 +353,9 @@ void write_trace(const Records& records, const fs::path& path) {
                         {"args", {{"text", record->failure()}}}});
     }
   }
-  record::WholeFile file(path);
-  file.out() << ordered_json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump(
-                    -1, ' ', false, ordered_json::error_handler_t::replace)
-             << '\n';
-  file.commit();
+  const ordered_json trace{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+  record::write_file(path,
+                     trace.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n');
   std::cout << "operations of " << detail::plural(records.size(), "rank") << ": " << path.string()
             << '\n';
 }

@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
 #include "core/operation_error.h"
-#include "formats/atomic_file.h"
+#include "core/system/atomic_file.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/sharded_parameters.h"
@@ -111,7 +111,7 @@ CheckpointMeta load_checkpoint(const std::filesystem::path& path, const ModelVie
 void check_checkpoint_path(const std::filesystem::path& path, const Group& group) {
   all_or_none(group, [&] {
     // The constructor throws if the file cannot be written.
-    if (group.rank() == 0) detail::AtomicFile file(path);
+    if (group.rank() == 0) detail::AtomicFile(path, detail::AtomicFile::Use::checkpoint);
   });
 }
 

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <mutex>
 
+#include "core/environment.h"
 #include "core/log.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
@@ -57,10 +57,8 @@ const std::string& metadata_of(const safetensors::Content& content, const char* 
 }
 
 std::optional<std::int64_t> number_in(const std::string& text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+  const auto value = parse_number<std::int64_t>(text);
+  return value.value_or(-1) < 0 ? std::nullopt : value;
 }
 
 std::int64_t number(const safetensors::Content& content, const char* key) {
@@ -228,22 +226,18 @@ std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, i
 std::optional<double> score_of(const std::map<std::string, std::string>& metadata) {
   const auto found = metadata.find(score_key);
   if (found == metadata.end()) return std::nullopt;
-  const std::string& text = found->second;
-  double score = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), score);
-  if (error != std::errc() || end != text.data() + text.size())
-    throw CheckpointError(concat(score_key, ": expected a number, found '", text, "'"));
+  const auto score = parse_number<double>(found->second);
+  if (!score)
+    throw CheckpointError(concat(score_key, ": expected a number, found '", found->second, "'"));
   return score;
 }
 
 std::optional<int> owner_of(std::string_view tensor) {
   if (!tensor.starts_with(rank_prefix)) return std::nullopt;
   tensor.remove_prefix(rank_prefix.size());
-  int rank = 0;
-  const auto [end, error] = std::from_chars(tensor.data(), tensor.data() + tensor.size(), rank);
-  if (error != std::errc() || end == tensor.data() + tensor.size() || *end != '/' || rank < 0)
-    return std::nullopt;
-  return rank;
+  const auto end = tensor.find('/');
+  const auto rank = parse_number<int>(tensor.substr(0, end));
+  return end == tensor.npos || rank.value_or(-1) < 0 ? std::nullopt : rank;
 }
 
 std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& metadata) {

@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_content.h"
-#include "formats/atomic_file.h"
-#include "formats/safetensors_header.h"
-#include "formats/safetensors_reader.h"
+#include "core/system/atomic_file.h"
+#include "formats/safetensors.h"
 #include "group/gather_texts.h"
 #include "lockstep/group.h"
 
@@ -71,27 +70,6 @@ std::vector<RankEntry> all_entries(const std::vector<std::string>& descriptions,
   return entries;
 }
 
-/// Runs functions until one throws, and keeps that exception. Rank 0 can thus continue with its
-/// sends and receives, for which other ranks wait, and throw at the end.
-class FirstError {
- public:
-  template <class Function>
-  void operator()(const Function& fn) {
-    if (error_) return;
-    try {
-      fn();
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::exception_ptr error_;
-};
-
 }  // namespace
 
 void write_from_all_ranks(const std::filesystem::path& path, const safetensors::Content& own,
@@ -112,17 +90,16 @@ void write_from_all_ranks(const std::filesystem::path& path, const safetensors::
     Header header{.entries = {}, .metadata = own.metadata};
     for (const RankEntry& item : entries) header.entries.push_back(item.entry);
     const std::string first = safetensors::write_header(header, path.string());
-    file.emplace(path);
-    file->write(std::as_bytes(std::span(first)));
+    file.emplace(path, AtomicFile::Use::checkpoint);
+    file->write(first);
   });
 
-  FirstError first_error;
   auto next = pieces.begin();
   for (const RankEntry& item : entries) {
     const bool is_own = item.rank == group.rank();
     const at::Tensor values = is_own ? next++->values : at::Tensor();
     if (item.rank == 0) {
-      if (writes) first_error([&] { file->write(safetensors::bytes_of(values)); });
+      if (writes) file->write(safetensors::bytes_of(values));
       continue;
     }
     if (!is_own && !writes) continue;
@@ -134,12 +111,11 @@ void write_from_all_ranks(const std::filesystem::path& path, const safetensors::
       } else {
         const at::Tensor received = chunk.narrow(0, 0, count);
         group.recv(received, item.rank).wait();
-        first_error([&] { file->write(safetensors::bytes_of(received)); });
+        file->write(safetensors::bytes_of(received));
       }
     }
   }
   all_or_none(group, [&] {
-    first_error.rethrow();
     if (writes) file->commit();
   });
 }
@@ -223,7 +199,8 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
 
   safetensors::Content content{
       .tensors = {}, .metadata = std::move(header.metadata), .checked = header.checked};
-  FirstError first_error;
+  // Rank 0 sends what other ranks wait for also after an error.
+  std::exception_ptr first_error;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Entry& entry = header.entries[i];
     const std::optional<int> to = receiver(entry);
@@ -232,7 +209,11 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
     const auto count = static_cast<std::int64_t>(entry.end - entry.begin);
     if (count == 0 || (!is_own && !reads)) continue;
     const at::Tensor bytes = is_own ? as_bytes(own[i]) : others.narrow(0, 0, count);
-    if (reads) first_error([&] { reader->read(entry, safetensors::writable_bytes_of(bytes)); });
+    try {
+      if (reads && !first_error) reader->read(entry, safetensors::writable_bytes_of(bytes));
+    } catch (...) {
+      first_error = std::current_exception();
+    }
     if (!to)
       group.broadcast(bytes).wait();
     else if (reads && *to > 0)
@@ -240,7 +221,9 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
     else if (!reads)
       group.recv(bytes, 0).wait();
   }
-  all_or_none(group, [&] { first_error.rethrow(); });
+  all_or_none(group, [&] {
+    if (first_error) std::rethrow_exception(first_error);
+  });
   return content;
 }
 

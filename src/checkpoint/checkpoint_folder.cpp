@@ -1,4 +1,3 @@
-#include <charconv>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -8,10 +7,10 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
+#include "core/system/atomic_file.h"
 #include "core/system/files.h"
 #include "core/text.h"
-#include "formats/atomic_file.h"
-#include "formats/safetensors_reader.h"
+#include "formats/safetensors.h"
 #include "group/gather_texts.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
@@ -60,14 +59,12 @@ std::set<std::int64_t> CheckpointFolder::numbers() const {
        !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(name_prefix) || !name.ends_with(name_suffix)) continue;
-    const char* const first = name.data() + name_prefix.size();
-    const char* const last = name.data() + name.size() - name_suffix.size();
-    std::int64_t number = 0;
-    const auto [rest, problem] = std::from_chars(first, last, number);
+    const auto digits = std::string_view(name).substr(name_prefix.size());
+    const auto number =
+        detail::parse_number<std::int64_t>(digits.substr(0, digits.size() - name_suffix.size()));
     // Ignores names that this class does not write, such as those with other digits.
-    if (problem == std::errc() && rest == last && number > 0 &&
-        path_of(number).filename() == entry->path().filename())
-      found.insert(number);
+    if (number.value_or(0) > 0 && path_of(*number).filename() == entry->path().filename())
+      found.insert(*number);
   }
   if (error) throw CheckpointError(concat(folder_.string(), ": cannot list: ", error.message()));
   return found;

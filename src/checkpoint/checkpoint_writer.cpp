@@ -13,7 +13,7 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "formats/safetensors_reader.h"
+#include "formats/safetensors.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
 #include "parallel/update/sharded_parameters.h"

@@ -1,17 +1,15 @@
 #include "checkpoint/optimizer_state.h"
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <cmath>
-#include <concepts>
 #include <cstdint>
-#include <deque>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
@@ -22,6 +20,7 @@
 #include "core/json_depth.h"
 #include "core/text.h"
 #include "formats/checkpoint_error.h"
+#include "formats/optimizer_dict.h"
 #include "lockstep/error.h"
 #include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
@@ -83,7 +82,7 @@ json encode(const c10::IValue& value, const std::string& where, Tensors& tensors
   if (value.isTuple()) {
     json parts = json::array();
     for (const c10::IValue& part : value.toTupleRef().elements())
-      parts.push_back(encode(part, where, tensors));
+      parts.push_back(encode(part, concat(where, '/', parts.size()), tensors));
     return {{"tuple", parts}};
   }
   if (value.isDouble())
@@ -104,7 +103,7 @@ c10::IValue decode(const json& value, const Tensors& tensors) {
   if (value.is_number_integer()) return value.get<std::int64_t>();
   if (value.is_number_float()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
-  if (value.contains("tensor")) return tensor_at(value["tensor"], tensors).clone();
+  if (value.contains("tensor")) return tensor_at(value["tensor"], tensors);
   if (value.contains("tuple")) {
     std::vector<c10::IValue> parts;
     for (const json& part : value["tuple"]) parts.push_back(decode(part, tensors));
@@ -224,153 +223,56 @@ json archived(const Part& part, const std::string& where, Tensors& tensors) {
   return encode_all(archive, where, tensors);
 }
 
-/// Visitor that stores the fields of a parameter's state without the copies of an archive.
-struct Fields {
-  json& fields;
-  const std::string& where;
-  Tensors& tensors;
-
-  void operator()(const char* name, std::int64_t value) const { fields[name] = value; }
-  void operator()(const char* name, const Count<std::int64_t>& count) const {
-    fields[name] = count.value;
-  }
-  void operator()(const char* name, double value) const {
-    (*this)(name, at::scalar_tensor(value, at::kDouble));  // JSON has no infinity
-  }
-  void operator()(const char* name, const at::Tensor& value) const {
-    if (value.defined()) fields[name] = stored(name, value);
-  }
-  void operator()(const char* name, const std::deque<at::Tensor>& values) const {
-    json parts = json::array();
-    for (const at::Tensor& value : values)
-      parts.push_back(stored(concat(name, '/', parts.size()), value));
-    fields[name] = {{"tuple", parts}};
-  }
-
- private:
-  json stored(const std::string& name, const at::Tensor& value) const {
-    tensors[where + name] = value;
-    return {{"tensor", where + name}};
-  }
-};
-
-/// Visits the state of a class of LibTorch. Returns whether it is of one.
-template <class Visitor>
-bool visit_known(torch::optim::OptimizerParamState& state, const Visitor& visitor) {
-  return visit_elementwise(state, visitor) ||
-         visit_as<torch::optim::LBFGSParamState>(state, visitor);
-}
-
-json fields_of(torch::optim::OptimizerParamState& state, const std::string& where,
-               Tensors& tensors) {
+/// Without the copies of an archive where the class of the state is known.
+json encode_state(torch::optim::OptimizerParamState& state, const std::string& where,
+                  Tensors& tensors) {
+  const auto fields = fields_of(state, FieldFormat::checkpoint);
+  if (!fields) return archived(state, where, tensors);
   json result = json::object();
-  const Fields fields{.fields = result, .where = where, .tensors = tensors};
-  return visit_known(state, fields) ? result : archived(state, where, tensors);
+  for (const auto& field : *fields) {
+    const std::string& name = field.key().toStringRef();
+    result[name] = encode(field.value(), where + name, tensors);
+  }
+  return result;
 }
 
-/// Visitor that moves the tensors of a parameter's state to the parameter's device.
-struct MoveTo {
-  at::Device device;
-
-  template <class Number>
-  void operator()(const char*, const Number&) const {}
-  void operator()(const char*, at::Tensor& value) const {
-    if (value.defined()) value = value.to(device);
-  }
-  void operator()(const char* name, std::deque<at::Tensor>& values) const {
-    for (at::Tensor& value : values) (*this)(name, value);
-  }
-};
-
-/// Moves the state that a checkpoint contained, which is on the CPU, to the parameters' devices.
-void move_to_parameters(torch::optim::Optimizer& optimizer) {
+/// Throws: CheckpointError unless parameters are on the CPU, as the state is that an optimizer of
+/// another class has loaded.
+void check_on_cpu(torch::optim::Optimizer& optimizer) {
   for (const at::Tensor& parameter : all_parameters(optimizer)) {
-    auto* const state = find_state(optimizer.state(), parameter);
-    if (parameter.is_cpu() || state == nullptr) continue;
-    if (!visit_known(*state, MoveTo{parameter.device()}))
-      throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
-                                   parameter.device(),
-                                   ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
-                                   "the model without its optimizer"));
-  }
-}
-
-/// Visitor that restores the fields of a parameter's state without the copies of an archive.
-struct StateReader {
-  const json& fields;
-  const Tensors& tensors;
-  at::Tensor flat{};  ///< of LBFGS: tensors that are no numbers must have its shape and dtype
-
-  void operator()(const char* name, std::int64_t& value) const {
-    const json& field = fields.at(name);
-    if (!field.is_number_integer())
-      throw CheckpointError(
-          concat("optimizer: '", name, "': expected an integer, found ", field.dump()));
-    value = field.get<std::int64_t>();
-  }
-  void operator()(const char* name, const Count<std::int64_t>& count) const {
-    (*this)(name, count.value);
-  }
-  void operator()(const char* name, double& value) const {
-    value = tensor_of(fields.at(name), true).item<double>();
-  }
-  void operator()(const char* name, at::Tensor& value) const {
-    if (fields.contains(name))
-      value = tensor_of(fields.at(name), std::string_view(name) == "H_diag");
-  }
-  void operator()(const char* name, std::deque<at::Tensor>& values) const {
-    for (const json& part : fields.at(name).at("tuple"))
-      values.push_back(tensor_of(part, std::string_view(name) == "ro"));
-  }
-
- private:
-  at::Tensor tensor_of(const json& field, bool is_number) const {
-    const at::Tensor& tensor = tensor_at(field.at("tensor"), tensors);
-    const bool fits = !flat.defined()  // check_fields() has compared it with the parameter
-                      || (is_number ? tensor.dim() == 0 && !tensor.is_complex()
-                                    : tensor.sizes() == flat.sizes() &&
-                                          tensor.scalar_type() == flat.scalar_type());
-    if (!fits)
-      throw CheckpointError(concat(
-          "tensor ", field["tensor"].dump(), ": expected ",
-          is_number ? std::string("one number") : concat(flat.scalar_type(), ' ', flat.sizes()),
-          ", found ", tensor.scalar_type(), ' ', tensor.sizes()));
-    return tensor.clone();
-  }
-};
-
-template <class Class>
-void restore_states_as(torch::optim::Optimizer& optimizer, const json& states,
-                       const Tensors& tensors, const ParameterNames& names) {
-  constexpr bool is_lbfgs = std::same_as<typename Class::ParamState, torch::optim::LBFGSParamState>;
-  for (const auto& group : optimizer.param_groups()) {
-    const auto flat = is_lbfgs ? flat_shape(group.params()) : at::Tensor();
-    for (const at::Tensor& parameter : group.params()) {
-      const std::string& name = name_of(parameter, names);
-      const auto found = states.find(name);
-      if (found == states.end()) continue;
-      auto state = Class::new_state(optimizer, parameter);
-      visit(*state, StateReader{.fields = *found, .tensors = tensors, .flat = flat});
-      if constexpr (is_lbfgs) {
-        if (!is_complete(*state))
-          throw CheckpointError("optimizer: found only a part of the state of LBFGS");
-      }
-      if (!has_low_precision_fields(optimizer, parameter, *state))
-        throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
-                                     low_precision_field(optimizer, parameter), ", found none"));
-      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
-    }
+    if (parameter.is_cpu() || find_state(optimizer.state(), parameter) == nullptr) continue;
+    throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
+                                 parameter.device(),
+                                 ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
+                                 "the model without its optimizer"));
   }
 }
 
 void restore_states(torch::optim::Optimizer& optimizer, const json& description,
                     const Tensors& tensors, const ParameterNames& names) {
-  const bool is_known = with_class_of(optimizer, [&]<class Class>(const Class&) {
-    restore_states_as<Class>(optimizer, description.at("state"), tensors, names);
-  });
-  if (is_known) return;
-  InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
-  optimizer.load(all);
+  if (!with_class_of(optimizer, [](const auto&) {})) {
+    InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
+    optimizer.load(all);
+    return check_on_cpu(optimizer);
+  }
+  const json& states = description.at("state");
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& group = optimizer.param_groups()[g];
+    for (std::size_t p = 0; p < group.params().size(); ++p) {
+      const std::string& name = name_of(group.params()[p], names);
+      if (!states.contains(name)) continue;
+      c10::impl::GenericDict fields(c10::StringType::get(), c10::AnyType::get());
+      for (const auto& [key, value] : states.at(name).items())
+        fields.insert(key, decode(value, tensors));
+      auto state = read_state(optimizer, group.options(), fields,
+                              {.group = g,
+                               .index = p,
+                               .parameter = concat("optimizer: parameter '", name, '\''),
+                               .tensors = concat(optimizer_prefix, name, '/')});
+      if (state != nullptr)
+        optimizer.state()[group.params()[p].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
 }
 
 std::string_view kind_of(const json& value) {
@@ -447,7 +349,7 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer, const M
         parameters.push_back(name);
         if (auto* const own = find_state(states, parameter))
           description["state"][name] =
-              fields_of(*own, concat(optimizer_prefix, name, '/'), result.tensors);
+              encode_state(*own, concat(optimizer_prefix, name, '/'), result.tensors);
       }
       description["groups"].push_back(
           {{"parameters", parameters},
@@ -464,12 +366,9 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
   const auto names = names_of(optimizer, model);
   std::map<std::string, at::Tensor> state;
   for (const auto& group : optimizer.param_groups()) {
-    const std::vector<const char*> of_group = future_fields(group.options());
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad() || find_state(optimizer.state(), parameter)) continue;
-      auto fields = of_group;
-      if (const char* const own = low_precision_field(optimizer, parameter)) fields.push_back(own);
-      for (const char* field : fields)
+      for (const char* field : future_fields(optimizer, group.options(), parameter))
         state.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field),
                       state_like(optimizer, parameter));
     }
@@ -499,7 +398,6 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     try {
       load_options(optimizer, prepared.options_);
       restore_states(optimizer, description, state.tensors, names);
-      move_to_parameters(optimizer);
     } catch (...) {
       own.apply(optimizer);
       throw;

@@ -13,7 +13,7 @@
 #include "core/text.h"
 #include "formats/checkpoint_error.h"
 #include "formats/model_copies.h"
-#include "formats/safetensors_reader.h"
+#include "formats/safetensors.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "parallel/reducer/model_state.h"

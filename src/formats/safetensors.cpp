@@ -1,3 +1,5 @@
+#include "formats/safetensors.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -8,10 +10,8 @@
 #include <vector>
 
 #include "core/numeric/digest.h"
+#include "core/system/atomic_file.h"
 #include "core/text.h"
-#include "formats/atomic_file.h"
-#include "formats/safetensors_header.h"
-#include "formats/safetensors_reader.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
@@ -23,8 +23,8 @@ void write(const std::filesystem::path& path, const Content& content) {
   for (const Piece& piece : pieces) header.entries.push_back(piece.entry);
   const std::string first = write_header(header, path.string());
 
-  detail::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(first)));
+  detail::AtomicFile file(path, detail::AtomicFile::Use::checkpoint);
+  file.write(first);
   for (const Piece& piece : pieces) file.write(bytes_of(piece.values));
   file.commit();
 }

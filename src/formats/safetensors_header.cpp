@@ -1,5 +1,3 @@
-#include "formats/safetensors_header.h"
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "core/numeric/digest.h"
 #include "core/text.h"
+#include "formats/safetensors.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::safetensors {

@@ -1,5 +1,3 @@
-#include "formats/safetensors_reader.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,7 +10,7 @@
 
 #include "core/numeric/digest.h"
 #include "core/text.h"
-#include "formats/safetensors_header.h"
+#include "formats/safetensors.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::safetensors {

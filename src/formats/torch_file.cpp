@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <fstream>
 #include <map>
 #include <span>
@@ -13,8 +12,8 @@
 #include <vector>
 
 #include "core/log.h"
+#include "core/system/atomic_file.h"
 #include "core/text.h"
-#include "formats/atomic_file.h"
 #include "formats/pickle.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
@@ -198,16 +197,11 @@ c10::IValue read_torch_file(const std::filesystem::path& path,
 void write_torch_file(const std::filesystem::path& path, const c10::IValue& value) {
   std::vector<at::Tensor> storages;
   const std::string description = with_path(path, [&] { return detail::pickle(value, storages); });
-  detail::AtomicFile file(path);
+  detail::AtomicFile file(path, detail::AtomicFile::Use::checkpoint);
   // An exception must not pass through LibTorch's writer: parts of it are C, and its destructor
-  // would continue to write.
-  std::exception_ptr error;
+  // would continue to write. AtomicFile::write() throws none.
   PyTorchStreamWriter writer([&](const void* bytes, std::size_t count) {
-    try {
-      if (!error) file.write({static_cast<const std::byte*>(bytes), count});
-    } catch (...) {
-      error = std::current_exception();
-    }
+    file.write({static_cast<const std::byte*>(bytes), count});
     return count;
   });
   writer.writeRecord(pickle_record, description.data(), description.size());
@@ -217,7 +211,6 @@ void write_torch_file(const std::filesystem::path& path, const c10::IValue& valu
     writer.writeRecord(storage_record(std::to_string(key)), storages[key].const_data_ptr(),
                        storages[key].nbytes());
   writer.writeEndOfFile();
-  if (error) std::rethrow_exception(error);
   file.commit();
 }
 

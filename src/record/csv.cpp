@@ -98,9 +98,9 @@ void check_export_format(std::string_view format) {
 }
 
 void write_csv(const Run& run, const std::filesystem::path& file) {
-  WholeFile whole(file);
-  write_table(whole.out(), table_of(run));
-  whole.commit();
+  detail::TextStream out;
+  write_table(out, table_of(run));
+  write_file(file, std::move(out).str());
 }
 
 }  // namespace lockstep::record

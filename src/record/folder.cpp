@@ -10,7 +10,6 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
-#include <locale>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,6 +21,7 @@
 #include "core/environment.h"
 #include "core/json_depth.h"
 #include "core/signal_safe_text.h"
+#include "core/system/atomic_file.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/files.h"
 #include "core/system/process.h"
@@ -41,9 +41,6 @@ bool has_open_line(int fd, off_t size) {
   char last = '\n';
   return size > 0 && pread(fd, &last, 1, size - 1) == 1 && last != '\n';
 }
-
-/// Why a stream failed. A stream that has failed before knows no reason any more.
-std::string reason() { return errno != 0 ? std::strerror(errno) : "the disk may be full"; }
 
 }  // namespace
 
@@ -66,42 +63,10 @@ void AppendFile::add(std::string_view record) noexcept {
   if (before >= 0) std::ignore = ftruncate(file_.get(), before);
 }
 
-WholeFile::WholeFile(std::filesystem::path path)
-    : path_(std::move(path)), partial_(path_.string() + ".partial") {
-  std::error_code ignored;
-  const auto status = std::filesystem::symlink_status(path_, ignored);
-  if (std::filesystem::is_symlink(status)) fail(detail::why_not_opened(path_, ELOOP));
-  // rename() would replace a device or a fifo.
-  if (std::filesystem::is_other(status)) fail("it is no regular file; name another file");
-  // A fifo left there would wait for its reader.
-  std::filesystem::remove(partial_, ignored);
-  const detail::Descriptor file(
-      open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file) fail(detail::why_not_opened(partial_, errno));
-  out_.imbue(std::locale::classic());
-  errno = 0;
-  out_.open(detail::concat("/proc/self/fd/", file.get()), std::ios::binary);
-  if (!out_) fail(reason());
-}
-
-WholeFile::~WholeFile() {
-  if (committed_) return;
-  std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
-}
-
-void WholeFile::commit() {
-  errno = 0;
-  out_.close();
-  if (!out_) fail(reason());
-  std::error_code error;
-  std::filesystem::rename(partial_, path_, error);
-  if (error) fail(error.message());
-  committed_ = true;
-}
-
-void WholeFile::fail(std::string_view why) const {
-  throw Error(detail::concat(path_.string(), ": cannot write: ", why));
+void write_file(const std::filesystem::path& path, std::string_view text) {
+  detail::AtomicFile file(path, detail::AtomicFile::Use::log);
+  file.write(text);
+  file.commit();
 }
 
 namespace {
@@ -147,9 +112,8 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
                                       {"command", command_line()},
                                       {"variables", lockstep_variables()},
                                       {"event_files", environment.event_files}};
-  WholeFile file(folder / environment_name);
-  file.out() << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
-  file.commit();
+  write_file(folder / environment_name,
+             all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n');
 }
 
 std::vector<std::string> event_files_of(const std::filesystem::path& folder) {
@@ -256,9 +220,7 @@ Discarded discard_repeated(const std::filesystem::path& folder, const char* name
     throw Error(detail::concat(discarded.path().string(),
                                ": cannot write: ", std::strerror(discarded.error())));
   }
-  WholeFile file(path);
-  file.out() << kept;
-  file.commit();
+  write_file(path, kept);
   return result;
 }
 

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,29 +33,9 @@ class AppendFile {
   int error_ = 0;
 };
 
-/// A file that appears under its name only when commit() has written all of it. Until then it is
-/// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not
-/// synced to disk, because its content can be made again or is not essential. A symbolic link of
-/// either name is refused, and so is a device or fifo of the file's name.
+/// Writes or replaces a file of a log, report or trace by an AtomicFile.
 /// Throws: Error naming the file and the reason.
-class WholeFile {
- public:
-  explicit WholeFile(std::filesystem::path path);
-  ~WholeFile();
-  WholeFile(const WholeFile&) = delete;
-  WholeFile& operator=(const WholeFile&) = delete;
-
-  std::ostream& out() { return out_; }
-  void commit();
-
- private:
-  [[noreturn]] void fail(std::string_view why) const;
-
-  std::filesystem::path path_;
-  std::filesystem::path partial_;
-  std::ofstream out_;
-  bool committed_ = false;
-};
+void write_file(const std::filesystem::path& path, std::string_view text);
 
 /// File names in a run's folder.
 inline constexpr const char* metrics_name = "metrics.jsonl";

@@ -27,15 +27,14 @@ double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanos
 }  // namespace
 
 TraceFile::TraceFile(std::filesystem::path path, std::int64_t origin)
-    : file_(std::move(path)), origin_(origin) {
-  file_.out() << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [" << std::fixed
-              << std::setprecision(3);
+    : file_(std::move(path), detail::AtomicFile::Use::log), origin_(origin) {
+  out_ << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [" << std::fixed << std::setprecision(3);
 }
 
 std::ostream& TraceFile::event(int rank, int row, std::string_view name, char phase) {
-  return file_.out() << (std::exchange(first_, false) ? "\n" : ",\n") << "{\"pid\": " << rank
-                     << ", \"tid\": " << row << ", \"name\": \"" << name << "\", \"ph\": \""
-                     << phase << '"';
+  return out_ << (std::exchange(first_, false) ? "\n" : ",\n") << "{\"pid\": " << rank
+              << ", \"tid\": " << row << ", \"name\": \"" << name << "\", \"ph\": \"" << phase
+              << '"';
 }
 
 std::ostream& TraceFile::event_at(int rank, int row, std::string_view name, char phase,
@@ -102,10 +101,17 @@ void TraceFile::add(int rank, std::string_view host, const std::vector<TraceSpan
       event_at(rank, first_bucket + span.bucket, "ready", 'i', span.begin) << ", \"s\": \"t\"}";
     }
   }
+  flush();
+}
+
+void TraceFile::flush() {
+  file_.write(out_.view());
+  out_.str("");
 }
 
 void TraceFile::commit() {
-  file_.out() << "\n]}\n";
+  out_ << "\n]}\n";
+  flush();
   file_.commit();
 }
 

@@ -6,8 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/system/atomic_file.h"
+#include "core/text.h"
 #include "profile/trace.h"
-#include "record/folder.h"
 
 namespace lockstep::inline v0_2::record {
 
@@ -34,7 +35,7 @@ class TraceFile {
   /// Throws: Error naming the file and the reason.
   TraceFile(std::filesystem::path path, std::int64_t origin);
 
-  /// lost: how many older spans the rank has not kept.
+  /// lost: how many older spans the rank has not kept. commit() throws if this cannot be written.
   void add(int rank, std::string_view host, const std::vector<TraceSpan>& spans,
            std::uint64_t lost);
   /// Throws: Error naming the file and the reason.
@@ -49,7 +50,11 @@ class TraceFile {
   std::ostream& event(int rank, int row, std::string_view name, char phase);
   std::ostream& event_at(int rank, int row, std::string_view name, char phase, std::int64_t time);
 
-  WholeFile file_;
+  /// Writes what out_ has.
+  void flush();
+
+  detail::AtomicFile file_;
+  detail::TextStream out_;
   std::int64_t origin_;
   std::uint64_t flights_ = 0;  ///< of no bucket, so far
   bool first_ = true;

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/numeric/digest.h"
-#include "formats/safetensors_header.h"
+#include "formats/safetensors.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "tests/fuzz/fuzz.h"

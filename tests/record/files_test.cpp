@@ -86,58 +86,42 @@ TEST(AppendFile, FollowsNoLink) {
   EXPECT_EQ(content(folder / "precious"), "data");
 }
 
-TEST(WholeFile, FollowsNoLink) {
+TEST(WriteFile, FollowsNoLink) {
   const TemporaryFolder folder;
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "page");
   try {
-    WholeFile(folder / "page");
+    write_file(folder / "page", "new");
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("/page: cannot write: it is a symbolic link to precious"));
   }
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "page"));
-  std::filesystem::create_symlink("precious", folder / "other.partial");
-  WholeFile file(folder / "other");
-  file.out() << "new";
-  file.commit();
-  EXPECT_EQ(content(folder / "other"), "new");
   EXPECT_EQ(content(folder / "precious"), "data");
 }
 
-TEST(WholeFile, ReplacesNoDeviceOrFifo) {
+TEST(WriteFile, ReplacesNoDeviceOrFifo) {
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
   try {
-    WholeFile(folder / "page").commit();
+    write_file(folder / "page", "new");
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("/page: cannot write: it is no regular file; name another"));
+    EXPECT_THAT(error.what(), HasSubstr("/page: exists and is not a regular file; name another"));
   }
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
 }
 
-TEST(WholeFile, AppearsWhenItIsWhole) {
+TEST(WriteFile, AppearsWhenItIsWhole) {
   const TemporaryFolder folder;
   const auto path = folder / "page";
-  {
-    WholeFile file(path);
-    file.out() << "new";
-    EXPECT_FALSE(std::filesystem::exists(path));
-    file.commit();
-  }
-  EXPECT_EQ(content(path), "new");
-  { WholeFile(path).out() << "abandoned"; }
-  EXPECT_EQ(content(path), "new");
+  write_file(path, "new");
   {
     const FileLimit limit(10);
-    WholeFile file(path);
-    file.out() << std::string(100000, 'x');
-    EXPECT_THROW(file.commit(), Error);
+    EXPECT_THROW(write_file(path, std::string(100000, 'x')), Error);
   }
   EXPECT_EQ(content(path), "new");
-  EXPECT_THROW(WholeFile("/nonexistent/page"), Error);
+  EXPECT_THROW(write_file("/nonexistent/page", ""), Error);
   const std::filesystem::directory_iterator files(folder.path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
 }

@@ -259,7 +259,7 @@ TEST_F(Report, ReadsManyNames) {
 }
 
 TEST_F(Report, OpensNothingButRegularFiles) {
-  for (const char* name : {"intervals.jsonl", "environment.json", "report.html.partial"}) {
+  for (const char* name : {"intervals.jsonl", "environment.json", ".report.html.partial"}) {
     ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
   }
   write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");

@@ -1,4 +1,4 @@
-#include "formats/atomic_file.h"
+#include "core/system/atomic_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,13 +53,11 @@ using lockstep::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void write(AtomicFile& file, const std::string& text) {
-  file.write(std::as_bytes(std::span(text)));
-}
+constexpr auto checkpoint = AtomicFile::Use::checkpoint;
 
 void write_all(const std::filesystem::path& path, const std::string& text) {
-  AtomicFile file(path);
-  write(file, text);
+  AtomicFile file(path, checkpoint);
+  file.write(text);
   file.commit();
 }
 
@@ -71,16 +69,16 @@ TEST(AtomicFile, AppearsWhenCompleteAndGivenUpLeavesTheOldOne) {
   const TemporaryFolder folder;
   const auto path = folder / "file";
   {
-    AtomicFile file(path);
-    write(file, "a longer old text");
+    AtomicFile file(path, checkpoint);
+    file.write("a longer old text");
     EXPECT_FALSE(std::filesystem::exists(path));
     file.commit();
     EXPECT_EQ(content(path), "a longer old text");
   }
   EXPECT_EQ(files_in(folder.path()), 1);
   {
-    AtomicFile file(path);
-    write(file, "half of");
+    AtomicFile file(path, checkpoint);
+    file.write("half of");
   }
   EXPECT_EQ(content(path), "a longer old text");
   EXPECT_EQ(files_in(folder.path()), 1);
@@ -96,12 +94,25 @@ TEST(AtomicFile, WhatAKilledWriterLeftIsUsedUp) {
   EXPECT_EQ(files_in(folder.path()), 1);
 }
 
+TEST(AtomicFile, WhatIsNoOwnFileInItsPlaceIsRemoved) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "precious") << "data";
+  ASSERT_EQ(mkfifo((folder / ".first.partial").c_str(), 0600), 0);
+  std::filesystem::create_symlink("precious", folder / ".second.partial");
+  std::filesystem::create_hard_link(folder / "precious", folder / ".third.partial");
+  for (const char* name : {"first", "second", "third"}) {
+    write_all(folder / name, "new");
+    EXPECT_EQ(content(folder / name), "new");
+  }
+  EXPECT_EQ(content(folder / "precious"), "data");
+}
+
 TEST(AtomicFile, TwoWritersDoNotMix) {
   const TemporaryFolder folder;
   const auto path = folder / "file";
-  AtomicFile first(path);
-  write(first, "first");
-  EXPECT_THAT(failure([&] { AtomicFile second(path); }),
+  AtomicFile first(path, checkpoint);
+  first.write("first");
+  EXPECT_THAT(failure([&] { AtomicFile second(path, checkpoint); }),
               AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
   first.commit();
   EXPECT_EQ(content(path), "first");
@@ -110,10 +121,12 @@ TEST(AtomicFile, TwoWritersDoNotMix) {
 TEST(AtomicFile, AFileThatCannotBeLockedIsNotLeftBehind) {
   const TemporaryFolder folder;
   lock_error = ENOLCK;
-  const std::string error = failure([&] { AtomicFile file(folder / "file"); });
+  const std::string error = failure([&] { AtomicFile(folder / "file", checkpoint); });
+  EXPECT_EQ(files_in(folder.path()), 0);
+  AtomicFile(folder / "log", AtomicFile::Use::log).commit();
   lock_error = 0;
   EXPECT_THAT(error, HasSubstr("cannot lock the file: No locks available"));
-  EXPECT_EQ(files_in(folder.path()), 0);
+  EXPECT_EQ(files_in(folder.path()), 1);
 }
 
 TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
@@ -141,18 +154,19 @@ TEST(AtomicFile, ANameWithoutAFolderIsInTheWorkingFolder) {
 
 TEST(AtomicFile, AFolderThatCannotTakeItIsAnError) {
   const TemporaryFolder folder;
-  EXPECT_THAT(failure([&] { AtomicFile file(folder / "no/such/file"); }),
+  EXPECT_THAT(failure([&] { AtomicFile(folder / "no/such/file", checkpoint); }),
               AllOf(HasSubstr((folder / "no/such/file").string()), HasSubstr("No such file")));
   std::ofstream(folder / "plain") << "x";
-  EXPECT_THAT(failure([&] { AtomicFile file(folder / "plain/file"); }),
+  EXPECT_THAT(failure([&] { AtomicFile(folder / "plain/file", checkpoint); }),
               HasSubstr("Not a directory"));
-  EXPECT_THAT(failure([&] { AtomicFile file(folder.path()); }), HasSubstr("not a regular file"));
-  EXPECT_THAT(failure([&] { AtomicFile file(folder / ""); }),
+  EXPECT_THAT(failure([&] { AtomicFile(folder.path(), checkpoint); }),
+              HasSubstr("is not a regular file; name another"));
+  EXPECT_THAT(failure([&] { AtomicFile(folder / "", checkpoint); }),
               HasSubstr("is not the name of a file"));
   if (geteuid() != 0) {
     std::filesystem::create_directory(folder / "closed");
     chmod((folder / "closed").c_str(), 0555);
-    EXPECT_THAT(failure([&] { AtomicFile file(folder / "closed/file"); }),
+    EXPECT_THAT(failure([&] { AtomicFile(folder / "closed/file", checkpoint); }),
                 HasSubstr("Permission denied"));
   }
 }
@@ -173,11 +187,12 @@ TEST(AtomicFile, ALinkThatLeadsNowhereIsAnError) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("gone", folder / "link");
   EXPECT_THAT(
-      failure([&] { AtomicFile file(folder / "link"); }),
+      failure([&] { AtomicFile(folder / "link", checkpoint); }),
       AllOf(HasSubstr((folder / "link").string()),
             HasSubstr("is a symbolic link to gone, which cannot be resolved: No such file")));
   std::filesystem::create_symlink("loop", folder / "loop");
-  EXPECT_THAT(failure([&] { AtomicFile file(folder / "loop"); }), HasSubstr("cannot be resolved"));
+  EXPECT_THAT(failure([&] { AtomicFile(folder / "loop", checkpoint); }),
+              HasSubstr("cannot be resolved"));
 }
 
 TEST(AtomicFile, ALimitOnFileSizeLeavesTheOldOne) {

@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "formats/safetensors_header.h"
-#include "formats/safetensors_reader.h"
+#include "formats/safetensors.h"
 #include "lockstep/model_files.h"
 
 namespace lockstep::testing {

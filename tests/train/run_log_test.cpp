@@ -309,12 +309,12 @@ TEST(RunLog, SaysWhatWasLost) {
     std::optional<FileLimit> full;
     if (world.rank() == 0) full.emplace(1 << 20);
     RunLog log(world, {.folder = place.string(), .trace = true});
-    if (world.rank() == 0) std::filesystem::create_directories(place / "trace.json.partial" / "x");
+    if (world.rank() == 0) std::filesystem::create_directories(place / ".trace.json.partial" / "x");
     take_steps(world, log);
     const auto lost = log.lost();
     if (world.rank() == 0) {
       EXPECT_THAT(lost, HasSubstr("log/metrics.jsonl: File too large; "));
-      EXPECT_THAT(lost, HasSubstr("log/trace.json: cannot write: Is a directory"));
+      EXPECT_THAT(lost, HasSubstr("log/trace.json: cannot create the file: Is a directory"));
     } else {
       EXPECT_EQ(lost, "");
     }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <typeinfo>
 #include <vector>
 
@@ -113,25 +114,6 @@ void visit(torch::optim::LBFGSParamState& state, const Field& field) {
   field("ro", state.ro());
 }
 
-/// Calls visit() with a state, or options, as the one of these classes that it has. Returns whether
-/// it has one.
-template <class... Known, class Base, class Field>
-bool visit_as(Base& state, const Field& field) {
-  const auto try_one = [&](auto* known) {
-    if (known != nullptr) visit(*known, field);
-    return known != nullptr;
-  };
-  return (try_one(dynamic_cast<Known*>(&state)) || ...);
-}
-
-/// The same for the states of the optimizers that update each element by itself.
-template <class Field>
-bool visit_elementwise(torch::optim::OptimizerParamState& state, const Field& field) {
-  return visit_as<torch::optim::SGDParamState, torch::optim::AdamParamState,
-                  torch::optim::AdamWParamState, torch::optim::RMSpropParamState,
-                  torch::optim::AdagradParamState>(state, field);
-}
-
 /// The fused optimizer that this is; null for other classes.
 inline const LowPrecisionOptimizer* fused(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const LowPrecisionOptimizer*>(&optimizer);
@@ -166,35 +148,15 @@ inline at::Tensor state_like(const torch::optim::Optimizer& optimizer,
                                           .requires_grad(false));
 }
 
-/// The name of the tensor that the optimizer adds to a parameter's state for its LowPrecision; null
-/// for none.
-inline const char* low_precision_field(const torch::optim::Optimizer& optimizer,
-                                       const at::Tensor& parameter) {
-  if (!has_low_precision_state(optimizer, parameter)) return nullptr;
-  const auto mode = low_precision_of(optimizer);
-  if (mode == LowPrecision::master) return "master_param";
-  return mode == LowPrecision::kahan ? "kahan_comp" : nullptr;
-}
-
-/// Whether a state has what the optimizer's next update of the parameter reads.
-inline bool has_low_precision_fields(const torch::optim::Optimizer& optimizer,
-                                     const at::Tensor& parameter,
-                                     torch::optim::OptimizerParamState& state) {
-  const char* const needed = low_precision_field(optimizer, parameter);
-  bool has_needed = needed == nullptr;
-  visit_low_precision(state, [&](std::string_view name, const at::Tensor& value) {
-    has_needed = has_needed || (name == needed && value.defined());
-  });
-  return has_needed;
-}
-
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
 
 /// The names of the tensors that an optimizer with these options adds for a parameter in its first
 /// step.
-inline std::vector<const char*> future_fields(const torch::optim::OptimizerOptions& options) {
+inline std::vector<const char*> future_fields(const torch::optim::Optimizer& optimizer,
+                                              const torch::optim::OptimizerOptions& options,
+                                              const at::Tensor& parameter) {
   std::vector<const char*> fields;
   const auto add = [&](const char* name, bool wanted = true) {
     if (wanted) fields.push_back(name);
@@ -214,7 +176,13 @@ inline std::vector<const char*> future_fields(const torch::optim::OptimizerOptio
     add("square_avg");
     add("momentum_buffer", rmsprop->momentum() > 0);
     add("grad_avg", rmsprop->centered());
+  } else if (dynamic_cast<const torch::optim::AdagradOptions*>(&options) != nullptr) {
+    add("sum");
   }
+  const auto mode = low_precision_of(optimizer);
+  const bool adds_own = has_low_precision_state(optimizer, parameter);
+  add("master_param", adds_own && mode == LowPrecision::master);
+  add("kahan_comp", adds_own && mode == LowPrecision::kahan);
   return fields;
 }
 
@@ -273,47 +241,99 @@ inline at::Tensor flat_shape(const std::vector<at::Tensor>& parameters) {
   return at::empty({elements}, parameters.at(0).options().device(at::kMeta));
 }
 
-/// A class of LibTorch whose options and state are known, and those fused optimizers that have
-/// them.
-template <class Own, class OwnState>
+/// A class of LibTorch whose options and state are known, also of the fused optimizers.
+template <class OwnOptimizer, class OwnOptions, class OwnState>
 struct OptimizerClass {
-  using Options = Own;
+  using Optimizer = OwnOptimizer;
+  using Options = OwnOptions;
   using ParamState = OwnState;
-
-  /// A state without values, of the class that the optimizer gives this parameter.
-  static std::unique_ptr<ParamState> new_state(const torch::optim::Optimizer& optimizer,
-                                               const at::Tensor& parameter) {
-    if constexpr (HasLowPrecisionState<ParamState>) {
-      if (has_low_precision_state(optimizer, parameter))
-        return std::make_unique<LowPrecisionState<ParamState>>();
-    }
-    return std::make_unique<ParamState>();
-  }
 };
+
+/// Calls fn with each class that updates each element by itself until it returns true. Returns
+/// whether it has.
+template <class Function>
+bool any_elementwise_class(const Function& fn) {
+  using namespace torch::optim;
+  return fn(OptimizerClass<SGD, SGDOptions, SGDParamState>{}) ||
+         fn(OptimizerClass<Adam, AdamOptions, AdamParamState>{}) ||
+         fn(OptimizerClass<AdamW, AdamWOptions, AdamWParamState>{}) ||
+         fn(OptimizerClass<RMSprop, RMSpropOptions, RMSpropParamState>{}) ||
+         fn(OptimizerClass<Adagrad, AdagradOptions, AdagradParamState>{});
+}
+
+/// The same for every class that is known.
+template <class Function>
+bool any_class(const Function& fn) {
+  using namespace torch::optim;
+  return any_elementwise_class(fn) || fn(OptimizerClass<LBFGS, LBFGSOptions, LBFGSParamState>{});
+}
+
+/// Calls visit() with a state, or options, if they are of the class. Returns whether they are.
+template <class Class, class Base, class Field>
+bool visit_as(Base& base, const Field& field) {
+  using Own = std::conditional_t<std::same_as<Base, torch::optim::OptimizerOptions>,
+                                 typename Class::Options, typename Class::ParamState>;
+  auto* const own = dynamic_cast<Own*>(&base);
+  if (own != nullptr) visit(*own, field);
+  return own != nullptr;
+}
+
+/// Calls visit() with a state, or options, of any class. Returns whether they are of one.
+template <class Base, class Field>
+bool visit_known(Base& base, const Field& field) {
+  return any_class([&]<class Class>(const Class&) { return visit_as<Class>(base, field); });
+}
+
+/// The same for classes that update each element by itself.
+template <class Base, class Field>
+bool visit_elementwise(Base& base, const Field& field) {
+  return any_elementwise_class(
+      [&]<class Class>(const Class&) { return visit_as<Class>(base, field); });
+}
 
 /// Calls fn with the OptimizerClass of the optimizer. Returns whether it has one.
 template <class Function>
 bool with_class_of(const torch::optim::Optimizer& optimizer, const Function& fn) {
-  using namespace torch::optim;
-  const auto& own = class_of(optimizer);
-  const auto try_one = [&](const std::type_info& type, const auto& known) {
-    if (own == type) fn(known);
-    return own == type;
-  };
-  return try_one(typeid(SGD), OptimizerClass<SGDOptions, SGDParamState>{}) ||
-         try_one(typeid(Adam), OptimizerClass<AdamOptions, AdamParamState>{}) ||
-         try_one(typeid(AdamW), OptimizerClass<AdamWOptions, AdamWParamState>{}) ||
-         try_one(typeid(RMSprop), OptimizerClass<RMSpropOptions, RMSpropParamState>{}) ||
-         try_one(typeid(Adagrad), OptimizerClass<AdagradOptions, AdagradParamState>{}) ||
-         try_one(typeid(LBFGS), OptimizerClass<LBFGSOptions, LBFGSParamState>{});
+  return any_class([&]<class Class>(const Class& known) {
+    const bool is_own = class_of(optimizer) == typeid(typename Class::Optimizer);
+    if (is_own) fn(known);
+    return is_own;
+  });
+}
+
+/// A state without values, of the class that the optimizer gives this parameter. Null for an
+/// optimizer of another class.
+inline std::unique_ptr<torch::optim::OptimizerParamState> new_state(
+    const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  std::unique_ptr<torch::optim::OptimizerParamState> state;
+  with_class_of(optimizer, [&]<class Class>(const Class&) {
+    using ParamState = typename Class::ParamState;
+    state = std::make_unique<ParamState>();
+    if constexpr (HasLowPrecisionState<ParamState>) {
+      if (has_low_precision_state(optimizer, parameter))
+        state = std::make_unique<LowPrecisionState<ParamState>>();
+    }
+  });
+  return state;
+}
+
+/// The tensor of a state's field; null if the state, of an elementwise class, has no such field.
+inline at::Tensor* find_tensor(torch::optim::OptimizerParamState& state, std::string_view field) {
+  at::Tensor* found = nullptr;
+  visit_elementwise(state, [&]<class Value>(std::string_view name, Value& value) {
+    if constexpr (std::same_as<Value, at::Tensor>) {
+      if (name == field) found = &value;
+    }
+  });
+  return found;
 }
 
 /// Whether the state has every tensor that the next step needs.
 inline bool is_complete(torch::optim::LBFGSParamState& state) {
-  if (state.n_iter() == 0) return true;
-  return state.d().defined() && state.H_diag().defined() && state.prev_flat_grad().defined() &&
-         state.old_dirs().size() == state.old_stps().size() &&
-         state.old_dirs().size() == state.ro().size();
+  return state.n_iter() == 0 ||
+         (state.d().defined() && state.H_diag().defined() && state.prev_flat_grad().defined() &&
+          state.old_dirs().size() == state.old_stps().size() &&
+          state.old_dirs().size() == state.ro().size());
 }
 
 }  // namespace lockstep::detail

@@ -24,16 +24,6 @@ using torch::optim::OptimizerParamState;
 
 namespace {
 
-/// Whether the optimizer is of a class of LibTorch that updates each element by itself. A derived
-/// class must declare that it still does.
-template <class... Known>
-bool is_elementwise(const torch::optim::Optimizer& optimizer) {
-  const bool is_known = ((typeid(optimizer) == typeid(Known)) || ...);
-  const bool is_derived = ((dynamic_cast<const Known*>(&optimizer) != nullptr) || ...);
-  return is_known ||
-         (is_derived && dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr);
-}
-
 /// All names of a parameter, or its sizes where it has none.
 std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
   std::string names;
@@ -61,20 +51,18 @@ std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer)
 }
 
 std::vector<UpdateOption> options_of(torch::optim::Optimizer& optimizer) {
-  using namespace torch::optim;
   std::vector<UpdateOption> options;
   auto& groups = optimizer.param_groups();
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    visit_as<SGDOptions, AdamOptions, AdamWOptions, RMSpropOptions, AdagradOptions>(
-        groups[g].options(), [&]<class Value>(const char* name, const Value& value) {
-          if constexpr (std::is_arithmetic_v<Value>) {
-            options.push_back({.group = g, .name = name, .value = static_cast<double>(value)});
-          } else {
-            const auto& [first, second] = value;
-            options.push_back({.group = g, .name = name, .value = first});
-            options.push_back({.group = g, .name = name, .value = second});
-          }
-        });
+    visit_elementwise(groups[g].options(), [&]<class Value>(const char* name, const Value& value) {
+      if constexpr (std::is_arithmetic_v<Value>) {
+        options.push_back({.group = g, .name = name, .value = static_cast<double>(value)});
+      } else {
+        const auto& [first, second] = value;
+        options.push_back({.group = g, .name = name, .value = first});
+        options.push_back({.group = g, .name = name, .value = second});
+      }
+    });
   }
   return options;
 }
@@ -122,10 +110,14 @@ void add_steps(OptimizerParamState& state, std::int64_t steps) {
 }
 
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option) {
-  if (is_elementwise<torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW,
-                     torch::optim::RMSprop, torch::optim::Adagrad>(optimizer)) {
-    return;
-  }
+  // A class derived from one of LibTorch must declare that it still updates each element by itself.
+  const bool declares = dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr;
+  const bool is_elementwise = any_elementwise_class([&]<class Class>(const Class&) {
+    using Known = typename Class::Optimizer;
+    return typeid(optimizer) == typeid(Known) ||
+           (declares && dynamic_cast<const Known*>(&optimizer) != nullptr);
+  });
+  if (is_elementwise) return;
   throw InvalidArgument(
       concat("DistributedOptimizer: ", option, ": got ", c10::demangle(typeid(optimizer).name()),
              ", expected an optimizer that updates each element by itself: SGD, Adam, AdamW, "
@@ -160,18 +152,11 @@ bool ElementwiseStep::has(const at::Tensor& parameter) const {
 std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
   if (auto* state = find_state(optimizer_.state(), parameter)) return defined_tensors_of(*state);
   auto& state = first_states_[parameter.unsafeGetTensorImpl()];
-  with_class_of(optimizer_, [&]<class Class>(const Class&) {
-    state = Class::new_state(optimizer_, parameter);
-  });
+  state = new_state(optimizer_, parameter);
   std::vector<at::Tensor*> tensors;
   const auto& options = optimizer_.param_groups()[*group_of(parameter)].options();
-  for (const std::string_view future : future_fields(options)) {
-    visit_elementwise(*state, [&]<class Value>(const char* name, Value& value) {
-      if constexpr (std::is_same_v<Value, at::Tensor>) {
-        if (name == future) tensors.push_back(&value);
-      }
-    });
-  }
+  for (const char* field : future_fields(optimizer_, options, parameter))
+    tensors.push_back(find_tensor(*state, field));
   if (tensors.empty()) first_states_.erase(parameter.unsafeGetTensorImpl());
   return tensors;
 }

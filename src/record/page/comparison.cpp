@@ -223,9 +223,7 @@ std::vector<std::string> write_comparison(const std::filesystem::path& first,
                                           const std::filesystem::path& page) {
   const Run a = read_run(first);
   const Run b = read_run(second);
-  WholeFile file(page);
-  file.out() << comparison_page(a, b);
-  file.commit();
+  write_file(page, comparison_page(a, b));
   return remarks_of(a, b, first.string(), second.string());
 }
 

@@ -233,9 +233,7 @@ std::string report_page(const Run& run, const std::string& title, int refresh_se
 std::vector<std::string> write_report(const std::filesystem::path& folder,
                                       const std::filesystem::path& page) {
   const Run run = read_run(folder);
-  WholeFile file(page);
-  file.out() << report_page(run, concat("Run ", run.name));
-  file.commit();
+  write_file(page, report_page(run, concat("Run ", run.name)));
   return run.remarks;
 }
 

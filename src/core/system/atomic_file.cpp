@@ -1,4 +1,4 @@
-#include "formats/atomic_file.h"
+#include "core/system/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -17,18 +17,6 @@
 namespace lockstep::inline v0_2::detail {
 
 namespace {
-
-// The target of a symbolic link, since rename() would replace the link itself.
-std::filesystem::path target_of(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) return path;
-  std::filesystem::path target = std::filesystem::canonical(path, error);
-  if (error)
-    throw CheckpointError(concat(path.string(), ": is a symbolic link to ",
-                                 std::filesystem::read_symlink(path).string(),
-                                 ", which cannot be resolved: ", error.message()));
-  return target;
-}
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.parent_path().empty() ? "." : path.parent_path();
@@ -62,16 +50,15 @@ void create_folders(const std::filesystem::path& folder) {
   }
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
-  if (path_.filename().empty())
-    throw CheckpointError(concat("'", path_.string(), "' is not the name of a file"));
-  target_ = target_of(path_);
+AtomicFile::AtomicFile(std::filesystem::path path, Use use) : path_(std::move(path)), use_(use) {
+  if (path_.filename().empty()) fail(concat("'", path_.string(), "' is not the name of a file"));
+  target_ = target();
   folder_ = folder_of(target_);
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
   // rename() could replace a device.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    throw CheckpointError(concat(path_.string(), ": exists and is not a regular file"));
+    fail("exists and is not a regular file; name another file");
   partial_ = folder_ / concat(".", target_.filename().string(), ".partial");
   open_partial();
 }
@@ -82,18 +69,36 @@ AtomicFile::~AtomicFile() {
   close(fd_);
 }
 
+/// The target of a symbolic link, since rename() would replace the link itself.
+std::filesystem::path AtomicFile::target() const {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path_, error))) return path_;
+  if (use_ == Use::log) fail(concat("cannot write: ", why_not_opened(path_, ELOOP)));
+  std::filesystem::path target = std::filesystem::canonical(path_, error);
+  if (error)
+    fail(concat("is a symbolic link to ", std::filesystem::read_symlink(path_).string(),
+                ", which cannot be resolved: ", error.message()));
+  return target;
+}
+
 void AtomicFile::open_partial() {
   for (;;) {
-    const int fd = open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    // A link of either kind would lead to another file, and a fifo would wait for its reader.
+    std::error_code ignored;
+    const auto left = std::filesystem::symlink_status(partial_, ignored);
+    if (std::filesystem::exists(left) && (!std::filesystem::is_regular_file(left) ||
+                                          std::filesystem::hard_link_count(partial_, ignored) > 1))
+      unlink(partial_.c_str());
+    constexpr int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    const int fd = open(partial_.c_str(), flags, 0666);
     if (fd < 0) fail("create", errno);
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    // As a folder of a log, its files are not locked where the file system supports no locks.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
       const int error = errno;
       // The lock's owner removes the file; without locks nobody else does.
       if (error != EWOULDBLOCK) unlink(partial_.c_str());
       close(fd);
-      if (error == EWOULDBLOCK)
-        throw CheckpointError(
-            concat(path_.string(), ": another process is writing this checkpoint"));
+      if (error == EWOULDBLOCK) fail("another process is writing this file");
       fail("lock", error);
     }
     // Another process may have renamed or removed the file between open() and flock().
@@ -111,27 +116,32 @@ void AtomicFile::open_partial() {
   }
 }
 
-void AtomicFile::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
+void AtomicFile::write(std::span<const std::byte> bytes) noexcept {
+  while (!bytes.empty() && error_ == 0) {
     constexpr std::size_t max_bytes = std::size_t{1} << 30;
     const ssize_t count = ::write(fd_, bytes.data(), std::min(bytes.size(), max_bytes));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("write", errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    if (count < 0 && errno != EINTR) error_ = errno;
+    if (count > 0) bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
 }
 
 void AtomicFile::commit() {
-  if (fsync(fd_) != 0) fail("write", errno);
+  if (error_ == 0 && fsync(fd_) != 0) error_ = errno;
+  if (error_ != 0) fail("write", error_);
   if (rename(partial_.c_str(), target_.c_str()) != 0) fail("rename", errno);
   close(std::exchange(fd_, -1));
 
   if (const int error = sync_names_in(folder_); error != 0) fail("sync the folder of", error);
 }
 
+void AtomicFile::fail(const std::string& why) const {
+  const auto text = concat(path_.string(), ": ", why);
+  if (use_ == Use::checkpoint) throw CheckpointError(text);
+  throw Error(text);
+}
+
 void AtomicFile::fail(const char* action, int error) const {
-  throw CheckpointError(concat(path_.string(), ": cannot ", action,
-                               " the file: ", std::generic_category().message(error)));
+  fail(concat("cannot ", action, " the file: ", std::generic_category().message(error)));
 }
 
 }  // namespace lockstep::detail
