@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/flight/flight_recorder.h"
 #include "comm/messages/options.h"
 #include "comm/messages/transport.h"
-#include "comm/split.h"
 #include "core/failure.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"

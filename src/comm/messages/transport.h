@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/messages/options.h"
 #include "lockstep/error.h"
 

@@ -10,7 +10,7 @@
 
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/mpi/library.h"
