@@ -8,13 +8,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "comm/announcement.h"
 #include "comm/messages/collective_protocol.h"
 #include "comm/messages/transfer.h"
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 
 // send() and recv() over a transport whose messages end in the order that a test chooses.
 
@@ -24,7 +25,7 @@ namespace {
 using messages::Channel;
 
 /// Keeps the messages that were begun.
-class ManualTransport final : public messages::Transport {
+class ManualTransport final : public messages::Network {
  public:
   struct Message {
     std::byte* data;
@@ -38,6 +39,7 @@ class ManualTransport final : public messages::Transport {
   void receive(std::byte* data, std::size_t bytes, int, int tag, Done done) override {
     begun_[tag].push_back({data, bytes, std::move(done)});
   }
+  std::string_view name() const override { return "manual"; }
   bool progress() override { return false; }
   void stop() noexcept override {}
 

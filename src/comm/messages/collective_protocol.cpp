@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 #include "comm/reduction.h"
 #include "comm/waiting.h"

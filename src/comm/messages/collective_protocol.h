@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
-#include "comm/messages/transport.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {

@@ -14,7 +14,7 @@
 #include "comm/messages/collective_protocol.h"
 #include "comm/messages/message_protocol.h"
 #include "comm/messages/message_rank_context.h"
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 
 namespace lockstep::inline v0_2::messages {
 

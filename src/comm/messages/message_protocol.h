@@ -8,7 +8,7 @@
 
 #include "comm/announcement.h"
 #include "comm/message_matching.h"
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {

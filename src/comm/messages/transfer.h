@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 #include "comm/tasks/task.h"
 #include "lockstep/types.h"

@@ -13,7 +13,6 @@
 #include "comm/cost/cost.h"
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
-#include "comm/mpi/library.h"
 #include "comm/mpi/mpi_transport.h"
 #include "core/text.h"
 #include "lockstep/error.h"

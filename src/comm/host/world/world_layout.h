@@ -6,7 +6,6 @@
 
 #include "comm/announcement.h"
 #include "comm/atomics.h"
-#include "comm/host/world/once_record.h"
 #include "core/error_record.h"
 #include "core/failure.h"
 
@@ -24,6 +23,52 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 
 using detail::Access;
 using detail::StdAtomics;
+
+/// The accesses of a record.
+struct OnceAccesses {
+  Access claim;
+  Access publish;
+  Access read;
+};
+
+inline constexpr OnceAccesses failure_accesses{.claim = Access::failure_claim,
+                                               .publish = Access::failure_publish,
+                                               .read = Access::failure_read};
+inline constexpr OnceAccesses error_accesses{
+    .claim = Access::error_claim, .publish = Access::error_publish, .read = Access::error_read};
+inline constexpr OnceAccesses end_accesses{
+    .claim = Access::end_claim, .publish = Access::end_publish, .read = Access::end_read};
+
+/// The state of a record that many ranks may write, and that only the first one writes. If the
+/// writer dies meanwhile, the record never becomes readable.
+template <class Atomics, OnceAccesses accesses>
+class OnceRecord {
+ public:
+  /// Calls write(), which writes the data of the record, unless a rank has begun to write before.
+  /// Returns whether it was called.
+  template <class Write>
+  bool write_once(const Write& write) {
+    std::uint32_t none = 0;
+    if (!state_.compare_exchange_strong(none, writing, Atomics::order(accesses.claim))) {
+      return false;
+    }
+    write();
+    state_.store(readable_state, Atomics::order(accesses.publish));
+    return true;
+  }
+
+  /// Whether the data can be read.
+  bool readable() const { return state_.load(Atomics::order(accesses.read)) == readable_state; }
+
+  /// Whether a rank has begun to write.
+  bool begun(Access access) const { return state_.load(Atomics::order(access)) != 0; }
+
+ private:
+  static constexpr std::uint32_t writing = 1;
+  static constexpr std::uint32_t readable_state = 2;
+
+  typename Atomics::template Atomic<std::uint32_t> state_;  ///< 0: nobody has begun to write
+};
 
 /// The beginning of the world's memory.
 template <class Atomics>
