@@ -1,6 +1,7 @@
 #include "comm/rank_context.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -83,7 +84,8 @@ RankContext::RankContext(const Settings& settings)
       rank_(settings.rank),
       timeout_(settings.timeout),
       policy_(settings.policy),
-      has_mutex_(settings.has_mutex) {}
+      has_mutex_(settings.has_mutex),
+      pid_(::getpid()) {}
 
 RankContext::~RankContext() = default;
 
@@ -104,26 +106,37 @@ void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   for (auto* group : groups_) group->record_in(*recorder_);
 }
 
+void RankContext::expect_own_process() const {
+  if (!in_child()) return;
+  throw InvalidArgument(
+      concat(backend_, ": rank ", rank_, " is used in process ", ::getpid(), ", a forked child of ",
+             pid_, " that joined the world; use its groups in the process that joined"));
+}
+
 RankContext& RankContext::CallGuard::admitted(RankContext& context) {
   if (context.has_mutex_) context.expect_usable_thread();
-  return context;
+  context.expect_own_process();
+  if (!context.used_.exchange(true, std::memory_order_acquire)) return context;
+  throw InvalidArgument(concat(context.backend_, ": rank ", context.rank_,
+                               " is used by two threads at once; its groups belong to one thread "
+                               "at a time"));
 }
 
 RankContext::CallGuard::CallGuard(RankContext& context)
-    : context_(admitted(context)),
-      one_(context.usage_, context.backend_, context.rank_),
-      lock_(context.lock()) {
+    : context_(admitted(context)), lock_(context.lock()) {
   context.entered_ = true;
 }
 
 RankContext::CallGuard::~CallGuard() {
-  if (!lock_.owns_lock()) return;
-  // Another thread that recorded a failure meanwhile could not send it to the other ranks.
-  if (context_.failed()) context_.propagate_failure();
-  // Destroying the last operation of a group may destroy the group, which locks the mutex: release
-  // operations after unlocking.
-  const auto complete = std::exchange(context_.complete_, {});
-  lock_.unlock();
+  if (lock_.owns_lock()) {
+    // Another thread that recorded a failure meanwhile could not send it to the other ranks.
+    if (context_.failed()) context_.propagate_failure();
+    // Destroying the last operation of a group may destroy the group, which locks the mutex:
+    // release operations after unlocking.
+    const auto complete = std::exchange(context_.complete_, {});
+    lock_.unlock();
+  }
+  context_.used_.store(false, std::memory_order_release);
 }
 
 std::unique_lock<std::mutex> RankContext::lock() {

@@ -56,7 +56,7 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   std::byte* slot = group().block().slot(rank, operation().sequence);
   const bool copies = entry.is_eager != 0 && shape_.is_source(rank);
   const std::size_t bytes = copies ? shape_.total(rank) * size_of(operation().dtype) : 0;
-  populate(slot, before + bytes, group().populated().slot(operation().sequence));
+  populate(slot, before + bytes, group().populated_slot(operation().sequence));
   if (before > 0) CountTable(slot, group().size()).write(counted());
   if (bytes > 0) std::memcpy(slot + before, operation().input, bytes);
 }
@@ -202,7 +202,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
   if (!shape_.is_source(rank) || offsets_[static_cast<std::size_t>(rank)] != no_offset) return;
   const std::size_t element = size_of(operation().dtype);
   std::byte* chunk = group().block().chunk(rank, step);
-  populate(chunk, Block::chunk_bytes, group().populated().chunk(step));
+  populate(chunk, Block::chunk_bytes, group().populated_chunk(step));
   const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
     if (elements > 0) std::memcpy(to, from, elements * element);
   };

@@ -93,7 +93,9 @@ TcpTransport::Queue& TcpTransport::queue(int from, std::int64_t tag) {
 
 void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   if (to == rank_) {
-    deliver_to_self(data, bytes, tag);
+    const Header header{.bytes = bytes, .tag = tag};
+    take(rank_, reinterpret_cast<const std::byte*>(&header), sizeof header);
+    take(rank_, data, bytes);
     finished_.add(std::move(done), bytes);
     return;
   }
@@ -117,22 +119,6 @@ void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag
   }
   std::memcpy(data, message->data.get(), message->bytes);
   finished_.add(std::move(posted.done), message->bytes);
-}
-
-void TcpTransport::deliver_to_self(const std::byte* data, std::size_t bytes, std::int64_t tag) {
-  auto& waiting = queue(rank_, tag);
-  if (waiting.posted.empty()) {
-    auto early = std::make_shared<Arrived>();
-    early->data = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    early->bytes = bytes;
-    std::memcpy(early->data.get(), data, bytes);
-    waiting.arrived.push_back(std::move(early));
-    return;
-  }
-  auto posted = std::move(waiting.posted.front());
-  waiting.posted.pop_front();
-  std::memcpy(posted.data, data, bytes);
-  finished_.add(std::move(posted.done), bytes);
 }
 
 bool TcpTransport::progress() {

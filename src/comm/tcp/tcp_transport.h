@@ -90,11 +90,11 @@ class TcpTransport final : public messages::Network {
   Queue& queue(int from, std::int64_t tag);
   void write(int to);
   void read(int from);
-  /// Takes the bytes that were read from the rank's stream. bytes: beyond what went to Peer::data.
+  /// Takes the bytes that were read from the rank's stream, beyond what went to Peer::data, or that
+  /// this rank sends itself.
   void take(int from, const std::byte* data, std::size_t bytes);
   void begin_message(int from);
   void end_message(Peer& peer);
-  void deliver_to_self(const std::byte* data, std::size_t bytes, std::int64_t tag);
   void watch(int rank, bool for_space);
   /// code: errno; 0 if the other side has closed it.
   void close(int rank, int code);
