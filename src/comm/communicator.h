@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -30,6 +31,17 @@ struct Issue {
   std::shared_ptr<const Operation> part_of = {};
   /// A message is matched with the next one of its two ranks, not by tag. Their tags must agree.
   bool in_order = false;
+};
+
+/// The elements of the ranks' parts: as many for each rank, or counts[r] for rank r. Every rank
+/// passes the same counts.
+struct Parts {
+  Parts(std::size_t of_each) : count(of_each) {}  // NOLINT(google-explicit-constructor)
+  template <std::convertible_to<std::span<const std::size_t>> Counts>
+  Parts(const Counts& of_ranks) : counts(of_ranks) {}  // NOLINT(google-explicit-constructor)
+
+  std::size_t count = 0;
+  std::span<const std::size_t> counts = {};
 };
 
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
@@ -67,33 +79,20 @@ class Communicator {
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
   /// output = all ranks' inputs in rank order.
-  /// Shapes: input count, output size()·count.
-  Work all_gather(const void* input, void* output, std::size_t count, DType dtype,
-                  Issue issue = {});
-  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
-  Work all_gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-                  Issue issue = {});
+  /// Shapes: input this rank's part, output all parts.
+  Work all_gather(const void* input, void* output, Parts parts, DType dtype, Issue issue = {});
   /// output = this rank's part of the reduction of input over ranks.
-  /// Shapes: input size()·count, output count.
-  Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+  /// Shapes: input all parts, output this rank's part.
+  Work reduce_scatter(const void* input, void* output, Parts parts, DType dtype,
                       Reduction reduction, Issue issue = {});
-  /// The same with counts[r] elements for rank r.
-  Work reduce_scatter(const void* input, void* output, std::span<const std::size_t> counts,
-                      DType dtype, Reduction reduction, Issue issue = {});
   /// Root's output = all ranks' inputs in rank order. output is used on root only.
-  /// Shapes: input count, root's output size()·count.
-  Work gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+  /// Shapes: input this rank's part, root's output all parts.
+  Work gather(const void* input, void* output, Parts parts, DType dtype, int root,
               Issue issue = {});
-  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
-  Work gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-              int root, Issue issue = {});
   /// output = this rank's part of root's input. input is used on root only.
-  /// Shapes: root's input size()·count, output count.
-  Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
+  /// Shapes: root's input all parts, output this rank's part.
+  Work scatter(const void* input, void* output, Parts parts, DType dtype, int root,
                Issue issue = {});
-  /// The same with counts[r] elements for rank r. Every rank passes the same counts.
-  Work scatter(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-               int root, Issue issue = {});
   /// Part r of output = the part of rank r's input for this rank.
   /// Shapes: both size()·count.
   Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
@@ -201,6 +200,7 @@ class Communicator {
  private:
   /// factor: of this rank, for a premultiplied_sum.
   Work issue(Operation&& operation, Issue&& issue, double factor = 1);
+  Work issue_complete(Operation&& operation, double factor);
   void premultiply(Operation& operation, double factor);
   std::string where(const Operation& operation) const;
   template <class... Parts>
