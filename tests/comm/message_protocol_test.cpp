@@ -235,7 +235,7 @@ TEST(CollectiveProtocol, WaitsForMembersWithAnnouncementsInTransit) {
   ManualTransport transport;
   const Operation operation{.collective = Collective::barrier};
   messages::CollectiveProtocol barrier({group, transport}, operation);
-  barrier.announce();
+  barrier.begin();
   transport.end(Channel::announcements, 1);
   EXPECT_EQ(barrier.missing(), (std::vector{1, 2})) << "the announcement to 1 has not been sent";
   transport.end(Channel::announcements, 2);

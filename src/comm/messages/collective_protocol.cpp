@@ -68,7 +68,7 @@ void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, in
   std::memcpy(payload, operation_.input + begin, bytes);
 }
 
-void CollectiveProtocol::announce() {
+void CollectiveProtocol::begin() {
   const int rank = group().rank;
   const int size = group().size();
   if (size == 1) return;

@@ -25,7 +25,7 @@ class CollectiveProtocol {
   CollectiveProtocol& operator=(const CollectiveProtocol&) = delete;
 
   /// Sends the announcements and begins to receive those of the other members.
-  void announce();
+  void begin();
   /// Compares the announcements when all have arrived. If they include the inputs (eager), also
   /// computes the result. Members compare the collectives of a group in order.
   /// Throws: Mismatch if members issued different collectives.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,11 @@ class SendProtocol {
   /// Throws: Mismatch if they differ.
   void advance();
   bool complete() const { return complete_; }
+
+  // As CollectiveProtocol:
+  static bool is_queued() { return false; }
+  std::vector<int> missing() const { return {operation_.peer}; }
+  static std::chrono::nanoseconds worked() { return {}; }
 
  private:
   GroupTransport transport_;
