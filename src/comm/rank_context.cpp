@@ -187,14 +187,19 @@ ProgressThread::Outcome RankContext::advance_in_progress_thread() {
   return {.progressed = progressed || before > after, .pending = after != 0};
 }
 
-bool RankContext::finished(const BackendRequest& operation) {
+template <class Complete>
+bool RankContext::poll_for(const Complete& complete, const BackendRequest& operation) {
   const auto state = poll_wait(
       [this] {
         if (poll()) progressed_ = true;
       },
-      [&] { return operation.complete(); }, [this] { return failed(); });
+      complete, [this] { return failed(); });
   if (state == WaitState::failed) throw_failure(operation.where());
   return state == WaitState::complete;
+}
+
+bool RankContext::finished(const BackendRequest& operation) {
+  return poll_for([&] { return operation.complete(); }, operation);
 }
 
 template <class Over>
@@ -251,19 +256,13 @@ void RankContext::wait_long(const BackendRequest& operation) {
 
 std::optional<std::size_t> RankContext::first_finished(
     std::span<const BackendRequest* const> operations) {
-  std::optional<std::size_t> first;
+  auto found = operations.end();
   const auto find = [&] {
-    const auto found = std::ranges::find_if(operations, &BackendRequest::complete);
-    if (found != operations.end()) first = static_cast<std::size_t>(found - operations.begin());
-    return first.has_value();
+    found = std::ranges::find_if(operations, &BackendRequest::complete);
+    return found != operations.end();
   };
-  const auto state = poll_wait(
-      [this] {
-        if (poll()) progressed_ = true;
-      },
-      find, [this] { return failed(); });
-  if (state == WaitState::failed) throw_failure(operations.front()->where());
-  return first;
+  if (!poll_for(find, *operations.front())) return std::nullopt;
+  return static_cast<std::size_t>(found - operations.begin());
 }
 
 std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest* const> operations,

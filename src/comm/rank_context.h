@@ -216,6 +216,10 @@ class RankContext {
   virtual void expect_usable_thread() const {}
 
   void record_exception(const std::exception& error) noexcept;
+  /// Polls, and returns whether complete().
+  /// Throws: the failure of the world, naming the operation.
+  template <class Complete>
+  bool poll_for(const Complete& complete, const BackendRequest& operation);
   struct LongWait;
   template <class Over>
   bool spin(const Over& over);
