@@ -120,10 +120,6 @@ void BackendCommunicator::count_step() noexcept {
   if (auto* recorder = context().recorder()) recorder->count_step();
 }
 
-std::string BackendCommunicator::where(std::string_view label) const {
-  return concat(label, " (", backend(), ") rank ", rank(), " of ", size());
-}
-
 std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice& mine) {
   constexpr std::size_t words = sizeof(SplitChoice) / sizeof(std::int64_t);
   static_assert(sizeof(SplitChoice) == words * sizeof(std::int64_t));

@@ -96,9 +96,6 @@ class BackendCommunicator : public Communicator,
   virtual RankContext& context() const = 0;
   /// The number in error texts, different for each group of this rank; 0 for the world.
   virtual int group_number() const { return 0; }
-  /// "all_reduce #17 (host) rank 2 of 4".
-  std::string where(std::string_view label) const;
-
   /// Begins to record the operations of this group. Called by the context.
   void record_in(FlightRecorder& recorder);
   /// The index of the group in the flight record.

@@ -130,13 +130,13 @@ void Communicator::number(Operation& operation) {
       operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
 }
 
-std::string Communicator::where(const Operation& operation) const {
-  return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_, ": ");
+std::string Communicator::where(std::string_view label) const {
+  return concat(label, " (", backend(), ") rank ", rank_, " of ", size_);
 }
 
 template <class... Parts>
 void Communicator::refuse(const Operation& operation, const Parts&... what) const {
-  throw InvalidArgument(concat(where(operation), what...),
+  throw InvalidArgument(concat(where(name(operation.collective)), ": ", what...),
                         {.operation = std::string(name(operation.collective))});
 }
 
@@ -173,7 +173,7 @@ void Communicator::check(const Operation& operation) const {
   const bool from_any = operation.collective == Collective::recv && operation.peer == any_source;
   if (from_any && !matches_by_tag()) {
     throw BackendUnavailable(
-        concat(where(operation), "got any_source, expected the rank that sends: the ", backend(),
+        concat(where("recv"), ": got any_source, expected the rank that sends: the ", backend(),
                " backend matches the messages of two ranks in order; name the source, or use "
                "backend host, mpi or hierarchical"),
         {.operation = "recv"});
@@ -211,7 +211,7 @@ void Communicator::check(const Operation& operation) const {
 }
 
 std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {
-  throw BackendUnavailable(concat("new_group (", backend(), ") rank ", rank_, " of ", size_,
+  throw BackendUnavailable(concat(where("new_group"),
                                   ": the backend has no groups that only their members create; use "
                                   "split() on all ranks, or backend host, mpi or hierarchical"),
                            {.operation = "new_group"});
@@ -220,8 +220,8 @@ std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*mem
 std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }
 
 std::byte* Communicator::at_place(std::uint64_t) const {
-  throw CommError(concat("at_place (", backend(), ") rank ", rank_, " of ", size_,
-                         ": ranks do not share memory, expected a backend whose ranks do"));
+  throw CommError(
+      concat(where("at_place"), ": ranks do not share memory, expected a backend whose ranks do"));
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,

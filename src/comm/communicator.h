@@ -63,6 +63,8 @@ class Communicator {
   virtual std::string_view backend() const = 0;
   /// The world rank of a rank of this group.
   virtual int world_rank(int rank) const { return rank; }
+  /// "all_reduce #17 (host) rank 2 of 4", for error texts.
+  std::string where(std::string_view label) const;
   /// The host index of each rank; hosts are numbered in the order of their first ranks.
   const std::vector<int>& hosts() const { return hosts_; }
 
@@ -202,7 +204,6 @@ class Communicator {
   Work issue(Operation&& operation, Issue&& issue, double factor = 1);
   Work issue_complete(Operation&& operation, double factor);
   void premultiply(Operation& operation, double factor);
-  std::string where(const Operation& operation) const;
   template <class... Parts>
   [[noreturn]] void refuse(const Operation& operation, const Parts&... what) const;
   void check(const Operation& operation) const;

@@ -146,13 +146,6 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   return join(world, launcher.rank, options);
 }
 
-std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
-                                       const messages::Options& between_hosts, int expected_size) {
-  const mpi::Options network{between_hosts, expected_size};
-  if (backend == Backend::mpi) return mpi::create(network);
-  return hierarchical::create_over_mpi(network, options);
-}
-
 std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& options,
                                        const messages::Options& network,
                                        const tcp::Meeting& meeting,
@@ -280,8 +273,11 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
       return join_host_world(*launcher, ranks);
     case Way::messages:
       return join_tcp(backend, ranks, network, meeting_of(*launcher, options));
-    case Way::mpi:
-      return join_mpi(backend, ranks, network, launcher ? launcher->size : 0);
+    case Way::mpi: {
+      const mpi::Options over_mpi{network, launcher ? launcher->size : 0};
+      return backend == Backend::mpi ? mpi::create(over_mpi)
+                                     : hierarchical::create_over_mpi(over_mpi, ranks);
+    }
     case Way::alone:
       break;
   }

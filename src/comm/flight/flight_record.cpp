@@ -326,10 +326,14 @@ std::vector<std::string> copies_of_flight_records(std::string_view job) {
   return copies;
 }
 
-bool has_ended(const FlightFile& file) {
+std::uint64_t pid_namespace() {
   struct stat space {};
-  const bool same = ::stat("/proc/self/ns/pid", &space) == 0 && space.st_ino == file.pid_namespace;
-  if (!same) return false;
+  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+}
+
+bool has_ended(const FlightFile& file) {
+  const auto own = pid_namespace();
+  if (own == 0 || own != file.pid_namespace) return false;
   const auto process = read_process(file.pid);
   return !process.exists() || process.state == 'Z' || process.state == 'X' ||
          process.start != file.process_start;

@@ -190,6 +190,10 @@ std::string taken_name_text(const std::filesystem::path& path, uid_t owner);
 /// These texts for files of other users, at most four. Such a file hides a rank from this process.
 std::vector<std::string> taken_flight_names();
 
+/// Identifies this process's pid namespace; 0 if it is unknown. In another namespace, the same pid
+/// is another process.
+std::uint64_t pid_namespace();
+
 /// Whether the process that wrote the record has ended. False if it is of another pid namespace.
 bool has_ended(const FlightFile& file);
 

@@ -60,11 +60,6 @@ void set_ranks(FlightRanks& set, std::span<const int> ranks) noexcept {
   }
 }
 
-std::uint64_t pid_namespace() {
-  struct stat space {};
-  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
-}
-
 void* map(int fd) {
   const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED | MAP_POPULATE;
   return ::mmap(nullptr, sizeof(FlightFile), PROT_READ | PROT_WRITE, flags, fd, 0);

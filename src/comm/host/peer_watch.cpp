@@ -1,12 +1,12 @@
 #include "comm/host/peer_watch.h"
 
 #include <poll.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 
+#include "comm/flight/flight_record.h"
 #include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "core/system/process.h"
@@ -36,12 +36,7 @@ std::optional<std::string> LauncherWatch::ended() const {
   return detail::concat("the launcher of the ranks, ", name_, ", has ended");
 }
 
-std::uint64_t pid_namespace() {
-  struct stat found {};
-  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
-}
-
-void publish_pid(RankState& state, pid_t pid) { set_pid(state, pid, pid_namespace()); }
+void publish_pid(RankState& state, pid_t pid) { set_pid(state, pid, detail::pid_namespace()); }
 
 // Note [How ranks watch processes]
 // A waiting rank watches the processes of the ranks that it waits for, by pidfds. These detect an
@@ -66,7 +61,7 @@ PeerWatch::PeerWatch(World& world, const Options& options)
     : world_(world),
       watches_(options.watch),
       supervised_(options.supervised),
-      pid_namespace_(pid_namespace()),
+      pid_namespace_(detail::pid_namespace()),
       peers_(static_cast<std::size_t>(world.size())),
       launcher_(options.launcher, options.launcher_name) {}
 

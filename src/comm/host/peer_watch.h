@@ -49,10 +49,6 @@ class LauncherWatch {
   std::string name_;
 };
 
-/// Identifies this process's pid namespace; 0 if it is unknown. In another namespace, the same pid
-/// is another process.
-std::uint64_t pid_namespace();
-
 /// Publishes the pid of a rank's process, with the pid namespace of this process.
 void publish_pid(RankState& state, pid_t pid);
 

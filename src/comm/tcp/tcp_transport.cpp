@@ -87,10 +87,6 @@ messages::Pieces TcpTransport::pieces(int /*hosts*/) const {
   return {.bytes = 256 << 10, .window = 4, .of_parts = true};
 }
 
-TcpTransport::Queue& TcpTransport::queue(int from, std::int64_t tag) {
-  return queues_[key_of(from, tag)];
-}
-
 void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   if (to == rank_) {
     const Header header{.bytes = bytes, .tag = tag};
@@ -105,7 +101,7 @@ void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 }
 
 void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
-  auto& waiting = queue(from, tag);
+  auto& waiting = queues_[key_of(from, tag)];
   Posted posted{.data = data, .bytes = bytes, .done = std::move(done)};
   if (waiting.arrived.empty()) {
     waiting.posted.push_back(std::move(posted));
@@ -252,7 +248,7 @@ void TcpTransport::begin_message(int from) {
     other.early->bytes = bytes;
     other.early->missing = bytes;
     other.data = other.early->data.get();
-    auto& waiting = found != queues_.end() ? found->second : queue(from, tag);
+    auto& waiting = found != queues_.end() ? found->second : queues_[key_of(from, tag)];
     waiting.arrived.push_back(other.early);
   }
   other.missing = bytes;

@@ -87,7 +87,6 @@ class TcpTransport final : public messages::Network {
   };
 
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  Queue& queue(int from, std::int64_t tag);
   void write(int to);
   void read(int from);
   /// Takes the bytes that were read from the rank's stream, beyond what went to Peer::data, or that
