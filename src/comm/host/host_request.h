@@ -94,11 +94,6 @@ class CollectiveRequest final : public HostRequest {
   const Operation& counted() const;
   std::size_t eager_begin() const;
   CountTable counts_of(int member) const;
-  /// Compares the counts of an all_to_all with those of the other members. False: the world has
-  /// failed.
-  bool compare_counts();
-  /// The error text about members that differ, as `what` says.
-  std::string text_of(std::string_view what) const;
 
   /// Whether each member reduces its own segment of the buffer.
   bool reduces_by_segments() const {

@@ -55,9 +55,6 @@ class CollectiveProtocol {
   std::size_t payload_bytes(int member) const;
   void write_payload(std::byte* payload, std::size_t bytes, int member) const;
   void compare_announcements() const;
-  [[noreturn]] void throw_mismatch(std::string_view what, int rank) const;
-  /// Compares the counts of an all_to_all with those of each other member.
-  void compare_counts(std::span<const detail::Announcement* const> announcements) const;
   void finish_eager();
   void finish_eager_rounded();
   const std::byte* payload_of(int member) const;
