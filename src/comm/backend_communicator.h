@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -116,6 +117,23 @@ class BackendCommunicator : public Communicator,
 
  protected:
   using Communicator::Communicator;
+
+  /// The number of these requests that are not complete.
+  static std::size_t incomplete(const auto& requests) {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(requests, [](const auto& request) { return !request->complete(); }));
+  }
+  /// Moves the complete ones of these requests, or all of them, to the second argument.
+  static void take_complete(auto& requests, std::vector<std::shared_ptr<void>>& complete) {
+    std::erase_if(requests, [&](auto& request) {
+      if (request->complete()) complete.push_back(request);
+      return request->complete();
+    });
+  }
+  static void take_all(auto& requests, std::vector<std::shared_ptr<void>>& all) {
+    all.insert(all.end(), requests.begin(), requests.end());
+    requests.clear();
+  }
 
  private:
   std::uint16_t recorded_group_ = 0;

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <string>
-#include <tuple>
 
 #include "comm/control/handshake.h"
 #include "comm/control/joining.h"
@@ -109,18 +108,10 @@ namespace {
 /// join only one.
 std::atomic<bool> joined{false};
 
-/// Joins a world in shared memory, and records uncaught errors of this process there.
-std::shared_ptr<Communicator> join(const std::shared_ptr<host::World>& world, int rank,
-                                   const host::Options& options) {
-  record_errors_in(world, rank);
-  return host::create(world, rank, options);
-}
-
 /// Joins the world of `lockstep run`.
 std::shared_ptr<Communicator> join_launched(const Environment& environment, host::Options options) {
-  const auto& [rank, size, fd] =
-      std::tie(environment.rank, environment.world_size, environment.arena_fd);
-  if (!rank || !size || !fd || *rank >= *size) {
+  const auto world = launched_world();
+  if (world == nullptr) {
     throw InvalidArgument(
         concat("init: contradictory environment: ",
                variables_text({"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD"}),
@@ -128,7 +119,7 @@ std::shared_ptr<Communicator> join_launched(const Environment& environment, host
   }
   options.watch = true;
   options.supervised = true;
-  return join(launched_world(), *rank, options);
+  return host::create(world, *environment.rank, options);
 }
 
 /// Joins a world whose ranks are all on this host and were started by another launcher.
@@ -143,7 +134,8 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   const host::LauncherWatch watch(options.launcher, options.launcher_name);
   const auto world = host::rendezvous(job, launcher.rank, launcher.size, options.timeout,
                                       [&] { return watch.ended(); });
-  return join(world, launcher.rank, options);
+  record_errors_in(world, launcher.rank);
+  return host::create(world, launcher.rank, options);
 }
 
 std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& options,
@@ -176,10 +168,8 @@ std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std:
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
                                                   const messages::Options& network) {
-  const auto& [local_rank, local_size, fd] =
-      std::tie(environment.local_rank, environment.local_size, environment.arena_fd);
-  if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd ||
-      *local_rank >= *local_size) {
+  const auto world = launched_world();
+  if (!environment.rank || !environment.world_size || world == nullptr) {
     throw InvalidArgument(
         concat("init: incomplete environment: ",
                variables_text({"LOCKSTEP_MASTER", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
@@ -188,7 +178,6 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   }
   const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
   const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
-  const auto world = launched_world();
   // LOCKSTEP_LISTEN_FD can be used once, and other ranks may have ended.
   static std::atomic<bool> connected{false};
   if (connected.exchange(true)) {

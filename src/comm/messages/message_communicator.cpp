@@ -180,29 +180,18 @@ void MessageCommunicator::poll() {
 }
 
 std::size_t MessageCommunicator::pending() const {
-  const auto incomplete = [](const auto& request) { return !request->complete(); };
-  return static_cast<std::size_t>(std::ranges::count_if(collectives_, incomplete) +
-                                  std::ranges::count_if(messages_, incomplete));
+  return incomplete(collectives_) + incomplete(messages_);
 }
 
 void MessageCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
-  const auto take = [&](auto& request) {
-    if (!request->complete()) return false;
-    complete.push_back(std::move(request));
-    return true;
-  };
-  std::erase_if(collectives_, take);
-  std::erase_if(messages_, take);
+  take_complete(collectives_, complete);
+  take_complete(messages_, complete);
 }
 
 void MessageCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
   if (context_->may_use_memory()) return;
-  const auto take = [&](auto& requests) {
-    pending.insert(pending.end(), requests.begin(), requests.end());
-    requests.clear();
-  };
-  take(collectives_);
-  take(messages_);
+  take_all(collectives_, pending);
+  take_all(messages_, pending);
 }
 
 std::vector<int> MessageCommunicator::first_missing() const {
