@@ -105,7 +105,7 @@ Parts parts_of(Counts counts, std::size_t of_each) {
 }
 
 /// What a rank other than root passes in place of a tensor with all parts.
-CheckedTensor none(const Group& group, Counts counts, const CheckedTensor& part) {
+CheckedTensor absent(const Group& group, Counts counts, const CheckedTensor& part) {
   const auto size = static_cast<std::size_t>(group.size());
   return {nullptr, counts != nullptr ? total(*counts) : part.count * size, part.dtype};
 }
@@ -139,7 +139,7 @@ Work gather(const Group& group, const at::Tensor& output, const at::Tensor& inpu
             int root) {
   const bool is_root = group.rank() == root;
   const auto from = check(group, input, "gather input");
-  const auto to = is_root ? check(group, output, "gather output") : none(group, counts, from);
+  const auto to = is_root ? check(group, output, "gather output") : absent(group, counts, from);
   expect_same_dtype(from, to, "gather");
   expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, group,
                  "gather");
@@ -152,7 +152,7 @@ Work scatter(const Group& group, const at::Tensor& output, const at::Tensor& inp
              int root) {
   const bool is_root = group.rank() == root;
   const auto to = check(group, output, "scatter output");
-  const auto from = is_root ? check(group, input, "scatter input") : none(group, counts, to);
+  const auto from = is_root ? check(group, input, "scatter input") : absent(group, counts, to);
   expect_same_dtype(from, to, "scatter");
   expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, group,
                  "scatter");
