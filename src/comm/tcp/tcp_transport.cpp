@@ -68,8 +68,6 @@ TcpTransport::TcpTransport(int rank, int size, int local_size)
   peers_.resize(static_cast<std::size_t>(size));
 }
 
-TcpTransport::~TcpTransport() = default;
-
 void TcpTransport::connect(int other, detail::Descriptor stream, std::string_view received) {
   const int on = 1;
   ::setsockopt(stream.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

@@ -24,7 +24,6 @@ class TcpTransport final : public messages::Network {
  public:
   /// Without streams. local_size: ranks on this host.
   TcpTransport(int rank, int size, int local_size);
-  ~TcpTransport() override;
 
   /// Takes the connected, non-blocking socket to another rank, and the bytes that it has received.
   /// Called once for each, before messages to it.
