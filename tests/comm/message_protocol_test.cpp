@@ -14,8 +14,8 @@
 
 #include "comm/announcement.h"
 #include "comm/messages/collective_protocol.h"
-#include "comm/messages/transfer.h"
 #include "comm/messages/network.h"
+#include "comm/messages/transfer.h"
 
 // send() and recv() over a transport whose messages end in the order that a test chooses.
 
