@@ -33,7 +33,7 @@
 #include "core/system/terminal.h"
 #include "core/system/topology.h"
 #include "core/text.h"
-#include "join/way.h"
+#include "join/join_world.h"
 #include "kernels/reduce.h"
 #include "launch/gpus.h"
 #include "lockstep/error.h"

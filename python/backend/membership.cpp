@@ -17,7 +17,7 @@
 
 #include "backend/errors.h"
 #include "backend/launched_world.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"

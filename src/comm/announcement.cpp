@@ -175,12 +175,6 @@ std::string describe_difference(const Operation& operation, int group, std::span
                 " differs between ranks: ", what);
 }
 
-std::string describe_counts(int from, int to, std::uint64_t sent, std::uint64_t expected) {
-  return concat("all_to_all got ", plural(sent, "element"), " from rank ", from, " for rank ", to,
-                ", expected ", expected, " as in the output of rank ", to,
-                "; pass the same count in input_counts of the one and output_counts of the other");
-}
-
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
                                      std::span<const int> ranks) {
   const auto alike = [&](const Announcement* announcement) {
@@ -203,6 +197,32 @@ std::optional<Difference> difference(std::span<const Announcement* const> announ
                      got == wanted ? " with other counts, dimensions or wire" : "", ", expected ",
                      wanted, " as on rank ", ranks[expected], "; ",
                      remedy(announcements[odd]->source, announcements[expected]->source))};
+}
+
+std::optional<Difference> difference_of_counts(
+    const Operation& operation, int own, std::span<const int> ranks,
+    const std::function<SentAndExpected(int member)>& theirs) {
+  const auto between = [&](int from, int to, std::uint64_t sent,
+                           std::uint64_t expected) -> std::optional<Difference> {
+    if (sent == expected) return std::nullopt;
+    const int sender = ranks[static_cast<std::size_t>(from)];
+    const int receiver = ranks[static_cast<std::size_t>(to)];
+    return Difference{
+        .rank = sender,
+        .text =
+            concat("all_to_all got ", plural(sent, "element"), " from rank ", sender, " for rank ",
+                   receiver, ", expected ", expected, " as in the output of rank ", receiver,
+                   "; pass the same count in input_counts of the one and output_counts of the "
+                   "other")};
+  };
+  for (int member = 0; member < static_cast<int>(ranks.size()); ++member) {
+    if (member == own) continue;
+    const auto [sent, expected] = theirs(member);
+    auto found = between(member, own, sent, operation.received(member));
+    if (!found) found = between(own, member, operation.part(member), expected);
+    if (found) return found;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -72,10 +73,6 @@ std::string of_group(int number, std::span<const int> ranks);
 std::string describe_difference(const Operation& operation, int group, std::span<const int> ranks,
                                 std::string_view what);
 
-/// `what` of an all_to_all in which world rank `from` sends `sent` elements to a rank that expects
-/// another number.
-std::string describe_counts(int from, int to, std::uint64_t sent, std::uint64_t expected);
-
 /// The member whose announcement differs from the others', and `what` of the error text, which
 /// names both sides.
 struct Difference {
@@ -87,5 +84,16 @@ struct Difference {
 /// members' world ranks. Every member gets the same result.
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
                                      std::span<const int> ranks);
+
+/// Elements that a member sends to another one in an all_to_all, and expects from it.
+struct SentAndExpected {
+  std::uint64_t sent;
+  std::uint64_t expected;
+};
+/// Compares the counts of member `own` of an all_to_all with those of the others: theirs() returns
+/// what a member sends to it and expects from it. The rank at fault is the one that sends.
+std::optional<Difference> difference_of_counts(
+    const Operation& operation, int own, std::span<const int> ranks,
+    const std::function<SentAndExpected(int member)>& theirs);
 
 }  // namespace lockstep::detail

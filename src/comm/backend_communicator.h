@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,9 +97,6 @@ class BackendCommunicator : public Communicator,
   virtual RankContext& context() const = 0;
   /// The number in error texts, different for each group of this rank; 0 for the world.
   virtual int group_number() const { return 0; }
-  /// "all_reduce #17 (host) rank 2 of 4".
-  std::string where(std::string_view label) const;
-
   /// Begins to record the operations of this group. Called by the context.
   void record_in(FlightRecorder& recorder);
   /// The index of the group in the flight record.
@@ -119,9 +118,55 @@ class BackendCommunicator : public Communicator,
  protected:
   using Communicator::Communicator;
 
+  /// The number of these requests that are not complete.
+  static std::size_t incomplete(const auto& requests) {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(requests, [](const auto& request) { return !request->complete(); }));
+  }
+  /// Moves the complete ones of these requests, or all of them, to the second argument.
+  static void take_complete(auto& requests, std::vector<std::shared_ptr<void>>& complete) {
+    std::erase_if(requests, [&](auto& request) {
+      if (request->complete()) complete.push_back(request);
+      return request->complete();
+    });
+  }
+  static void take_all(auto& requests, std::vector<std::shared_ptr<void>>& all) {
+    all.insert(all.end(), requests.begin(), requests.end());
+    requests.clear();
+  }
+
  private:
   std::uint16_t recorded_group_ = 0;
 };
+
+/// The values that ranks exchange in a split().
+struct SplitChoice {
+  std::int64_t color;
+  std::int64_t key;
+  std::int64_t own;  ///< a value of the backend
+};
+
+/// The choices of all ranks, in rank order. Collective.
+std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice& mine);
+
+/// The result of a split() into numbered groups on one rank.
+struct NumberedSplit {
+  /// Number of the new group. Higher than the number of any group of its ranks, so a rank's groups
+  /// have different numbers.
+  std::int64_t number;
+  std::vector<int> ranks;  ///< of the new group, by (key, rank); empty for a negative color
+  int rank;                ///< this rank's index in ranks
+};
+
+/// last_number: the highest number of the groups that this rank is or was a member of. Collective.
+NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64_t last_number);
+
+/// A number for a new group of all ranks of this group, higher than the last_number of each.
+/// Collective. last_number: the highest number of the groups that this rank is or was a member of.
+int agree_on_number(Communicator& group, int last_number);
+
+/// members[rank] for each of the ranks.
+std::vector<int> at_ranks(std::span<const int> members, std::span<const int> ranks);
 
 /// Private memory of this process, 64-byte aligned and zeroed, for a backend whose ranks do not
 /// share memory.

@@ -16,23 +16,16 @@ namespace {
 using detail::concat;
 using detail::plural;
 
-/// An operation whose ranks have buffers, or parts, of the same number of elements.
-Operation whole(Collective collective, DType dtype, const void* input, void* output,
-                std::size_t count, int peer = -1) {
+/// An operation whose ranks have buffers, or parts, of these elements.
+Operation operation_of(Collective collective, DType dtype, const void* input, void* output,
+                       Parts parts, int peer = -1) {
   return {.collective = collective,
           .dtype = dtype,
           .input = static_cast<const std::byte*>(input),
           .output = static_cast<std::byte*>(output),
-          .count = count,
+          .count = parts.count,
+          .counts = {parts.counts.begin(), parts.counts.end()},
           .peer = peer};
-}
-
-/// An operation whose ranks have parts of different lengths.
-Operation parted(Collective collective, DType dtype, const void* input, void* output,
-                 std::span<const std::size_t> counts, int peer = -1) {
-  auto operation = whole(collective, dtype, input, output, 0, peer);
-  operation.counts.assign(counts.begin(), counts.end());
-  return operation;
 }
 
 Operation&& reducing(Operation&& operation, ReduceOp op) {
@@ -73,33 +66,35 @@ std::size_t contributed(const Operation& operation, int rank, int size) {
 Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
-  operation.source = issue.source == Source{} ? source_ : issue.source;
+  operation.source = issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
-  operation.in_order = issue.in_order || !matches_by_tag();
+  operation.in_order = issue.in_order;
+  return issue_complete(std::move(operation), factor);
+}
+
+/// The same for an operation that has the optional arguments.
+Work Communicator::issue_complete(Operation&& operation, double factor) {
+  if (operation.source == Source{}) operation.source = source_;
+  operation.in_order = operation.in_order || !matches_by_tag();
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
   }
   const int source = operation.collective == Collective::recv ? operation.peer : any_source;
-  if (observer_ == nullptr) {
-    Work work = begin(std::move(operation));
-    if (work.request_ == nullptr) return work;
-    if (source != any_source) work.request_->set_source(source);
-    work.request_->record();
-    return work;
+  std::optional<detail::ObservedOperation> observed;
+  if (observer_ != nullptr) {
+    observed = {.collective = operation.collective,
+                .source = operation.source,
+                .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
   }
-  detail::ObservedOperation observed{
-      .collective = operation.collective,
-      .source = operation.source,
-      .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
     if (source != any_source) work.request_->set_source(source);
     work.request_->record();
-    work.request_->observe(observer_, observed);
-  } else {
-    observer_->began(observed);
+    if (observed) work.request_->observe(observer_, *observed);
+  } else if (observed) {
+    observer_->began(*observed);
   }
   return work;
 }
@@ -135,13 +130,13 @@ void Communicator::number(Operation& operation) {
       operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
 }
 
-std::string Communicator::where(const Operation& operation) const {
-  return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_, ": ");
+std::string Communicator::where(std::string_view label) const {
+  return concat(label, " (", backend(), ") rank ", rank_, " of ", size_);
 }
 
 template <class... Parts>
 void Communicator::refuse(const Operation& operation, const Parts&... what) const {
-  throw InvalidArgument(concat(where(operation), what...),
+  throw InvalidArgument(concat(where(name(operation.collective)), ": ", what...),
                         {.operation = std::string(name(operation.collective))});
 }
 
@@ -178,7 +173,7 @@ void Communicator::check(const Operation& operation) const {
   const bool from_any = operation.collective == Collective::recv && operation.peer == any_source;
   if (from_any && !matches_by_tag()) {
     throw BackendUnavailable(
-        concat(where(operation), "got any_source, expected the rank that sends: the ", backend(),
+        concat(where("recv"), ": got any_source, expected the rank that sends: the ", backend(),
                " backend matches the messages of two ranks in order; name the source, or use "
                "backend host, mpi or hierarchical"),
         {.operation = "recv"});
@@ -216,7 +211,7 @@ void Communicator::check(const Operation& operation) const {
 }
 
 std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {
-  throw BackendUnavailable(concat("new_group (", backend(), ") rank ", rank_, " of ", size_,
+  throw BackendUnavailable(concat(where("new_group"),
                                   ": the backend has no groups that only their members create; use "
                                   "split() on all ranks, or backend host, mpi or hierarchical"),
                            {.operation = "new_group"});
@@ -225,81 +220,66 @@ std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*mem
 std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }
 
 std::byte* Communicator::at_place(std::uint64_t) const {
-  throw CommError(concat("at_place (", backend(), ") rank ", rank_, " of ", size_,
-                         ": ranks do not share memory, expected a backend whose ranks do"));
+  throw CommError(
+      concat(where("at_place"), ": ranks do not share memory, expected a backend whose ranks do"));
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
                               Issue options) {
-  return issue(reducing(whole(Collective::all_reduce, dtype, data, data, count), reduction.op),
-               std::move(options), reduction.factor);
+  return issue(
+      reducing(operation_of(Collective::all_reduce, dtype, data, data, count), reduction.op),
+      std::move(options), reduction.factor);
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
                               Issue options) {
-  auto operation = reducing(whole(Collective::all_reduce, DType::f32, data, data, count), op);
+  auto operation =
+      reducing(operation_of(Collective::all_reduce, DType::f32, data, data, count), op);
   operation.wire = wire;
   return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
                           Issue options) {
-  return issue(reducing(whole(Collective::reduce, dtype, data, data, count, root), reduction.op),
-               std::move(options), reduction.factor);
+  return issue(
+      reducing(operation_of(Collective::reduce, dtype, data, data, count, root), reduction.op),
+      std::move(options), reduction.factor);
 }
 
 Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
-  return issue(whole(Collective::broadcast, dtype, data, data, count, root), std::move(options));
+  return issue(operation_of(Collective::broadcast, dtype, data, data, count, root),
+               std::move(options));
 }
 
-Work Communicator::all_gather(const void* input, void* output, std::size_t count, DType dtype,
+Work Communicator::all_gather(const void* input, void* output, Parts parts, DType dtype,
                               Issue options) {
-  return issue(whole(Collective::all_gather, dtype, input, output, count), std::move(options));
+  return issue(operation_of(Collective::all_gather, dtype, input, output, parts),
+               std::move(options));
 }
 
-Work Communicator::all_gather(const void* input, void* output, std::span<const std::size_t> counts,
-                              DType dtype, Issue options) {
-  return issue(parted(Collective::all_gather, dtype, input, output, counts), std::move(options));
-}
-
-Work Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+Work Communicator::reduce_scatter(const void* input, void* output, Parts parts, DType dtype,
                                   Reduction reduction, Issue options) {
   return issue(
-      reducing(whole(Collective::reduce_scatter, dtype, input, output, count), reduction.op),
+      reducing(operation_of(Collective::reduce_scatter, dtype, input, output, parts), reduction.op),
       std::move(options), reduction.factor);
 }
 
-Work Communicator::reduce_scatter(const void* input, void* output,
-                                  std::span<const std::size_t> counts, DType dtype,
-                                  Reduction reduction, Issue options) {
-  return issue(
-      reducing(parted(Collective::reduce_scatter, dtype, input, output, counts), reduction.op),
-      std::move(options), reduction.factor);
-}
-
-Work Communicator::gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+Work Communicator::gather(const void* input, void* output, Parts parts, DType dtype, int root,
                           Issue options) {
-  return issue(whole(Collective::gather, dtype, input, output, count, root), std::move(options));
+  return issue(operation_of(Collective::gather, dtype, input, output, parts, root),
+               std::move(options));
 }
 
-Work Communicator::gather(const void* input, void* output, std::span<const std::size_t> counts,
-                          DType dtype, int root, Issue options) {
-  return issue(parted(Collective::gather, dtype, input, output, counts, root), std::move(options));
-}
-
-Work Communicator::scatter(const void* input, void* output, std::size_t count, DType dtype,
-                           int root, Issue options) {
-  return issue(whole(Collective::scatter, dtype, input, output, count, root), std::move(options));
-}
-
-Work Communicator::scatter(const void* input, void* output, std::span<const std::size_t> counts,
-                           DType dtype, int root, Issue options) {
-  return issue(parted(Collective::scatter, dtype, input, output, counts, root), std::move(options));
+Work Communicator::scatter(const void* input, void* output, Parts parts, DType dtype, int root,
+                           Issue options) {
+  return issue(operation_of(Collective::scatter, dtype, input, output, parts, root),
+               std::move(options));
 }
 
 Work Communicator::all_to_all(const void* input, void* output, std::size_t count, DType dtype,
                               Issue options) {
-  return issue(whole(Collective::all_to_all, dtype, input, output, count), std::move(options));
+  return issue(operation_of(Collective::all_to_all, dtype, input, output, count),
+               std::move(options));
 }
 
 Work Communicator::all_to_all(const void* input, void* output,
@@ -311,19 +291,20 @@ Work Communicator::all_to_all(const void* input, void* output,
   }
   std::vector<std::size_t> counts(input_counts.begin(), input_counts.end());
   counts.insert(counts.end(), output_counts.begin(), output_counts.end());
-  return issue(parted(Collective::all_to_all, dtype, input, output, counts), std::move(options));
+  return issue(operation_of(Collective::all_to_all, dtype, input, output, counts),
+               std::move(options));
 }
 
 Work Communicator::send(const void* input, std::size_t count, DType dtype, int dst,
                         std::uint32_t tag, Issue options) {
-  auto operation = whole(Collective::send, dtype, input, nullptr, count, dst);
+  auto operation = operation_of(Collective::send, dtype, input, nullptr, count, dst);
   operation.tag = tag;
   return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag,
                         Issue options) {
-  auto operation = whole(Collective::recv, dtype, nullptr, output, count, src);
+  auto operation = operation_of(Collective::recv, dtype, nullptr, output, count, src);
   operation.tag = tag;
   return issue(std::move(operation), std::move(options));
 }
@@ -333,16 +314,10 @@ Work Communicator::barrier(Issue options) {
 }
 
 Work Communicator::reissue(const Operation& operation) {
-  Issue options{.timeout = operation.timeout,
-                .shape = operation.shape,
-                .source = operation.source,
-                .owner = operation.owner,
-                .part_of = operation.part_of,
-                .in_order = operation.in_order};
   auto again = operation;
   again.sequence = 0;
   again.group = 0;
-  return issue(std::move(again), std::move(options));
+  return issue_complete(std::move(again), 1);
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -32,6 +33,17 @@ struct Issue {
   bool in_order = false;
 };
 
+/// The elements of the ranks' parts: as many for each rank, or counts[r] for rank r. Every rank
+/// passes the same counts.
+struct Parts {
+  Parts(std::size_t of_each) : count(of_each) {}  // NOLINT(google-explicit-constructor)
+  template <std::convertible_to<std::span<const std::size_t>> Counts>
+  Parts(const Counts& of_ranks) : counts(of_ranks) {}  // NOLINT(google-explicit-constructor)
+
+  std::size_t count = 0;
+  std::span<const std::size_t> counts = {};
+};
+
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
 /// in the same order. Only one thread at a time may use the groups of a rank. Results have the same
 /// bits on every rank.
@@ -51,6 +63,8 @@ class Communicator {
   virtual std::string_view backend() const = 0;
   /// The world rank of a rank of this group.
   virtual int world_rank(int rank) const { return rank; }
+  /// "all_reduce #17 (host) rank 2 of 4", for error texts.
+  std::string where(std::string_view label) const;
   /// The host index of each rank; hosts are numbered in the order of their first ranks.
   const std::vector<int>& hosts() const { return hosts_; }
 
@@ -67,33 +81,20 @@ class Communicator {
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
   /// output = all ranks' inputs in rank order.
-  /// Shapes: input count, output size()·count.
-  Work all_gather(const void* input, void* output, std::size_t count, DType dtype,
-                  Issue issue = {});
-  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
-  Work all_gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-                  Issue issue = {});
+  /// Shapes: input this rank's part, output all parts.
+  Work all_gather(const void* input, void* output, Parts parts, DType dtype, Issue issue = {});
   /// output = this rank's part of the reduction of input over ranks.
-  /// Shapes: input size()·count, output count.
-  Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+  /// Shapes: input all parts, output this rank's part.
+  Work reduce_scatter(const void* input, void* output, Parts parts, DType dtype,
                       Reduction reduction, Issue issue = {});
-  /// The same with counts[r] elements for rank r.
-  Work reduce_scatter(const void* input, void* output, std::span<const std::size_t> counts,
-                      DType dtype, Reduction reduction, Issue issue = {});
   /// Root's output = all ranks' inputs in rank order. output is used on root only.
-  /// Shapes: input count, root's output size()·count.
-  Work gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+  /// Shapes: input this rank's part, root's output all parts.
+  Work gather(const void* input, void* output, Parts parts, DType dtype, int root,
               Issue issue = {});
-  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
-  Work gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-              int root, Issue issue = {});
   /// output = this rank's part of root's input. input is used on root only.
-  /// Shapes: root's input size()·count, output count.
-  Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
+  /// Shapes: root's input all parts, output this rank's part.
+  Work scatter(const void* input, void* output, Parts parts, DType dtype, int root,
                Issue issue = {});
-  /// The same with counts[r] elements for rank r. Every rank passes the same counts.
-  Work scatter(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
-               int root, Issue issue = {});
   /// Part r of output = the part of rank r's input for this rank.
   /// Shapes: both size()·count.
   Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
@@ -201,8 +202,8 @@ class Communicator {
  private:
   /// factor: of this rank, for a premultiplied_sum.
   Work issue(Operation&& operation, Issue&& issue, double factor = 1);
+  Work issue_complete(Operation&& operation, double factor);
   void premultiply(Operation& operation, double factor);
-  std::string where(const Operation& operation) const;
   template <class... Parts>
   [[noreturn]] void refuse(const Operation& operation, const Parts&... what) const;
   void check(const Operation& operation) const;

@@ -1,6 +1,7 @@
 #include "comm/rank_context.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -83,7 +84,8 @@ RankContext::RankContext(const Settings& settings)
       rank_(settings.rank),
       timeout_(settings.timeout),
       policy_(settings.policy),
-      has_mutex_(settings.has_mutex) {}
+      has_mutex_(settings.has_mutex),
+      pid_(::getpid()) {}
 
 RankContext::~RankContext() = default;
 
@@ -104,26 +106,37 @@ void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   for (auto* group : groups_) group->record_in(*recorder_);
 }
 
+void RankContext::expect_own_process() const {
+  if (!in_child()) return;
+  throw InvalidArgument(
+      concat(backend_, ": rank ", rank_, " is used in process ", ::getpid(), ", a forked child of ",
+             pid_, " that joined the world; use its groups in the process that joined"));
+}
+
 RankContext& RankContext::CallGuard::admitted(RankContext& context) {
   if (context.has_mutex_) context.expect_usable_thread();
-  return context;
+  context.expect_own_process();
+  if (!context.used_.exchange(true, std::memory_order_acquire)) return context;
+  throw InvalidArgument(concat(context.backend_, ": rank ", context.rank_,
+                               " is used by two threads at once; its groups belong to one thread "
+                               "at a time"));
 }
 
 RankContext::CallGuard::CallGuard(RankContext& context)
-    : context_(admitted(context)),
-      one_(context.usage_, context.backend_, context.rank_),
-      lock_(context.lock()) {
+    : context_(admitted(context)), lock_(context.lock()) {
   context.entered_ = true;
 }
 
 RankContext::CallGuard::~CallGuard() {
-  if (!lock_.owns_lock()) return;
-  // Another thread that recorded a failure meanwhile could not send it to the other ranks.
-  if (context_.failed()) context_.propagate_failure();
-  // Destroying the last operation of a group may destroy the group, which locks the mutex: release
-  // operations after unlocking.
-  const auto complete = std::exchange(context_.complete_, {});
-  lock_.unlock();
+  if (lock_.owns_lock()) {
+    // Another thread that recorded a failure meanwhile could not send it to the other ranks.
+    if (context_.failed()) context_.propagate_failure();
+    // Destroying the last operation of a group may destroy the group, which locks the mutex:
+    // release operations after unlocking.
+    const auto complete = std::exchange(context_.complete_, {});
+    lock_.unlock();
+  }
+  context_.used_.store(false, std::memory_order_release);
 }
 
 std::unique_lock<std::mutex> RankContext::lock() {
@@ -174,14 +187,19 @@ ProgressThread::Outcome RankContext::advance_in_progress_thread() {
   return {.progressed = progressed || before > after, .pending = after != 0};
 }
 
-bool RankContext::finished(const BackendRequest& operation) {
+template <class Complete>
+bool RankContext::poll_for(const Complete& complete, const BackendRequest& operation) {
   const auto state = poll_wait(
       [this] {
         if (poll()) progressed_ = true;
       },
-      [&] { return operation.complete(); }, [this] { return failed(); });
+      complete, [this] { return failed(); });
   if (state == WaitState::failed) throw_failure(operation.where());
   return state == WaitState::complete;
+}
+
+bool RankContext::finished(const BackendRequest& operation) {
+  return poll_for([&] { return operation.complete(); }, operation);
 }
 
 template <class Over>
@@ -238,19 +256,13 @@ void RankContext::wait_long(const BackendRequest& operation) {
 
 std::optional<std::size_t> RankContext::first_finished(
     std::span<const BackendRequest* const> operations) {
-  std::optional<std::size_t> first;
+  auto found = operations.end();
   const auto find = [&] {
-    const auto found = std::ranges::find_if(operations, &BackendRequest::complete);
-    if (found != operations.end()) first = static_cast<std::size_t>(found - operations.begin());
-    return first.has_value();
+    found = std::ranges::find_if(operations, &BackendRequest::complete);
+    return found != operations.end();
   };
-  const auto state = poll_wait(
-      [this] {
-        if (poll()) progressed_ = true;
-      },
-      find, [this] { return failed(); });
-  if (state == WaitState::failed) throw_failure(operations.front()->where());
-  return first;
+  if (!poll_for(find, *operations.front())) return std::nullopt;
+  return static_cast<std::size_t>(found - operations.begin());
 }
 
 std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest* const> operations,

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -19,6 +22,7 @@
 #include "comm/waiting.h"
 #include "core/deadline.h"
 #include "core/failure.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -53,7 +57,7 @@ class RankContext {
 
   int rank() const { return rank_; }
   /// Whether this is a forked child of the rank's process. The child is not a rank.
-  bool in_child() const noexcept { return usage_.in_child(); }
+  bool in_child() const noexcept { return process_.in_child(); }
 
   /// The highest number of all groups that this rank is or was a member of.
   int last_group() const { return last_group_; }
@@ -94,7 +98,6 @@ class RankContext {
     static RankContext& admitted(RankContext& context);
 
     RankContext& context_;
-    OneThread one_;
     std::unique_lock<std::mutex> lock_;
   };
 
@@ -180,7 +183,8 @@ class RankContext {
   FailureRecord& failure_record() { return failure_; }
   /// This rank's program raises the first error of the world itself.
   void set_failure_raised() noexcept { raised_failure_.set_raised(); }
-  void expect_own_process() const { usage_.expect_own_process(backend_, rank_); }
+  /// Throws: InvalidArgument naming backend and rank in a forked child process.
+  void expect_own_process() const;
   /// Derived classes must call it before they destroy anything that advance() uses.
   void stop_thread() noexcept {
     if (thread_) thread_->stop();
@@ -212,6 +216,10 @@ class RankContext {
   virtual void expect_usable_thread() const {}
 
   void record_exception(const std::exception& error) noexcept;
+  /// Polls, and returns whether complete().
+  /// Throws: the failure of the world, naming the operation.
+  template <class Complete>
+  bool poll_for(const Complete& complete, const BackendRequest& operation);
   struct LongWait;
   template <class Over>
   bool spin(const Over& over);
@@ -234,7 +242,9 @@ class RankContext {
   WaitPolicy policy_;
   bool has_mutex_;
   std::mutex mutex_;
-  Usage usage_;
+  ForkGuard process_;
+  pid_t pid_;                      ///< of the process that joined the world
+  std::atomic<bool> used_{false};  ///< a thread of the program holds a CallGuard
   FailureRecord failure_;
   RaisedFailure raised_failure_;
   std::vector<BackendCommunicator*> groups_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "core/text.h"
-#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -27,22 +26,6 @@ std::string missing_text(std::span<const int> ranks,
 
 int lowest(std::span<const int> ranks) {
   return ranks.empty() ? -1 : *std::ranges::min_element(ranks);
-}
-
-void Usage::expect_own_process(std::string_view backend, int rank) const {
-  if (!in_child()) return;
-  throw InvalidArgument(
-      concat(backend, ": rank ", rank, " is used in process ", ::getpid(), ", a forked child of ",
-             pid_, " that joined the world; use its groups in the process that joined"));
-}
-
-OneThread::OneThread(Usage& usage, std::string_view backend, int rank) : usage_(usage) {
-  usage.expect_own_process(backend, rank);
-  if (usage.used_.exchange(true, std::memory_order_acquire)) {
-    throw InvalidArgument(concat(backend, ": rank ", rank,
-                                 " is used by two threads at once; its groups belong to one thread "
-                                 "at a time"));
-  }
 }
 
 namespace {

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <span>
@@ -12,7 +8,6 @@
 #include <utility>
 
 #include "comm/operation.h"
-#include "core/system/process.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -88,35 +83,6 @@ std::string missing_text(std::span<const int> ranks,
 
 /// The lowest rank; -1 if there is none.
 int lowest(std::span<const int> ranks);
-
-/// State of one rank by which OneThread admits one thread at a time, in the process that joined the
-/// world.
-class Usage {
- public:
-  bool in_child() const noexcept { return process_.in_child(); }
-  /// Throws: InvalidArgument naming backend and rank in a forked child process.
-  void expect_own_process(std::string_view backend, int rank) const;
-
- private:
-  friend class OneThread;
-  ForkGuard process_;
-  pid_t pid_ = ::getpid();
-  std::atomic<bool> used_{false};
-};
-
-/// A guard of every call that uses one rank's groups.
-class OneThread {
- public:
-  /// Throws: InvalidArgument naming backend and rank if another thread holds the guard, and in a
-  /// forked child process.
-  OneThread(Usage& usage, std::string_view backend, int rank);
-  ~OneThread() { usage_.used_.store(false, std::memory_order_release); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  Usage& usage_;
-};
 
 /// Receives the intervals in which one thread reduced and copied, for operations of any group.
 class WorkObserver {

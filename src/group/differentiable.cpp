@@ -22,18 +22,9 @@ using torch::autograd::variable_list;
 enum class Form : std::uint8_t { sum, mean, all_gather, reduce_scatter, broadcast, reduce };
 
 Form gradient_of(Form form) {
-  switch (form) {
-    case Form::all_gather:
-      return Form::reduce_scatter;
-    case Form::reduce_scatter:
-      return Form::all_gather;
-    case Form::broadcast:
-      return Form::reduce;
-    case Form::reduce:
-      return Form::broadcast;
-    default:
-      return form;
-  }
+  using enum Form;
+  constexpr Form gradients[] = {sum, mean, reduce_scatter, all_gather, reduce, broadcast};
+  return gradients[static_cast<std::size_t>(form)];
 }
 
 struct Call : torch::CustomClassHolder {

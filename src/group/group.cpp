@@ -78,6 +78,9 @@ std::size_t total(const std::vector<std::size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
+/// The elements that each rank contributes or gets; null if all ranks have as many.
+using Counts = const std::vector<std::size_t>*;
+
 /// Names of the two tensors of a collective in error messages: the one with all ranks' parts, and
 /// the one with this rank's part.
 struct TensorNames {
@@ -87,11 +90,75 @@ struct TensorNames {
 
 /// Checks the numbers of elements: counts has one per rank, part is this rank's, whole is their
 /// sum.
-void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::size_t>& counts,
-                    const TensorNames& names, const Group& group, std::string_view where) {
-  expect_count(counts.size(), static_cast<std::size_t>(group.size()), "array of counts", where);
-  expect_count(part, counts[static_cast<std::size_t>(group.rank())], names.part, where);
-  expect_count(whole, total(counts), names.whole, where);
+void expect_divided(std::size_t whole, std::size_t part, Counts counts, const TensorNames& names,
+                    const Group& group, std::string_view where) {
+  const auto size = static_cast<std::size_t>(group.size());
+  if (counts != nullptr) {
+    expect_count(counts->size(), size, "array of counts", where);
+    expect_count(part, (*counts)[static_cast<std::size_t>(group.rank())], names.part, where);
+  }
+  expect_count(whole, counts != nullptr ? total(*counts) : part * size, names.whole, where);
+}
+
+Parts parts_of(Counts counts, std::size_t of_each) {
+  return counts != nullptr ? Parts(*counts) : Parts(of_each);
+}
+
+/// What a rank other than root passes in place of a tensor with all parts.
+CheckedTensor absent(const Group& group, Counts counts, const CheckedTensor& part) {
+  const auto size = static_cast<std::size_t>(group.size());
+  return {nullptr, counts != nullptr ? total(*counts) : part.count * size, part.dtype};
+}
+
+Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                Counts counts) {
+  const auto from = check(group, input, "all_gather input");
+  const auto to = check(group, output, "all_gather output");
+  expect_same_dtype(from, to, "all_gather");
+  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, group,
+                 "all_gather");
+  mark_written(group, output, input, "all_gather");
+  return group.communicator().all_gather(from.data, to.data, parts_of(counts, from.count),
+                                         from.dtype, issue_of(input, output, counts == nullptr));
+}
+
+Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                    Counts counts, Reduction reduction) {
+  const auto from = check(group, input, "reduce_scatter input");
+  const auto to = check(group, output, "reduce_scatter output");
+  expect_same_dtype(from, to, "reduce_scatter");
+  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, group,
+                 "reduce_scatter");
+  mark_written(group, output, input, "reduce_scatter");
+  return group.communicator().reduce_scatter(from.data, to.data, parts_of(counts, to.count),
+                                             from.dtype, reduction,
+                                             issue_of(output, input, counts == nullptr));
+}
+
+Work gather(const Group& group, const at::Tensor& output, const at::Tensor& input, Counts counts,
+            int root) {
+  const bool is_root = group.rank() == root;
+  const auto from = check(group, input, "gather input");
+  const auto to = is_root ? check(group, output, "gather output") : absent(group, counts, from);
+  expect_same_dtype(from, to, "gather");
+  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, group,
+                 "gather");
+  if (is_root) mark_written(group, output, input, "gather");
+  return group.communicator().gather(from.data, to.data, parts_of(counts, from.count), from.dtype,
+                                     root, issue_of(input, output, counts == nullptr));
+}
+
+Work scatter(const Group& group, const at::Tensor& output, const at::Tensor& input, Counts counts,
+             int root) {
+  const bool is_root = group.rank() == root;
+  const auto to = check(group, output, "scatter output");
+  const auto from = is_root ? check(group, input, "scatter input") : absent(group, counts, to);
+  expect_same_dtype(from, to, "scatter");
+  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, group,
+                 "scatter");
+  mark_written(group, output, is_root ? input : output, "scatter");
+  return group.communicator().scatter(from.data, to.data, parts_of(counts, to.count), to.dtype,
+                                      root, issue_of(output, input, counts == nullptr));
 }
 
 }  // namespace
@@ -159,109 +226,40 @@ Work Group::broadcast(const at::Tensor& tensor, int root) const {
 }
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const {
-  const auto from = check(*this, input, "all_gather input");
-  const auto to = check(*this, output, "all_gather output");
-  expect_same_dtype(from, to, "all_gather");
-  expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "all_gather");
-  mark_written(*this, output, input, "all_gather");
-  return communicator_->all_gather(from.data, to.data, from.count, from.dtype,
-                                   issue_of(input, output));
+  return lockstep::all_gather(*this, output, input, nullptr);
 }
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::size_t>& counts) const {
-  const auto from = check(*this, input, "all_gather input");
-  const auto to = check(*this, output, "all_gather output");
-  expect_same_dtype(from, to, "all_gather");
-  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, *this,
-                 "all_gather");
-  mark_written(*this, output, input, "all_gather");
-  return communicator_->all_gather(from.data, to.data, counts, from.dtype,
-                                   issue_of(input, output, false));
+  return lockstep::all_gather(*this, output, input, &counts);
 }
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                            Reduction reduction) const {
-  const auto from = check(*this, input, "reduce_scatter input");
-  const auto to = check(*this, output, "reduce_scatter output");
-  expect_same_dtype(from, to, "reduce_scatter");
-  expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
-  mark_written(*this, output, input, "reduce_scatter");
-  return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, reduction,
-                                       issue_of(output, input));
+  return lockstep::reduce_scatter(*this, output, input, nullptr, reduction);
 }
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                            const std::vector<std::size_t>& counts, Reduction reduction) const {
-  const auto from = check(*this, input, "reduce_scatter input");
-  const auto to = check(*this, output, "reduce_scatter output");
-  expect_same_dtype(from, to, "reduce_scatter");
-  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
-                 "reduce_scatter");
-  mark_written(*this, output, input, "reduce_scatter");
-  return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, reduction,
-                                       issue_of(output, input, false));
+  return lockstep::reduce_scatter(*this, output, input, &counts, reduction);
 }
 
 Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const auto from = check(*this, input, "gather input");
-  void* data = nullptr;
-  if (rank() == root) {
-    const auto to = check(*this, output, "gather output");
-    expect_same_dtype(from, to, "gather");
-    expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "gather");
-    data = to.data;
-  }
-  if (rank() == root) mark_written(*this, output, input, "gather");
-  return communicator_->gather(from.data, data, from.count, from.dtype, root,
-                               issue_of(input, output));
+  return lockstep::gather(*this, output, input, nullptr, root);
 }
 
 Work Group::gather(const at::Tensor& output, const at::Tensor& input,
                    const std::vector<std::size_t>& counts, int root) const {
-  const auto from = check(*this, input, "gather input");
-  void* data = nullptr;
-  std::size_t whole = total(counts);
-  if (rank() == root) {
-    const auto to = check(*this, output, "gather output");
-    expect_same_dtype(from, to, "gather");
-    data = to.data;
-    whole = to.count;
-  }
-  expect_divided(whole, from.count, counts, {.whole = "output", .part = "input"}, *this, "gather");
-  if (rank() == root) mark_written(*this, output, input, "gather");
-  return communicator_->gather(from.data, data, counts, from.dtype, root,
-                               issue_of(input, output, false));
+  return lockstep::gather(*this, output, input, &counts, root);
 }
 
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const auto to = check(*this, output, "scatter output");
-  const void* data = nullptr;
-  if (rank() == root) {
-    const auto from = check(*this, input, "scatter input");
-    expect_same_dtype(from, to, "scatter");
-    expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "scatter");
-    data = from.data;
-  }
-  mark_written(*this, output, rank() == root ? input : output, "scatter");
-  return communicator_->scatter(data, to.data, to.count, to.dtype, root, issue_of(output, input));
+  return lockstep::scatter(*this, output, input, nullptr, root);
 }
 
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input,
                     const std::vector<std::size_t>& counts, int root) const {
-  const auto to = check(*this, output, "scatter output");
-  const void* data = nullptr;
-  std::size_t whole = total(counts);
-  if (rank() == root) {
-    const auto from = check(*this, input, "scatter input");
-    expect_same_dtype(from, to, "scatter");
-    data = from.data;
-    whole = from.count;
-  }
-  expect_divided(whole, to.count, counts, {.whole = "input", .part = "output"}, *this, "scatter");
-  mark_written(*this, output, rank() == root ? input : output, "scatter");
-  return communicator_->scatter(data, to.data, counts, to.dtype, root,
-                                issue_of(output, input, false));
+  return lockstep::scatter(*this, output, input, &counts, root);
 }
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const {

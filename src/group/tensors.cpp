@@ -5,7 +5,9 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <string>
+#include <utility>
 
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -78,34 +80,24 @@ void mark_written(const Group& group, const at::Tensor& tensor, const at::Tensor
 }
 
 DType dtype_of(at::ScalarType type, std::string_view where) {
-  switch (type) {
-    case at::kFloat:
-      return DType::f32;
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kChar:
-      return DType::i8;
-    case at::kByte:
-      return DType::u8;
-    case at::kInt:
-      return DType::i32;
-    case at::kLong:
-      return DType::i64;
-    case at::kShort:
-      return DType::i16;
-    case at::kBool:
-      return DType::boolean;
-    default:
-      // The operation may have the name of a tensor after it: "all_gather input".
-      throw InvalidArgument(
-          concat(where, ": got a tensor of ", toString(type),
-                 ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool"),
-          {.operation = std::string(where.substr(0, where.find(' ')))});
+  constexpr std::array<std::pair<at::ScalarType, DType>, 10> known{{{at::kFloat, DType::f32},
+                                                                    {at::kDouble, DType::f64},
+                                                                    {at::kHalf, DType::f16},
+                                                                    {at::kBFloat16, DType::bf16},
+                                                                    {at::kChar, DType::i8},
+                                                                    {at::kByte, DType::u8},
+                                                                    {at::kInt, DType::i32},
+                                                                    {at::kLong, DType::i64},
+                                                                    {at::kShort, DType::i16},
+                                                                    {at::kBool, DType::boolean}}};
+  for (const auto& [scalar, dtype] : known) {
+    if (scalar == type) return dtype;
   }
+  // The operation may have the name of a tensor after it: "all_gather input".
+  throw InvalidArgument(
+      concat(where, ": got a tensor of ", toString(type),
+             ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool"),
+      {.operation = std::string(where.substr(0, where.find(' ')))});
 }
 
 }  // namespace lockstep::detail

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <string>
-#include <tuple>
 
 #include "comm/control/handshake.h"
 #include "comm/control/joining.h"
@@ -17,33 +16,102 @@
 #include "comm/mpi/mpi.h"
 #include "comm/tcp/tcp.h"
 #include "core/environment.h"
+#include "core/launcher.h"
 #include "core/operation_error.h"
 #include "core/system/memory.h"
 #include "core/text.h"
 #include "join/record_errors.h"
-#include "join/way.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+
+std::string started_by(const Launcher& launcher) {
+  return concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
+                launcher.size);
+}
+
+namespace {
+
+/// Of a world of several ranks that another launcher has started.
+Way way_of(const Launcher& launcher, Backend backend) {
+  const auto prefix = started_by(launcher);
+  const bool on_host = backend == Backend::automatic || backend == Backend::host;
+  if (launcher.one_host() && on_host) return Way::one_host;
+  if (backend == Backend::host) {
+    throw InvalidArgument(concat(prefix,
+                                 ", not all on this host, which backend host does not support; use "
+                                 "backend hierarchical, tcp or mpi"));
+  }
+  if (backend == Backend::tcp) return Way::messages;
+  if (launcher.starts_mpi()) {
+    const auto why = mpi::available();
+    if (why.empty()) return Way::mpi;
+    throw BackendUnavailable(concat(prefix, "; ", why));
+  }
+  if (backend != Backend::mpi) return Way::messages;
+  throw BackendUnavailable(concat(prefix,
+                                  ", which does not start MPI processes; use backend "
+                                  "hierarchical or tcp, or start them with mpirun"));
+}
+
+}  // namespace
+
+Way way_to_join(const Environment& environment, Backend backend) {
+  if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
+  const auto& launcher = environment.launcher;
+  if (launcher && launcher->size > 1) return way_of(*launcher, backend);
+  const bool hosts = !environment.master.empty();
+  if (hosts && backend != Backend::host && backend != Backend::mpi) return Way::launched_hosts;
+  const bool launched = environment.rank || environment.world_size || environment.arena_fd;
+  if (launched && !hosts && (backend == Backend::automatic || backend == Backend::host)) {
+    return Way::launched;
+  }
+  if (launched) {
+    throw InvalidArgument(concat("init: started by lockstep run, which ",
+                                 backend == Backend::host  ? "has ranks on several hosts"
+                                 : backend == Backend::tcp ? "uses shared memory on one host"
+                                                           : "does not start MPI processes",
+                                 ", with backend ", name(backend),
+                                 "; use backend auto, or start it with mpirun"));
+  }
+  return backend == Backend::mpi || backend == Backend::hierarchical ? Way::mpi : Way::alone;
+}
+
+std::pair<std::string, std::uint16_t> place_of_rank_0(const Launcher& launcher) {
+  std::string host(variable("MASTER_ADDR").value_or(""));
+  auto port = integer_variable("MASTER_PORT", 1);
+  if (launcher.kind == Launcher::Kind::srun) {
+    if (host.empty()) host = first_host(std::string(variable("SLURM_STEP_NODELIST").value_or("")));
+    if (!port) port = control::default_port;
+    if (!variable("LOCKSTEP_TOKEN_FILE")) {
+      throw InvalidArgument(concat(
+          started_by(launcher),
+          " without MPI: got LOCKSTEP_TOKEN_FILE unset, expected a file of mode 0600 that all "
+          "hosts see, with the secret of this job; or ",
+          launcher.starts_mpi() ? "leave LOCKSTEP_BACKEND unset"
+                                : "start MPI processes by srun "
+                                  "--mpi=pmix"));
+    }
+  }
+  if (host.empty() || !port || *port > 65535) {
+    throw InvalidArgument(concat(started_by(launcher), ", with backend tcp: got ",
+                                 variables_text({"MASTER_ADDR", "MASTER_PORT"}),
+                                 "; expected the host of rank 0 and a port that is free there"));
+  }
+  return {host, static_cast<std::uint16_t>(*port)};
+}
+
 namespace {
 
 /// Set by join_world(). Cleared only when it threw before it joined a world, since a process can
 /// join only one.
 std::atomic<bool> has_joined{false};
 
-/// Joins a world in shared memory, and records uncaught errors of this process there.
-std::shared_ptr<Communicator> join(const std::shared_ptr<host::World>& world, int rank,
-                                   const host::Options& options) {
-  record_errors_in(world, rank);
-  return host::create(world, rank, options);
-}
-
 /// Joins the world of `lockstep run`.
 std::shared_ptr<Communicator> join_launched(const Environment& environment, host::Options options) {
-  const auto& [rank, size, fd] =
-      std::tie(environment.rank, environment.world_size, environment.arena_fd);
-  if (!rank || !size || !fd || *rank >= *size) {
+  const auto world = launched_world();
+  if (world == nullptr) {
     throw InvalidArgument(
         concat("init: contradictory environment: ",
                variables_text({"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD"}),
@@ -51,7 +119,7 @@ std::shared_ptr<Communicator> join_launched(const Environment& environment, host
   }
   options.watch = true;
   options.supervised = true;
-  return join(launched_world(), *rank, options);
+  return host::create(world, *environment.rank, options);
 }
 
 /// Joins a world whose ranks are all on this host and were started by another launcher.
@@ -66,14 +134,8 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   const host::LauncherWatch watch(options.launcher, options.launcher_name);
   const auto world = host::rendezvous(job, launcher.rank, launcher.size, options.timeout,
                                       [&] { return watch.ended(); });
-  return join(world, launcher.rank, options);
-}
-
-std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
-                                       const messages::Options& between_hosts, int expected_size) {
-  const mpi::Options network{between_hosts, expected_size};
-  if (backend == Backend::mpi) return mpi::create(network);
-  return hierarchical::create_over_mpi(network, options);
+  record_errors_in(world, launcher.rank);
+  return host::create(world, launcher.rank, options);
 }
 
 std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& options,
@@ -106,10 +168,8 @@ std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std:
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
                                                   const messages::Options& network) {
-  const auto& [local_rank, local_size, fd] =
-      std::tie(environment.local_rank, environment.local_size, environment.arena_fd);
-  if (!environment.rank || !environment.world_size || !local_rank || !local_size || !fd ||
-      *local_rank >= *local_size) {
+  const auto world = launched_world();
+  if (!environment.rank || !environment.world_size || world == nullptr) {
     throw InvalidArgument(
         concat("init: incomplete environment: ",
                variables_text({"LOCKSTEP_MASTER", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
@@ -118,7 +178,6 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   }
   const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
   const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
-  const auto world = launched_world();
   // LOCKSTEP_LISTEN_FD can be used once, and other ranks may have ended.
   static std::atomic<bool> connected{false};
   if (connected.exchange(true)) {
@@ -203,8 +262,11 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
       return join_host_world(*launcher, ranks);
     case Way::messages:
       return join_tcp(backend, ranks, network, meeting_of(*launcher, options));
-    case Way::mpi:
-      return join_mpi(backend, ranks, network, launcher ? launcher->size : 0);
+    case Way::mpi: {
+      const mpi::Options over_mpi{network, launcher ? launcher->size : 0};
+      return backend == Backend::mpi ? mpi::create(over_mpi)
+                                     : hierarchical::create_over_mpi(over_mpi, ranks);
+    }
     case Way::alone:
       break;
   }

@@ -8,13 +8,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "comm/announcement.h"
 #include "comm/messages/collective_protocol.h"
+#include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
-#include "comm/messages/transport.h"
 
 // send() and recv() over a transport whose messages end in the order that a test chooses.
 
@@ -24,7 +25,7 @@ namespace {
 using messages::Channel;
 
 /// Keeps the messages that were begun.
-class ManualTransport final : public messages::Transport {
+class ManualTransport final : public messages::Network {
  public:
   struct Message {
     std::byte* data;
@@ -38,6 +39,7 @@ class ManualTransport final : public messages::Transport {
   void receive(std::byte* data, std::size_t bytes, int, int tag, Done done) override {
     begun_[tag].push_back({data, bytes, std::move(done)});
   }
+  std::string_view name() const override { return "manual"; }
   bool progress() override { return false; }
   void stop() noexcept override {}
 
@@ -233,7 +235,7 @@ TEST(CollectiveProtocol, WaitsForMembersWithAnnouncementsInTransit) {
   ManualTransport transport;
   const Operation operation{.collective = Collective::barrier};
   messages::CollectiveProtocol barrier({group, transport}, operation);
-  barrier.announce();
+  barrier.begin();
   transport.end(Channel::announcements, 1);
   EXPECT_EQ(barrier.missing(), (std::vector{1, 2})) << "the announcement to 1 has not been sent";
   transport.end(Channel::announcements, 2);

@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -18,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/host/world/arrivals.h"
 #include "core/system/process.h"
@@ -102,11 +101,7 @@ TEST(Rendezvous, MissingRanksAreNamed) {
 /// An abstract address, and sockets that this process has there.
 class Address {
  public:
-  explicit Address(const std::string& name) {
-    socket_.sun_family = AF_UNIX;
-    name.copy(socket_.sun_path + 1, sizeof socket_.sun_path - 1);
-    length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  }
+  explicit Address(const std::string& name) : address_(name) {}
 
   /// That of a job, as its rank 0 makes it.
   static Address of(const std::string& job) {
@@ -119,18 +114,16 @@ class Address {
 
   Descriptor bound() const {
     Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(::bind(made.get(), get(), length_), 0);
+    EXPECT_EQ(::bind(made.get(), address_.get(), address_.length()), 0);
     return made;
   }
   Descriptor connected() const {
     Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    while (::connect(made.get(), get(), length_) != 0) std::this_thread::yield();
+    while (::connect(made.get(), address_.get(), address_.length()) != 0) std::this_thread::yield();
     return made;
   }
 
  private:
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&socket_); }
-
   /// The one that this process listens at, among those of other tests.
   static std::string own_address() {
     const std::string key = lockstep::detail::concat("@lockstep-", ::geteuid(), "-");
@@ -149,8 +142,7 @@ class Address {
     return "";
   }
 
-  sockaddr_un socket_{};
-  socklen_t length_ = 0;
+  control::UnixAddress address_;
 };
 
 std::string this_process() { return lockstep::detail::concat("process ", ::getpid(), " ("); }

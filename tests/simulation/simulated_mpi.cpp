@@ -7,7 +7,6 @@
 #include <cstring>
 #include <string>
 
-#include "comm/mpi/library.h"
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "core/text.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "lockstep/group.h"
 
 namespace lockstep::testing {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -16,6 +17,8 @@
 
 namespace lockstep::inline v0_2::control {
 namespace {
+
+using detail::concat;
 
 Address address_of(int socket, int (*ask)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage found{};
@@ -90,15 +93,22 @@ std::string Address::host() const {
 }
 
 std::string Address::text() const {
-  if (family() == AF_INET6) return detail::concat('[', host(), "]:", port());
-  return detail::concat(host(), ':', port());
+  if (family() == AF_INET6) return concat('[', host(), "]:", port());
+  return concat(host(), ':', port());
 }
 
-namespace {
+UnixAddress::UnixAddress(const std::string& name) {
+  storage_.sun_family = AF_UNIX;
+  const auto bytes = name.copy(storage_.sun_path + 1, sizeof storage_.sun_path - 1);
+  length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + bytes);
+}
 
-using detail::concat;
-
-}  // namespace
+ucred peer_of(int socket) {
+  ucred peer{.pid = 0, .uid = static_cast<uid_t>(-1), .gid = static_cast<gid_t>(-1)};
+  socklen_t length = sizeof peer;
+  ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length);
+  return peer;
+}
 
 detail::Descriptor listen_at(const Address& address, bool reuse) {
   detail::Descriptor made(

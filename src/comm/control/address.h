@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <cstdint>
 #include <cstring>
@@ -56,6 +57,23 @@ class Address {
   };
   Storage storage_{};
 };
+
+/// The address of this name in the abstract namespace of unix sockets: it ends with its socket.
+class UnixAddress {
+ public:
+  explicit UnixAddress(const std::string& name);
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const { return length_; }
+
+ private:
+  sockaddr_un storage_{};
+  socklen_t length_;
+};
+
+/// Credentials of the process at the other end of a connected unix socket. pid is 0 if it is in
+/// another pid namespace.
+ucred peer_of(int socket);
 
 /// A non-blocking socket that listens at the address; of Address::any(AF_INET6), for IPv4, too.
 /// With `reuse`, connections of an earlier socket that wait for their end do not occupy the port.

@@ -3,13 +3,11 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -70,13 +68,6 @@ std::string host_bytes(const std::string& host, const std::vector<std::int32_t>&
   return bytes + host;
 }
 
-bool is_of_this_user(int socket) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-         peer.uid == ::geteuid();
-}
-
 void watch_fd(int events, int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
@@ -100,16 +91,10 @@ StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send
 }
 
 void StatusRelay::open_socket() {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (source_.socket.size() > sizeof address.sun_path - 1) return;
-  source_.socket.copy(address.sun_path + 1, source_.socket.size());
-  const auto length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + source_.socket.size());
+  const UnixAddress address(source_.socket);
   detail::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   detail::Descriptor events(::epoll_create1(EPOLL_CLOEXEC));
-  if (!socket || !events ||
-      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  if (!socket || !events || ::bind(socket.get(), address.get(), address.length()) != 0 ||
       ::listen(socket.get(), most_waiting) != 0) {
     log::debug(concat("control: rank ", source_.rank,
                       " answers no questions of lockstep status: ", std::strerror(errno)));
@@ -168,7 +153,7 @@ void StatusRelay::process_ready() {
 void StatusRelay::accept_client() {
   detail::Descriptor socket(
       ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket || !is_of_this_user(socket.get())) return;
+  if (!socket || peer_of(socket.get()).uid != ::geteuid()) return;
   if (clients_.size() >= most_clients) clients_.pop_front();
   watch_fd(events_.get(), socket.get());
   auto& client = clients_.emplace_back(Client{.socket = std::move(socket), .id = ++last_id_});
@@ -295,33 +280,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 detail::Descriptor connect_to(const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (name.size() > sizeof address.sun_path - 1) return {};
-  name.copy(address.sun_path + 1, name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const UnixAddress address(name);
   detail::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket ||
-      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    return {};
-  }
+  if (!socket || ::connect(socket.get(), address.get(), address.length()) != 0) return {};
   // Another user may have taken the name.
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  const bool is_own = ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-                      peer.uid == ::geteuid();
-  return is_own ? std::move(socket) : detail::Descriptor();
-}
-
-template <class Value>
-Value value_at(std::string_view bytes, std::size_t at) {
-  Value value{};
-  if (at + sizeof value <= bytes.size()) std::memcpy(&value, bytes.data() + at, sizeof value);
-  return value;
+  return peer_of(socket.get()).uid == ::geteuid() ? std::move(socket) : detail::Descriptor();
 }
 
 void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
-  constexpr auto word = sizeof(std::int32_t);
   if (part == AnswerPart::record) {
     answer.records.emplace_back(bytes);
   } else if (part == AnswerPart::suspected) {
@@ -333,13 +299,10 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
       if (host.name == bytes) host.has_answered = true;
     }
   } else if (part == AnswerPart::host) {
-    const auto count = std::min<std::size_t>(
-        static_cast<std::uint32_t>(value_at<std::int32_t>(bytes, 0)), bytes.size() / word);
     HostsAnswer::Host host;
-    for (std::size_t i = 0; i < count; ++i) {
-      host.ranks.push_back(value_at<std::int32_t>(bytes, (1 + i) * word));
-    }
-    host.name = bytes.substr(std::min(bytes.size(), (1 + count) * word));
+    std::int32_t count = 0, rank = 0;
+    for (take(bytes, count); count > 0 && take(bytes, rank); --count) host.ranks.push_back(rank);
+    host.name = bytes;
     const auto known = std::ranges::find(answer.hosts, host.name, &HostsAnswer::Host::name);
     if (known == answer.hosts.end()) {
       answer.hosts.push_back(std::move(host));
@@ -367,13 +330,13 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got <= 0) break;
     received.append(buffer.data(), static_cast<std::size_t>(got));
-    constexpr std::size_t header = 2 * sizeof(std::uint32_t);
-    while (received.size() - at >= header) {
-      const auto part = value_at<AnswerPart>(received, at);
-      const auto size = value_at<std::uint32_t>(received, at + sizeof part);
-      if (received.size() - at - header < size) break;
-      add_part(answer, part, std::string_view(received).substr(at + header, size));
-      at += header + size;
+    for (;;) {
+      auto rest = std::string_view(received).substr(at);
+      AnswerPart part{};
+      std::uint32_t size = 0;
+      if (!take(rest, part) || !take(rest, size) || rest.size() < size) break;
+      add_part(answer, part, rest.substr(0, size));
+      at += sizeof part + sizeof size + size;
     }
   }
   answer.is_complete =

@@ -1,7 +1,13 @@
 #include "comm/cost/cost.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <fstream>
 #include <vector>
+
+#include "core/system/topology.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -154,3 +160,36 @@ Traffic mpi_all_to_all(const Placement& placement, double bytes) {
 }
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+std::string this_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  // Without /proc, the host name identifies the host.
+  if (boot.empty()) boot = host_name();
+  std::array<char, 64> network{};
+  if (::readlink("/proc/self/ns/net", network.data(), network.size() - 1) < 0) network[0] = '\0';
+  return boot + " " + network.data();
+}
+
+std::vector<int> numbered_hosts(std::span<const std::uint64_t> host_ids) {
+  std::vector<int> numbers;
+  std::vector<std::uint64_t> known;
+  for (const auto host : host_ids) {
+    const auto found = std::ranges::find(known, host);
+    numbers.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(host);
+  }
+  return numbers;
+}
+
+std::vector<int> hosts_of(std::span<const int> ranks, std::span<const int> hosts) {
+  std::vector<std::uint64_t> of_ranks;
+  for (const int rank : ranks) {
+    of_ranks.push_back(static_cast<std::uint64_t>(hosts[static_cast<std::size_t>(rank)]));
+  }
+  return numbered_hosts(of_ranks);
+}
+
+}  // namespace lockstep::detail

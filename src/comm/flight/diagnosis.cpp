@@ -81,12 +81,8 @@ class Search {
     Diagnosis found;
     for (const auto& [rank, edge] : edges_) found.edges.push_back(edge);
     if (edges_.empty()) {
-      found.ranks = stopped_ranks();
-      if (has_unseen() && !found.ranks.empty()) {
-        found.kind = Kind::missing;
-      } else {
-        found.ranks.clear();
-      }
+      if (has_unseen()) found.ranks = stopped_ranks();
+      if (!found.ranks.empty()) found.kind = Kind::missing;
       return found;
     }
     // The ranks that some rank waits for, and that are causes themselves.
@@ -322,10 +318,6 @@ const ObservedRank* find(const std::vector<ObservedRank>& ranks, int rank) {
   return found == ranks.end() ? nullptr : &*found;
 }
 
-std::string verb(const std::vector<int>& ranks, std::string_view one, std::string_view several) {
-  return concat(rank_list(ranks), ' ', ranks.size() == 1 ? one : several);
-}
-
 std::vector<std::string> describe(const Diagnosis& found, const std::vector<ObservedRank>& ranks) {
   std::vector<std::string> text;
   if (found.kind == Kind::none) return text;
@@ -346,8 +338,8 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
     }
     for (const auto& what : order) {
       const auto& [members, seconds] = by_operation[what];
-      text.push_back(concat(verb(members, "has waited", "have waited"), ' ', what, " for ",
-                            duration_text(seconds)));
+      text.push_back(concat(rank_list(members), members.size() == 1 ? " has" : " have", " waited ",
+                            what, " for ", duration_text(seconds)));
     }
   };
   if (found.kind == Kind::missing) {

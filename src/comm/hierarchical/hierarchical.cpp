@@ -24,11 +24,6 @@
 namespace lockstep::inline v0_2::hierarchical {
 namespace {
 
-/// Checks of other ranks cost system calls in both worlds, so they are rare.
-detail::WaitPolicy policy(bool fits) {
-  return {.spins = fits ? 1000 : 0, .between_checks = detail::yield_time};
-}
-
 /// One rank's state in a hierarchical world, composed of the host's world and the world over the
 /// network.
 class HierarchicalRankContext final : public detail::ComposedRankContext {
@@ -38,12 +33,14 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
   HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
                           std::shared_ptr<Communicator> host_world,
                           std::chrono::milliseconds timeout, bool fits)
-      : ComposedRankContext({.backend = "hierarchical",
-                             .rank = network_world->world_rank(network_world->rank()),
-                             .timeout = timeout,
-                             .policy = policy(fits),
-                             .has_mutex = true},
-                            {std::move(host_world), network_world}) {}
+      : ComposedRankContext(
+            {.backend = "hierarchical",
+             .rank = network_world->world_rank(network_world->rank()),
+             .timeout = timeout,
+             // Checks of other ranks cost system calls in both worlds.
+             .policy = {.spins = fits ? 1000 : 0, .between_checks = detail::yield_time},
+             .has_mutex = true},
+            {std::move(host_world), network_world}) {}
   ~HierarchicalRankContext() { stop_thread(); }
 
  private:

@@ -10,7 +10,6 @@
 
 #include "comm/communicator.h"
 #include "comm/messages/message_communicator.h"
-#include "comm/split.h"
 #include "comm/waiting.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -56,7 +56,7 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   std::byte* slot = group().block().slot(rank, operation().sequence);
   const bool copies = entry.is_eager != 0 && shape_.is_source(rank);
   const std::size_t bytes = copies ? shape_.total(rank) * size_of(operation().dtype) : 0;
-  populate(slot, before + bytes, group().populated().slot(operation().sequence));
+  populate(slot, before + bytes, group().populated_slot(operation().sequence));
   if (before > 0) CountTable(slot, group().size()).write(counted());
   if (bytes > 0) std::memcpy(slot + before, operation().input, bytes);
 }
@@ -95,42 +95,23 @@ bool CollectiveRequest::compare_announcements() {
     announcements[member] =
         &group().block().entry(static_cast<int>(member), operation().sequence).announcement;
   }
-  const auto different =
-      detail::difference(std::span(announcements).first(size), group().world_ranks());
-  if (!different) return !counted().has_own_counts() || compare_counts();
-  auto& context = group().context();
-  context.world().fail({.kind = Failure::Kind::mismatch,
-                        .rank = context.local_rank(different->rank),
-                        .text = text_of(different->text)});
-  return false;
-}
-
-std::string CollectiveRequest::text_of(std::string_view what) const {
-  return detail::describe_difference(operation(), group().group_number(), group().world_ranks(),
-                                     what);
-}
-
-bool CollectiveRequest::compare_counts() {
-  const auto own = counts_of(group().rank());
-  const auto alike = [&](int from, int to, std::uint64_t sent, std::uint64_t expected) {
-    if (sent == expected) return true;
-    const auto ranks = group().world_ranks();
-    const auto world_rank = [&](int member) { return ranks[static_cast<std::size_t>(member)]; };
-    group().context().world().fail({.kind = Failure::Kind::mismatch,
-                                    .rank = group().members()[static_cast<std::size_t>(from)],
-                                    .text = text_of(detail::describe_counts(
-                                        world_rank(from), world_rank(to), sent, expected))});
-    return false;
-  };
-  for (int member = 0; member < group().size(); ++member) {
-    const int rank = group().rank();
-    const auto theirs = counts_of(member);
-    if (!alike(member, rank, theirs.sent(rank), own.expected(member)) ||
-        !alike(rank, member, own.sent(member), theirs.expected(rank))) {
-      return false;
-    }
+  auto different = detail::difference(std::span(announcements).first(size), group().world_ranks());
+  if (!different && counted().has_own_counts()) {
+    const int own = group().rank();
+    const auto theirs = [&](int member) {
+      const auto counts = counts_of(member);
+      return detail::SentAndExpected{.sent = counts.sent(own), .expected = counts.expected(own)};
+    };
+    different = detail::difference_of_counts(counted(), own, group().world_ranks(), theirs);
   }
-  return true;
+  if (!different) return true;
+  auto& context = group().context();
+  context.world().fail(
+      {.kind = Failure::Kind::mismatch,
+       .rank = context.local_rank(different->rank),
+       .text = detail::describe_difference(operation(), group().group_number(),
+                                           group().world_ranks(), different->text)});
+  return false;
 }
 
 CollectivePlan CollectiveRequest::plan() {
@@ -202,7 +183,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
   if (!shape_.is_source(rank) || offsets_[static_cast<std::size_t>(rank)] != no_offset) return;
   const std::size_t element = size_of(operation().dtype);
   std::byte* chunk = group().block().chunk(rank, step);
-  populate(chunk, Block::chunk_bytes, group().populated().chunk(step));
+  populate(chunk, Block::chunk_bytes, group().populated_chunk(step));
   const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
     if (elements > 0) std::memcpy(to, from, elements * element);
   };

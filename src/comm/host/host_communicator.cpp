@@ -5,7 +5,6 @@
 
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
-#include "comm/split.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -14,22 +14,10 @@
 #include "comm/backend_communicator.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/host/host_request.h"
-#include "comm/host/inbox.h"
 #include "comm/host/live_waits.h"
 #include "comm/host/world/block.h"
 
 namespace lockstep::inline v0_2::host {
-
-/// The bytes of a member's eager slots and chunks that it has populated.
-class PopulatedParts {
- public:
-  std::size_t& slot(std::uint64_t sequence) { return slots_[sequence % Block::ring]; }
-  std::size_t& chunk(std::uint64_t step) { return chunks_[step % Block::chunks]; }
-
- private:
-  std::array<std::size_t, Block::ring> slots_{};
-  std::array<std::size_t, Block::chunks> chunks_{};
-};
 
 /// One rank's communicator of one group of a host world.
 class HostCommunicator final : public detail::BackendCommunicator {
@@ -68,7 +56,9 @@ class HostCommunicator final : public detail::BackendCommunicator {
   /// The members' world ranks, for error texts.
   std::span<const int> world_ranks() const { return world_ranks_; }
   Progress& progress() { return progress_; }
-  PopulatedParts& populated() { return populated_; }
+  /// The bytes of an eager slot and of a chunk of this member that it has populated.
+  std::size_t& populated_slot(std::uint64_t sequence) { return slots_[sequence % Block::ring]; }
+  std::size_t& populated_chunk(std::uint64_t step) { return chunks_[step % Block::chunks]; }
   Inbox& inbox() { return inbox_; }
   void wake(int member) const {
     context_->wake(std::span(&members_[static_cast<std::size_t>(member)], 1));
@@ -89,7 +79,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   bool owns_block_;
   int number_;
   Progress progress_;
-  PopulatedParts populated_;
+  std::array<std::size_t, Block::ring> slots_{};
+  std::array<std::size_t, Block::chunks> chunks_{};
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; only the first advances through its steps
   std::vector<std::shared_ptr<SendRequest>> sends_;

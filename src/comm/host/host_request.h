@@ -14,6 +14,7 @@
 #include "comm/host/collective_steps.h"
 #include "comm/host/message_steps.h"
 #include "comm/host/world/block.h"
+#include "comm/message_matching.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {
@@ -93,11 +94,6 @@ class CollectiveRequest final : public HostRequest {
   const Operation& counted() const;
   std::size_t eager_begin() const;
   CountTable counts_of(int member) const;
-  /// Compares the counts of an all_to_all with those of the other members. False: the world has
-  /// failed.
-  bool compare_counts();
-  /// The error text about members that differ, as `what` says.
-  std::string text_of(std::string_view what) const;
 
   /// Whether each member reduces its own segment of the buffer.
   bool reduces_by_segments() const {
@@ -174,6 +170,42 @@ class RecvRequest final : public HostRequest {
 
  private:
   bool withdraw() override;
+};
+
+/// The receives of one rank in a group, and the messages that came before their receives. Note [How
+/// receives are matched] is in message_matching.h.
+class Inbox {
+ public:
+  explicit Inbox(HostCommunicator& group);
+
+  /// Begins a receive: completes it by a message that came earlier, or adds it to the open ones.
+  void add(const std::shared_ptr<RecvRequest>& receive);
+  /// Removes an open receive. Returns whether it was open.
+  bool withdraw(const RecvRequest& receive) { return matching_.withdraw(receive.operation()); }
+  bool has_open() const { return matching_.has_open(); }
+  /// Takes messages from the mailboxes of members from which this rank has an open receive.
+  void advance();
+  /// Publishes the number of open receives for each member, for the detection of deadlocks.
+  void publish() const;
+
+  /// As MessageMatching.
+  std::string describe_early(const RecvRequest& receive) const {
+    return matching_.describe_early(receive.operation(),
+                                    [this](int member) { return world_rank(member); });
+  }
+  /// Forgets the open receives.
+  void clear() { matching_.close_all(); }
+
+ private:
+  Mailbox& mailbox(int source) const;
+  int world_rank(int member) const;
+  /// Takes the message of the mailbox. Returns whether there was one.
+  bool take_from(int source);
+  bool keep(int source, const detail::MessageTerms& terms, const std::byte* data);
+
+  HostCommunicator& group_;
+  detail::MessageMatching<std::shared_ptr<RecvRequest>, std::unique_ptr<detail::TakenMessage>>
+      matching_;
 };
 
 }  // namespace lockstep::host

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "comm/flight/flight_record.h"
 #include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "core/system/process.h"
@@ -13,17 +14,12 @@
 
 namespace lockstep::inline v0_2::host {
 
-ProcessWatch::ProcessWatch(pid_t pid) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
-  ended_ = fd_ < 0 && errno == ESRCH;
-}
-
-ProcessWatch::~ProcessWatch() {
-  if (fd_ >= 0) ::close(fd_);
-}
+ProcessWatch::ProcessWatch(pid_t pid)
+    : fd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))), ended_(!fd_ && errno == ESRCH) {}
 
 bool ProcessWatch::ended() const {
-  pollfd process{.fd = fd_, .events = POLLIN, .revents = 0};
-  return ended_ || (fd_ >= 0 && ::poll(&process, 1, 0) > 0);
+  pollfd process{.fd = fd(), .events = POLLIN, .revents = 0};
+  return ended_ || (fd_ && ::poll(&process, 1, 0) > 0);
 }
 
 LauncherWatch::LauncherWatch(pid_t pid, std::string name) : name_(std::move(name)) {

@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/host/host.h"
 #include "comm/host/world/world.h"
 #include "comm/host/world/world_layout.h"
+#include "core/system/process.h"
 
 namespace lockstep::inline v0_2::host {
 
@@ -20,18 +20,14 @@ class ProcessWatch {
  public:
   /// The process must be in this process's pid namespace. If it does not exist, it has ended.
   explicit ProcessWatch(pid_t pid);
-  ProcessWatch(ProcessWatch&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)), ended_(other.ended_) {}
-  ProcessWatch& operator=(ProcessWatch&&) = delete;
-  ~ProcessWatch();
 
   bool ended() const;
   /// Readable when the process has ended; -1 if it cannot be watched.
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
 
  private:
-  int fd_ = -1;
-  bool ended_ = false;  ///< it had ended before construction
+  detail::Descriptor fd_;
+  bool ended_;  ///< it had ended before construction
 };
 
 /// Watches the launcher, the process that started the ranks. Its end ends their world.

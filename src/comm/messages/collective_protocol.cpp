@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 #include "comm/reduction.h"
 #include "comm/waiting.h"
@@ -68,7 +68,7 @@ void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, in
   std::memcpy(payload, operation_.input + begin, bytes);
 }
 
-void CollectiveProtocol::announce() {
+void CollectiveProtocol::begin() {
   const int rank = group().rank;
   const int size = group().size();
   if (size == 1) return;
@@ -126,31 +126,19 @@ void CollectiveProtocol::compare_announcements() const {
     announcements.push_back(
         member == group().rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
   }
-  const auto different = detail::difference(announcements, group().members);
-  if (different) throw_mismatch(different->text, different->rank);
-  if (operation_.announced().has_own_counts()) compare_counts(announcements);
-}
-
-void CollectiveProtocol::throw_mismatch(std::string_view what, int rank) const {
-  throw Mismatch(
-      detail::describe_difference(operation_, group().shown_number(), group().members, what),
-      {.rank = rank});
-}
-
-void CollectiveProtocol::compare_counts(std::span<const Announcement* const> announcements) const {
+  auto different = detail::difference(announcements, group().members);
   const auto& announced = operation_.announced();
-  const int own = group().world_rank(group().rank);
-  const auto expect = [&](int from, int to, std::uint64_t sent, std::uint64_t expected) {
-    if (sent == expected) return;
-    throw_mismatch(detail::describe_counts(from, to, sent, expected), from);
-  };
-  for (int member = 0; member < group().size(); ++member) {
-    if (member == group().rank) continue;
-    const auto& theirs = *announcements[static_cast<std::size_t>(member)];
-    const int other = group().world_rank(member);
-    expect(other, own, theirs.sent, announced.received(member));
-    expect(own, other, announced.part(member), theirs.expected);
+  if (!different && announced.has_own_counts()) {
+    const auto theirs = [&](int member) {
+      const auto& of_member = *announcements[static_cast<std::size_t>(member)];
+      return detail::SentAndExpected{.sent = of_member.sent, .expected = of_member.expected};
+    };
+    different = detail::difference_of_counts(announced, group().rank, group().members, theirs);
   }
+  if (!different) return;
+  throw Mismatch(detail::describe_difference(operation_, group().shown_number(), group().members,
+                                             different->text),
+                 {.rank = different->rank});
 }
 
 bool CollectiveProtocol::next_may_begin() const {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
-#include "comm/messages/transport.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {
@@ -25,7 +25,7 @@ class CollectiveProtocol {
   CollectiveProtocol& operator=(const CollectiveProtocol&) = delete;
 
   /// Sends the announcements and begins to receive those of the other members.
-  void announce();
+  void begin();
   /// Compares the announcements when all have arrived. If they include the inputs (eager), also
   /// computes the result. Members compare the collectives of a group in order.
   /// Throws: Mismatch if members issued different collectives.
@@ -55,9 +55,6 @@ class CollectiveProtocol {
   std::size_t payload_bytes(int member) const;
   void write_payload(std::byte* payload, std::size_t bytes, int member) const;
   void compare_announcements() const;
-  [[noreturn]] void throw_mismatch(std::string_view what, int rank) const;
-  /// Compares the counts of an all_to_all with those of each other member.
-  void compare_counts(std::span<const detail::Announcement* const> announcements) const;
   void finish_eager();
   void finish_eager_rounded();
   const std::byte* payload_of(int member) const;

@@ -2,17 +2,15 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/flight/flight_recorder.h"
+#include "comm/messages/network.h"
 #include "comm/messages/options.h"
-#include "comm/messages/transport.h"
-#include "comm/split.h"
 #include "core/failure.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
@@ -56,14 +54,15 @@ std::size_t eager_bytes(int members) {
 
 MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> context,
                                          std::vector<int> members, int rank, int number)
-    : BackendCommunicator(rank, static_cast<int>(members.size())), context_(std::move(context)) {
-  group_ = {.rank = rank,
-            .members = std::move(members),
-            .number = number,
-            .first_number = agreement_group + 1,
-            .algorithm = context_->options().algorithm,
-            .eager_bytes = eager_bytes(size())};
-  receives_.emplace(transport());
+    : BackendCommunicator(rank, static_cast<int>(members.size())),
+      context_(std::move(context)),
+      group_{.rank = rank,
+             .members = std::move(members),
+             .number = number,
+             .first_number = agreement_group + 1,
+             .algorithm = context_->options().algorithm,
+             .eager_bytes = eager_bytes(size())},
+      receives_(transport()) {
   const auto lock = context_->lock();
   context_->add(*this);
 }
@@ -125,7 +124,7 @@ void MessageCommunicator::broadcast_from_rank_0(std::span<std::byte> bytes) {
 void MessageCommunicator::run_unnumbered(Operation&& operation) {
   const auto begin = [&] {
     const MessageRankContext::CallGuard guard(*context_);
-    return start(std::move(operation));
+    return begin_request<CollectiveRequest>(collectives_, std::move(operation));
   };
   begin().wait();
 }
@@ -141,9 +140,11 @@ void MessageCommunicator::run(const Part& part) {
   }
 }
 
-template <class Request, class Begin>
-Work MessageCommunicator::begin_request(std::shared_ptr<Request> request, const Begin& begin) {
-  context_->attempt([&] { run([&] { begin(*request); }); });
+template <class Request>
+Work MessageCommunicator::begin_request(auto& requests, Operation&& operation) {
+  auto request = std::make_shared<Request>(*this, std::move(operation));
+  requests.push_back(request);
+  context_->attempt([&] { run([&] { request->begin(); }); });
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));
@@ -154,20 +155,12 @@ Work MessageCommunicator::begin(Operation&& operation) {
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   if (operation.collective == Collective::send) {
-    sends_.push_back(std::make_shared<SendRequest>(*this, std::move(operation)));
-    return begin_request(sends_.back(), [](SendRequest& request) { request.begin(); });
+    return begin_request<SendRequest>(messages_, std::move(operation));
   }
   if (operation.collective == Collective::recv) {
-    recvs_.push_back(std::make_shared<RecvRequest>(*this, std::move(operation)));
-    return begin_request(recvs_.back(), [](RecvRequest& request) { request.begin(); });
+    return begin_request<RecvRequest>(messages_, std::move(operation));
   }
-  return start(std::move(operation));
-}
-
-Work MessageCommunicator::start(Operation&& operation) {
-  collectives_.push_back(std::make_shared<CollectiveRequest>(*this, std::move(operation)));
-  return begin_request(collectives_.back(),
-                       [](CollectiveRequest& request) { request.protocol().announce(); });
+  return begin_request<CollectiveRequest>(collectives_, std::move(operation));
 }
 
 void MessageCommunicator::poll() {
@@ -180,43 +173,25 @@ void MessageCommunicator::poll() {
       request->advance();
       if (!request->protocol().next_may_begin()) break;
     }
-    for (const auto& request : sends_) request->advance();
-    if (recvs_.empty()) return;
-    receives_->advance();
-    for (const auto& request : recvs_) request->advance();
+    if (messages_.empty()) return;
+    receives_.advance();
+    for (const auto& request : messages_) request->advance();
   });
 }
 
 std::size_t MessageCommunicator::pending() const {
-  const auto incomplete = [](const auto& request) { return !request->complete(); };
-  return static_cast<std::size_t>(std::ranges::count_if(collectives_, incomplete) +
-                                  std::ranges::count_if(sends_, incomplete) +
-                                  std::ranges::count_if(recvs_, incomplete));
+  return incomplete(collectives_) + incomplete(messages_);
 }
 
 void MessageCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
-  while (!collectives_.empty() && collectives_.front()->complete()) {
-    complete.push_back(std::move(collectives_.front()));
-    collectives_.pop_front();
-  }
-  const auto take = [&](auto& request) {
-    if (!request->complete()) return false;
-    complete.push_back(std::move(request));
-    return true;
-  };
-  std::erase_if(sends_, take);
-  std::erase_if(recvs_, take);
+  take_complete(collectives_, complete);
+  take_complete(messages_, complete);
 }
 
 void MessageCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
   if (context_->may_use_memory()) return;
-  const auto take = [&](auto& requests) {
-    pending.insert(pending.end(), requests.begin(), requests.end());
-    requests.clear();
-  };
-  take(collectives_);
-  take(sends_);
-  take(recvs_);
+  take_all(collectives_, pending);
+  take_all(messages_, pending);
 }
 
 std::vector<int> MessageCommunicator::first_missing() const {
@@ -259,34 +234,26 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::part(const std::vector
   return made;
 }
 
-CollectiveRequest::CollectiveRequest(MessageCommunicator& group, Operation&& operation)
+template <class Protocol>
+ProtocolRequest<Protocol>::ProtocolRequest(MessageCommunicator& group, Operation&& operation)
     : MessageRequest(group, std::move(operation)),
       protocol_(group.transport(), this->operation()) {}
 
-void CollectiveRequest::advance() {
+template <class Protocol>
+void ProtocolRequest<Protocol>::advance() {
   protocol_.advance();
   if (complete() || !protocol_.complete()) return;
   worked_ = protocol_.worked();
   set_complete();
 }
 
-std::vector<int> CollectiveRequest::missing() const {
+template <class Protocol>
+std::vector<int> ProtocolRequest<Protocol>::missing() const {
   if (protocol_.is_queued()) return group().first_missing();
   std::vector<int> ranks;
   for (const int member : protocol_.missing()) ranks.push_back(group().world_rank(member));
   return ranks;
 }
-
-SendRequest::SendRequest(MessageCommunicator& group, Operation&& operation)
-    : MessageRequest(group, std::move(operation)),
-      protocol_(group.transport(), this->operation()) {}
-
-void SendRequest::advance() {
-  protocol_.advance();
-  if (!complete() && protocol_.complete()) set_complete();
-}
-
-std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
 
 RecvRequest::RecvRequest(MessageCommunicator& group, Operation&& operation)
     : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}

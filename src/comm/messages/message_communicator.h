@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,38 +13,29 @@
 #include "comm/messages/collective_protocol.h"
 #include "comm/messages/message_protocol.h"
 #include "comm/messages/message_rank_context.h"
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 
 namespace lockstep::inline v0_2::messages {
 
 class MessageCommunicator;
 using MessageRequest = detail::GroupRequest<MessageCommunicator>;
 
-/// A collective on this rank.
-class CollectiveRequest final : public MessageRequest {
+/// A collective or a send of this rank, of which the protocol has all steps.
+template <class Protocol>
+class ProtocolRequest final : public MessageRequest {
  public:
-  CollectiveRequest(MessageCommunicator& group, Operation&& operation);
+  ProtocolRequest(MessageCommunicator& group, Operation&& operation);
 
-  CollectiveProtocol& protocol() { return protocol_; }
-  void advance() override;
-  std::vector<int> missing() const override;
-
- private:
-  CollectiveProtocol protocol_;
-};
-
-/// A send of this rank.
-class SendRequest final : public MessageRequest {
- public:
-  SendRequest(MessageCommunicator& group, Operation&& operation);
-
+  Protocol& protocol() { return protocol_; }
   void begin() { protocol_.begin(); }
   void advance() override;
   std::vector<int> missing() const override;
 
  private:
-  SendProtocol protocol_;
+  Protocol protocol_;
 };
+using CollectiveRequest = ProtocolRequest<CollectiveProtocol>;
+using SendRequest = ProtocolRequest<SendProtocol>;
 
 /// A receive of this rank. The ReceiveProtocol of the group completes it.
 class RecvRequest final : public MessageRequest {
@@ -105,7 +95,7 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   GroupTransport transport() const { return {group_, context_->network()}; }
   /// The members' world ranks.
   std::span<const int> members() const { return group_.members; }
-  ReceiveProtocol& receives() { return *receives_; }
+  ReceiveProtocol& receives() { return receives_; }
   /// World ranks that the first pending collective waits for, and therefore all later ones.
   std::vector<int> first_missing() const;
 
@@ -117,15 +107,13 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   void exchange_join_records();
   Work begin(Operation&& operation) override;
   void set_placement(std::vector<int> hosts);
-  /// Begins an operation that has its number by begin(request), and hands it to the caller.
-  template <class Request, class Begin>
-  Work begin_request(std::shared_ptr<Request> request, const Begin& begin);
+  /// Begins an operation that has its number, and adds it to those of its kind.
+  template <class Request>
+  Work begin_request(auto& requests, Operation&& operation);
   /// Runs a part of a protocol. A mismatch becomes the world's failure.
   /// Throws: what else it throws.
   template <class Part>
   void run(const Part& part);
-  /// Begins a collective that has its sequence number.
-  Work start(Operation&& operation);
   /// Runs a collective with sequence number 0 to its end.
   void run_unnumbered(Operation&& operation);
 
@@ -133,9 +121,8 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   MessageGroup group_;
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; the transfers of the first ones may be in progress
-  std::vector<std::shared_ptr<SendRequest>> sends_;
-  std::vector<std::shared_ptr<RecvRequest>> recvs_;
-  std::optional<ReceiveProtocol> receives_;  ///< when group_ is complete
+  std::vector<std::shared_ptr<MessageRequest>> messages_;
+  ReceiveProtocol receives_;
 };
 
 /// The highest number of the groups over messages that this rank is or was a member of.

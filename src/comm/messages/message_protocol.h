@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,7 +9,7 @@
 
 #include "comm/announcement.h"
 #include "comm/message_matching.h"
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {
@@ -35,6 +36,11 @@ class SendProtocol {
   /// Throws: Mismatch if they differ.
   void advance();
   bool complete() const { return complete_; }
+
+  // As CollectiveProtocol:
+  static bool is_queued() { return false; }
+  std::vector<int> missing() const { return {operation_.peer}; }
+  static std::chrono::nanoseconds worked() { return {}; }
 
  private:
   GroupTransport transport_;

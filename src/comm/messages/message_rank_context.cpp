@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/flight/flight_record.h"
 #include "comm/messages/message_communicator.h"
 #include "core/log.h"

@@ -29,28 +29,29 @@ std::vector<int> Transfer::partners() const {
   return members;
 }
 
-void Transfer::on_complete(int member, std::uint8_t* flag) {
-  --pending_with_[static_cast<std::size_t>(member)];
-  --pending_;
-  if (flag != nullptr) *flag = 1;
+Network::Done Transfer::count(std::size_t bytes, int member, std::uint8_t* flag) {
+  ++pending_with_[static_cast<std::size_t>(member)];
+  ++pending_;
+  const auto end = [this, member, flag](std::size_t) {
+    --pending_with_[static_cast<std::size_t>(member)];
+    --pending_;
+    if (flag != nullptr) *flag = 1;
+  };
+  if (bytes > 0) return end;
+  end(0);
+  return {};
 }
 
 void Transfer::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
                     std::uint8_t* flag) {
-  ++pending_with_[static_cast<std::size_t>(member)];
-  ++pending_;
-  if (bytes == 0) return on_complete(member, flag);
-  transport_.send(data, bytes, member, channel,
-                  [this, member, flag](std::size_t) { on_complete(member, flag); });
+  auto done = count(bytes, member, flag);
+  if (done) transport_.send(data, bytes, member, channel, std::move(done));
 }
 
 void Transfer::receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                        std::uint8_t* flag) {
-  ++pending_with_[static_cast<std::size_t>(member)];
-  ++pending_;
-  if (bytes == 0) return on_complete(member, flag);
-  transport_.receive(data, bytes, member, channel,
-                     [this, member, flag](std::size_t) { on_complete(member, flag); });
+  auto done = count(bytes, member, flag);
+  if (done) transport_.receive(data, bytes, member, channel, std::move(done));
 }
 
 namespace {

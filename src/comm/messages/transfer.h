@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/messages/transport.h"
+#include "comm/messages/network.h"
 #include "comm/operation.h"
 #include "comm/tasks/task.h"
 #include "lockstep/types.h"
@@ -61,7 +61,8 @@ class Transfer {
   std::chrono::nanoseconds worked_{};
 
  private:
-  void on_complete(int member, std::uint8_t* flag);
+  /// Counts a message that begins. Its Done; none for a message of 0 bytes, which is complete.
+  Network::Done count(std::size_t bytes, int member, std::uint8_t* flag);
   static bool all_finished(const std::vector<detail::Task>& tasks) {
     return std::ranges::all_of(tasks, &detail::Task::finished);
   }

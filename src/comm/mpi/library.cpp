@@ -1,5 +1,3 @@
-#include "comm/mpi/library.h"
-
 #include <mpi.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "comm/mpi/mpi.h"
+#include "comm/mpi/mpi_transport.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/system/process.h"

@@ -10,10 +10,9 @@
 
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
-#include "comm/cost/placement.h"
+#include "comm/cost/cost.h"
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
-#include "comm/mpi/library.h"
 #include "comm/mpi/mpi_transport.h"
 #include "core/text.h"
 #include "lockstep/error.h"

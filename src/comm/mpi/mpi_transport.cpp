@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "comm/mpi/library.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

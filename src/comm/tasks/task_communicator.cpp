@@ -1,6 +1,5 @@
 #include "comm/tasks/task_communicator.h"
 
-#include <algorithm>
 #include <exception>
 
 namespace lockstep::inline v0_2::detail {
@@ -36,24 +35,6 @@ bool TaskRequest::withdraw() {
 
 void TaskCommunicator::poll() {
   for (const auto& request : requests_) request->advance();
-}
-
-std::size_t TaskCommunicator::pending() const {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(requests_, [](const auto& request) { return !request->complete(); }));
-}
-
-void TaskCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
-  std::erase_if(requests_, [&](auto& request) {
-    if (!request->complete()) return false;
-    complete.push_back(std::move(request));
-    return true;
-  });
-}
-
-void TaskCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
-  pending.insert(pending.end(), requests_.begin(), requests_.end());
-  requests_.clear();
 }
 
 void TaskCommunicator::check_requests() {

@@ -57,9 +57,11 @@ class TaskCommunicator : public BackendCommunicator {
 
   // Called by the context.
   void poll() override;
-  std::size_t pending() const override;
-  void release(std::vector<std::shared_ptr<void>>& complete) override;
-  void drop(std::vector<std::shared_ptr<void>>& pending) override;
+  std::size_t pending() const override { return incomplete(requests_); }
+  void release(std::vector<std::shared_ptr<void>>& complete) override {
+    take_complete(requests_, complete);
+  }
+  void drop(std::vector<std::shared_ptr<void>>& pending) override { take_all(requests_, pending); }
   /// Checks all operations.
   /// Throws: as check(const TaskRequest&).
   void check_requests();

@@ -68,8 +68,6 @@ TcpTransport::TcpTransport(int rank, int size, int local_size)
   peers_.resize(static_cast<std::size_t>(size));
 }
 
-TcpTransport::~TcpTransport() = default;
-
 void TcpTransport::connect(int other, detail::Descriptor stream, std::string_view received) {
   const int on = 1;
   ::setsockopt(stream.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -87,13 +85,11 @@ messages::Pieces TcpTransport::pieces(int /*hosts*/) const {
   return {.bytes = 256 << 10, .window = 4, .of_parts = true};
 }
 
-TcpTransport::Queue& TcpTransport::queue(int from, std::int64_t tag) {
-  return queues_[key_of(from, tag)];
-}
-
 void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   if (to == rank_) {
-    deliver_to_self(data, bytes, tag);
+    const Header header{.bytes = bytes, .tag = tag};
+    take(rank_, reinterpret_cast<const std::byte*>(&header), sizeof header);
+    take(rank_, data, bytes);
     finished_.add(std::move(done), bytes);
     return;
   }
@@ -103,7 +99,7 @@ void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 }
 
 void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
-  auto& waiting = queue(from, tag);
+  auto& waiting = queues_[key_of(from, tag)];
   Posted posted{.data = data, .bytes = bytes, .done = std::move(done)};
   if (waiting.arrived.empty()) {
     waiting.posted.push_back(std::move(posted));
@@ -117,22 +113,6 @@ void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag
   }
   std::memcpy(data, message->data.get(), message->bytes);
   finished_.add(std::move(posted.done), message->bytes);
-}
-
-void TcpTransport::deliver_to_self(const std::byte* data, std::size_t bytes, std::int64_t tag) {
-  auto& waiting = queue(rank_, tag);
-  if (waiting.posted.empty()) {
-    auto early = std::make_shared<Arrived>();
-    early->data = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    early->bytes = bytes;
-    std::memcpy(early->data.get(), data, bytes);
-    waiting.arrived.push_back(std::move(early));
-    return;
-  }
-  auto posted = std::move(waiting.posted.front());
-  waiting.posted.pop_front();
-  std::memcpy(posted.data, data, bytes);
-  finished_.add(std::move(posted.done), bytes);
 }
 
 bool TcpTransport::progress() {
@@ -266,7 +246,7 @@ void TcpTransport::begin_message(int from) {
     other.early->bytes = bytes;
     other.early->missing = bytes;
     other.data = other.early->data.get();
-    auto& waiting = found != queues_.end() ? found->second : queue(from, tag);
+    auto& waiting = found != queues_.end() ? found->second : queues_[key_of(from, tag)];
     waiting.arrived.push_back(other.early);
   }
   other.missing = bytes;

@@ -24,7 +24,6 @@ class TcpTransport final : public messages::Network {
  public:
   /// Without streams. local_size: ranks on this host.
   TcpTransport(int rank, int size, int local_size);
-  ~TcpTransport() override;
 
   /// Takes the connected, non-blocking socket to another rank, and the bytes that it has received.
   /// Called once for each, before messages to it.
@@ -87,14 +86,13 @@ class TcpTransport final : public messages::Network {
   };
 
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  Queue& queue(int from, std::int64_t tag);
   void write(int to);
   void read(int from);
-  /// Takes the bytes that were read from the rank's stream. bytes: beyond what went to Peer::data.
+  /// Takes the bytes that were read from the rank's stream, beyond what went to Peer::data, or that
+  /// this rank sends itself.
   void take(int from, const std::byte* data, std::size_t bytes);
   void begin_message(int from);
   void end_message(Peer& peer);
-  void deliver_to_self(const std::byte* data, std::size_t bytes, std::int64_t tag);
   void watch(int rank, bool for_space);
   /// code: errno; 0 if the other side has closed it.
   void close(int rank, int code);

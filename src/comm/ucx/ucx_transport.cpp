@@ -105,7 +105,6 @@ class UcxTransport final : public Ucx {
   std::string_view name() const override { return "ucx"; }
   bool is_running() const noexcept override { return !process_.in_child(); }
   bool ends_together() const override { return false; }
-  messages::Pieces pieces(int /*hosts*/) const override { return {}; }
   void abandon() noexcept override { abandoned_ = true; }
 
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override {

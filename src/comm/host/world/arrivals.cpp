@@ -11,6 +11,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "comm/control/address.h"
 #include "core/log.h"
 #include "core/system/process.h"
 #include "core/text.h"
@@ -50,13 +51,6 @@ bool holds(const fs::path& process, const std::string& file) {
 
 }  // namespace
 
-ucred peer_of(int socket) {
-  ucred peer{.pid = 0, .uid = static_cast<uid_t>(-1), .gid = static_cast<gid_t>(-1)};
-  socklen_t length = sizeof peer;
-  ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length);
-  return peer;
-}
-
 std::string process_text(pid_t pid) {
   if (pid == 0) return "a process of another pid namespace";
   const auto name = detail::read_process(pid).name;
@@ -78,8 +72,6 @@ std::string holder_of(std::string_view name) {
 }
 
 namespace {
-
-using detail::concat;
 
 /// Time until a connection without a Hello is closed.
 constexpr auto hello_timeout = std::chrono::seconds(5);
@@ -132,7 +124,7 @@ void JoinedRanks::watch(std::vector<pollfd>& waiting) const {
 PendingConnections::PendingConnections(int size) : most_(static_cast<std::size_t>(size) + spare) {}
 
 void PendingConnections::add(detail::Descriptor socket) {
-  const ucred who = peer_of(socket.get());
+  const ucred who = control::peer_of(socket.get());
   if (who.uid != ::geteuid()) {
     log::warn(
         concat("init: user ", who.uid,

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -18,10 +17,6 @@
 #include "core/system/process.h"
 
 namespace lockstep::inline v0_2::host {
-
-/// Credentials of the process at the other end of a connected Unix socket. pid is 0 if it is in
-/// another pid namespace.
-ucred peer_of(int socket);
 
 /// "process 77 (train)", for error texts.
 std::string process_text(pid_t pid);

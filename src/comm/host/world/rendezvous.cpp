@@ -2,13 +2,11 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -18,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/control/address.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/arena.h"
 #include "comm/host/world/arrivals.h"
@@ -43,6 +42,8 @@
 namespace lockstep::inline v0_2::host {
 namespace {
 
+using control::peer_of;
+using control::UnixAddress;
 using detail::concat;
 using detail::Deadline;
 using detail::Descriptor;
@@ -53,25 +54,14 @@ struct Answer {
   char refusal[256];  ///< error text; empty if the rank is admitted
 };
 
-struct Address {
-  std::string name;
-  sockaddr_un socket{};
-  socklen_t length = 0;
-};
-
-Address address_of(const std::string& job) {
+/// The name of a job's address.
+std::string name_of(const std::string& job) {
   // Job names have any length, addresses do not: hash the name (FNV-1a).
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : job) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
-  Address address;
-  address.socket.sun_family = AF_UNIX;
-  address.name = detail::concat("lockstep-", ::geteuid(), '-', detail::hex(hash));
-  address.name.copy(address.socket.sun_path + 1, sizeof address.socket.sun_path - 1);
-  address.length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address.name.size());
-  return address;
+  return concat("lockstep-", ::geteuid(), '-', detail::hex(hash));
 }
 
 /// A non-blocking socket.
@@ -120,10 +110,10 @@ void answer(int fd, const std::string& refusal, int descriptor) {
   ::sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
-Descriptor listen_at(const Address& address, int size, const std::string& call) {
+Descriptor listen_at(const std::string& name, int size, const std::string& call) {
   Descriptor listening = make_socket();
-  const auto* at = reinterpret_cast<const sockaddr*>(&address.socket);
-  if (::bind(listening.get(), at, address.length) == 0 &&
+  const UnixAddress address(name);
+  if (::bind(listening.get(), address.get(), address.length()) == 0 &&
       ::listen(listening.get(), SOMAXCONN) == 0) {
     return listening;
   }
@@ -131,16 +121,16 @@ Descriptor listen_at(const Address& address, int size, const std::string& call) 
   throw CommError(concat(
       call, ": rank 0 of ", size, " cannot open the rendezvous socket: ", std::strerror(error),
       error != EADDRINUSE ? ""
-                          : concat(": it is held by ", holder_of(address.name),
+                          : concat(": it is held by ", holder_of(name),
                                    "; does another process say that it is rank 0 of this job?")));
 }
 
-std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& until,
+std::shared_ptr<World> admit_ranks(const std::string& name, int size, Deadline& until,
                                    std::chrono::milliseconds timeout, const JoinCheck& check,
                                    const NewWorld& settings) {
   const auto& call = settings.call;
   auto world = World::create(size, settings.heap_bytes);
-  const Descriptor listening = listen_at(address, size, call);
+  const Descriptor listening = listen_at(name, size, call);
   publish_pid(world->arena().rank(0), ::getpid());
   JoinedRanks joined(size);
   PendingConnections pending(size);
@@ -197,10 +187,11 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
   return world;
 }
 
-std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, Deadline& until,
+std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, Deadline& until,
                                    std::chrono::milliseconds timeout, const JoinCheck& check,
                                    const std::string& call) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
+  const UnixAddress address(name);
   const auto late = [&](std::string_view what) {
     return TimeoutError(concat(call, ": rank ", rank, " of ", size, " waited ",
                                timeout.count() / 1000.0, " s for rank 0 ", what),
@@ -216,8 +207,7 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
   for (;;) {
     expect_joining();
     const Descriptor socket = make_socket();
-    const auto* to = reinterpret_cast<const sockaddr*>(&address.socket);
-    if (::connect(socket.get(), to, address.length) != 0) {
+    if (::connect(socket.get(), address.get(), address.length()) != 0) {
       if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {
         throw CommError(concat(call, ": rank ", rank, " of ", size,
                                " cannot reach rank 0: ", std::strerror(errno)));
@@ -225,7 +215,7 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
       // Rank 0 has not called init() yet, or has ended; the two cannot be distinguished. Or another
       // process has bound the address and does not listen.
       if (until.passed()) {
-        const auto holder = holder_of(address.name);
+        const auto holder = holder_of(name);
         throw late(holder.starts_with("process ")
                        ? concat("to call ", call, "; ", holder, " holds its address")
                        : concat("to call ", call, "; it was not started, or has ended"));
@@ -280,9 +270,9 @@ std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
   // Limited so that sums do not overflow.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   Deadline until(std::min(timeout, longest));
-  const auto address = address_of(job);
-  return rank == 0 ? admit_ranks(address, size, until, timeout, check, settings)
-                   : join_rank_0(address, rank, size, until, timeout, check, settings.call);
+  const auto name = name_of(job);
+  return rank == 0 ? admit_ranks(name, size, until, timeout, check, settings)
+                   : join_rank_0(name, rank, size, until, timeout, check, settings.call);
 }
 
 std::string job_by_ancestor(const std::string& variable) {

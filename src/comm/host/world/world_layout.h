@@ -6,7 +6,6 @@
 
 #include "comm/announcement.h"
 #include "comm/atomics.h"
-#include "comm/host/world/once_record.h"
 #include "core/error_record.h"
 #include "core/failure.h"
 
@@ -25,6 +24,37 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 using detail::Access;
 using detail::StdAtomics;
 
+/// The state of a record that many ranks may write, and that only the first one writes. If the
+/// writer dies meanwhile, the record never becomes readable.
+template <class Atomics, Access claim, Access publish, Access read>
+class OnceRecord {
+ public:
+  /// Calls write(), which writes the data of the record, unless a rank has begun to write before.
+  /// Returns whether it was called.
+  template <class Write>
+  bool write_once(const Write& write) {
+    std::uint32_t none = 0;
+    if (!state_.compare_exchange_strong(none, writing, Atomics::order(claim))) {
+      return false;
+    }
+    write();
+    state_.store(readable_state, Atomics::order(publish));
+    return true;
+  }
+
+  /// Whether the data can be read.
+  bool readable() const { return state_.load(Atomics::order(read)) == readable_state; }
+
+  /// Whether a rank has begun to write.
+  bool begun(Access access) const { return state_.load(Atomics::order(access)) != 0; }
+
+ private:
+  static constexpr std::uint32_t writing = 1;
+  static constexpr std::uint32_t readable_state = 2;
+
+  typename Atomics::template Atomic<std::uint32_t> state_;  ///< 0: nobody has begun to write
+};
+
 /// The beginning of the world's memory.
 template <class Atomics>
 struct BasicHeader {
@@ -38,7 +68,8 @@ struct BasicHeader {
   char heap_bound[256];      ///< HeapSize::bound
 
   /// State of the failure record below.
-  alignas(cache_line) OnceRecord<Atomics, failure_accesses> failed;
+  alignas(cache_line) OnceRecord<Atomics, Access::failure_claim, Access::failure_publish,
+                                 Access::failure_read> failed;
   typename Atomics::template Plain<std::int32_t> failed_rank;
   detail::Failure::Kind failure_kind;
   std::int32_t failed_elsewhere;
@@ -90,7 +121,7 @@ struct BasicRankState {
   Plain<EndText> leave_text;
   bool flushes_denormals;  ///< written before status is joined
   /// How the process of the rank ended. The first rank or launcher that detects the end writes it.
-  OnceRecord<Atomics, end_accesses> end;
+  OnceRecord<Atomics, Access::end_claim, Access::end_publish, Access::end_read> end;
   Plain<EndText> end_text;
 
   /// A sleeping rank waits on its wake_flag, a futex. Another rank increments it to wake the rank.
@@ -102,7 +133,8 @@ struct BasicRankState {
 
   /// State of the error that the rank has recorded. An error that explains no failure is in
   /// error_slot only.
-  alignas(cache_line) OnceRecord<Atomics, error_accesses> error;
+  alignas(cache_line)
+      OnceRecord<Atomics, Access::error_claim, Access::error_publish, Access::error_read> error;
   Plain<std::int32_t> error_origin;  ///< the rank that raised the error first
   std::int32_t error_world_rank;     ///< the number of the rank in texts
   detail::ErrorSlot error_slot;
