@@ -1,8 +1,5 @@
 #include "lockstep/denormals.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 #include <thread>
@@ -12,13 +9,11 @@
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 class HostDenormals : public ::testing::TestWithParam<int> {
  protected:

@@ -1,18 +1,15 @@
 #include "tests/comm/loopback/loopback.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 TEST(Loopback, MeetsTheRequirementsOnEveryBackend) {
   const auto world = create_loopback(10s);

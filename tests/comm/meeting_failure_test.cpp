@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "comm/host/world/rendezvous.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 // Ranks of a manually formed world that end before all have joined it. A waiting rank must raise an
@@ -25,9 +24,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr auto longer_than_the_test = 10min;
 
@@ -114,8 +110,8 @@ TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
                  {.timeout = longer_than_the_test, .watch = true});
   });
   // Rank 0 may see the end before or after rank 2 has come.
-  EXPECT_THAT(thrown, ::testing::AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
-                                       HasSubstr("rank 1 of 3 ended while")));
+  EXPECT_THAT(thrown, AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
+                            HasSubstr("rank 1 of 3 ended while")));
 }
 
 TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {

@@ -1,6 +1,4 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -24,6 +22,7 @@
 #include "core/text.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
+#include "tests/matchers.h"
 
 // The memory that ranks share, and the world it holds.
 
@@ -31,13 +30,6 @@ namespace lockstep::testing {
 namespace {
 
 using detail::concat;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::Ge;
-using ::testing::HasSubstr;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
-using ::testing::ThrowsMessage;
 
 TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
   const auto world = host::World::create(1, 1 << 20);

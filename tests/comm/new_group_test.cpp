@@ -1,11 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
 
 #include "comm/communicator.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 
 // Groups that only their members create.
@@ -14,7 +12,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 void check(const std::shared_ptr<Communicator>& group) { check_new_group(*group); }
 
@@ -34,7 +31,7 @@ TEST(NewGroups, AFailureEndsOnlyTheGroup) {
       const std::size_t count = 8 + static_cast<std::size_t>(group->rank());
       std::array<float, 16> data{};
       EXPECT_THAT([&] { pair->all_reduce(data.data(), count, DType::f32, ReduceOp::sum).wait(); },
-                  ::testing::ThrowsMessage<CommError>(HasSubstr("differs between ranks: rank 1")));
+                  ThrowsMessage<CommError>(HasSubstr("differs between ranks: rank 1")));
     }
     EXPECT_EQ(sum_of_ranks(*group, group->rank()), 3);
     if (group->rank() < 2) sum_of_ranks(*group->new_group(std::vector{0, 1}), 0);
@@ -47,7 +44,7 @@ TEST(NewGroups, ErrorsNameRanksOfTheWorld) {
     const auto pair = group->new_group(std::vector{1, 2});
     if (group->rank() == 2) return;
     EXPECT_THAT([&] { pair->barrier().wait(); },
-                ::testing::ThrowsMessage<CommError>(HasSubstr("rank 2 left the world")));
+                ThrowsMessage<CommError>(HasSubstr("rank 2 left the world")));
   });
 }
 
@@ -60,7 +57,7 @@ TEST(NewGroups, AMemberThatDoesNotCallIsNamed) {
               [&] {
                 group->new_group(std::vector{0, 1});
               },
-              ::testing::ThrowsMessage<TimeoutError>(
+              ThrowsMessage<TimeoutError>(
                   HasSubstr("new_group: rank 0 of 2 waited 0.3 s for ranks 1 to call")));
         }
       },

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +10,7 @@
 #include "comm/host/world/world.h"
 #include "core/system/process.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Ranks that are processes, and end.
 
@@ -19,7 +18,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 bool is_stopped(std::int64_t pid) { return lockstep::detail::read_process(pid).stopped(); }
 

@@ -1,7 +1,5 @@
 #include "comm/host/world/rendezvous.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -23,15 +21,13 @@
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
 using lockstep::detail::Descriptor;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 std::string own_job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", ::getpid());
@@ -85,18 +81,16 @@ TEST(Rendezvous, TheSameRankTwiceIsNamed) {
 
 TEST(Rendezvous, SecondRankZeroIsRefused) {
   const auto make = [] { host::rendezvous(own_job("zero"), 0, 2, 500ms); };
-  EXPECT_THAT(
-      what_calls_threw({make, make}),
-      ::testing::UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
-                                      HasSubstr("waited 0.5 s for ranks 1")));
+  EXPECT_THAT(what_calls_threw({make, make}),
+              UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
+                                   HasSubstr("waited 0.5 s for ranks 1")));
 }
 
 TEST(Rendezvous, MissingRanksAreNamed) {
-  EXPECT_THAT(
-      what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
-                        [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
-      ::testing::ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
-                             HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
+  EXPECT_THAT(what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
+                                [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
+              ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
+                          HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
 }
 
 /// An abstract address, and sockets that this process has there.

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -13,6 +10,7 @@
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Receives by tag and from any source that fail.
 
@@ -20,9 +18,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 TEST(AnySource, IsServedInTurn) {
   run_ranks(3, [](const auto& group) {

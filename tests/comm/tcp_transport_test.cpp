@@ -1,6 +1,5 @@
 #include "comm/tcp/tcp_transport.h"
 
-#include <gmock/gmock.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 
 // Rank 0 of a TcpTransport: what no correct rank sends. The conformance suite and tests/simulation
 // exchange messages.
@@ -26,8 +26,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using tcp::TcpTransport;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// The bytes of a message with this content in a stream.
 std::string message(int tag, std::string_view content) {

@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <stdlib.h>
 
 #include <array>
@@ -11,6 +10,7 @@
 
 #include "comm/ucx/ucx.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 
 // Two ranks over UCX in one process.
 
@@ -18,7 +18,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 class UcxTransportTest : public ::testing::Test {
  protected:

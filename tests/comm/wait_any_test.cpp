@@ -1,12 +1,10 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
 #include <stop_token>
 #include <thread>
 
 #include "comm/communicator.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Waits for one of several operations that fail, or that nothing ends.
 
@@ -14,8 +12,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr auto no_deadline = std::chrono::steady_clock::time_point::max();
 

@@ -1,8 +1,6 @@
 #include "core/system/folder_lock.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -23,8 +22,6 @@ namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::FolderLock;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// The error of taking the lock; "" for none.
 std::string lock_refusal(const std::filesystem::path& folder, std::string_view purpose = "test") {
@@ -156,7 +153,7 @@ TEST(FolderLock, SaysThatTheFolderIsMissing) {
 }
 
 TEST(RunId, IsRandom) {
-  EXPECT_THAT(lockstep::detail::new_run_id(), ::testing::ContainsRegex("^[0-9a-f]{16}$"));
+  EXPECT_THAT(lockstep::detail::new_run_id(), ContainsRegex("^[0-9a-f]{16}$"));
   EXPECT_NE(lockstep::detail::new_run_id(), lockstep::detail::new_run_id());
 }
 

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <vector>
@@ -9,14 +7,13 @@
 #include "group/tensors.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
 // Collectives on devices, compared with the same collectives in host memory.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
                                      at::kByte,  at::kInt,    at::kLong, at::kShort,    at::kBool};

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -11,6 +9,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 #include "tests/refusal.h"
 
@@ -20,9 +19,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 /// The error of each rank, in a world in which fn fails on some.

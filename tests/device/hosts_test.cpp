@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
@@ -8,6 +5,7 @@
 #include "core/text.h"
 #include "tests/device/on_devices.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/mpirun.h"
 
 // Groups on devices whose ranks MPI's launcher has started, on one host and on simulated hosts. The
@@ -15,10 +13,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class DeviceHosts : public ::testing::Test {
  protected:

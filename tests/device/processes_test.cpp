@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <csignal>
@@ -12,15 +10,13 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 
 // Ranks that are processes, each with simulated devices of its own, and ranks that are killed.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
 Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend, int index) {
   prepare_devices();

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
@@ -10,13 +7,12 @@
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(RanksEnvironment, IsWhatTheTablesSay) {
   const auto script =
@@ -110,7 +106,7 @@ TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
 TEST(Doctor, HidesTheSecretsOfAJob) {
   const auto ended =
       Launched({lockstep_program(), "doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}}).wait();
-  EXPECT_THAT(ended.out, ::testing::ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
+  EXPECT_THAT(ended.out, ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
   EXPECT_THAT(ended.out, Not(HasSubstr(std::string(64, 'a'))));
 }
 

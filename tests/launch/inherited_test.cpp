@@ -1,12 +1,10 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <csignal>
 #include <string>
 #include <vector>
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // The launcher works whatever signal dispositions, signal mask, descriptors and limits it inherits.
 
@@ -14,7 +12,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 
 /// The signals up to 31 of a line such as "SigIgn:" in /proc/self/status.

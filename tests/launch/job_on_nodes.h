@@ -1,8 +1,5 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <deque>
 #include <string>
@@ -10,6 +7,7 @@
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 
@@ -44,7 +42,7 @@ class Nodes : public ::testing::Test {
   void expect_all(int code, const std::string& said = "") {
     for (const auto& one : wait()) {
       EXPECT_EQ(one.code, code) << one.err;
-      EXPECT_THAT(one.err, ::testing::HasSubstr(said));
+      EXPECT_THAT(one.err, HasSubstr(said));
     }
   }
 

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <csignal>
@@ -11,14 +9,13 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::set<std::string> names_in(const std::filesystem::path& folder) {
   std::set<std::string> names;

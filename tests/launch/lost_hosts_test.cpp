@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "core/text.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 
 // Restarts after the loss of a host: --spare and --min-hosts.
 
@@ -19,9 +18,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 const auto restart_once = restarts(1);
 /// Ranks that print their place and end in the second attempt.

@@ -1,7 +1,5 @@
 #include "core/system/memory.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,13 +10,12 @@
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// A control group of the test's own whose processes may take so much memory. False where this
 /// container may make none, and in sanitized builds.

@@ -1,19 +1,16 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
 #include "launch/plan.h"
 #include "lockstep/error.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep::launch {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using namespace testing;
 
 void expect_place(const NodePlace& place, int number, int count, const std::string& host,
                   int port) {

@@ -1,17 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <thread>
 
 #include "tests/comm/control/relay.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Two launchers, of which node 1 joins by a host that an attacker has.
 class AttackedNodes : public Nodes {

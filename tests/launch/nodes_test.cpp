@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,15 +12,13 @@
 
 #include "core/text.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST_F(Nodes, NumberTheRanksOfAllHosts) {
   count_ = 3;
@@ -52,7 +48,7 @@ TEST_F(Nodes, NumberTheRanksOfAllHosts) {
     if (world.empty()) world = rest;
     EXPECT_EQ(rest, world);
   }
-  EXPECT_THAT(world, ::testing::MatchesRegex("[0-9]+ [0-9a-f]{64} [0-9a-f]{16}"));
+  EXPECT_THAT(world, MatchesRegex("[0-9]+ [0-9a-f]{64} [0-9a-f]{16}"));
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("socket:["), Not(HasSubstr("[1] socket:["))));
   EXPECT_THAT(ended[1].out + ended[2].out, Not(HasSubstr("socket:[")));
   for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;

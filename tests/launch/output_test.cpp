@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,14 +8,13 @@
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Runs a shell script on two ranks.
 Ended run_script(const std::string& script, std::vector<std::string> options = {}) {
@@ -77,7 +74,7 @@ TEST(Output, OfAVeryLongLineComesInPieces) {
   std::size_t xs = 0;
   for (const char c : ended.out) xs += c == 'x' ? 1 : 0;
   EXPECT_EQ(xs, 200'000U);
-  EXPECT_THAT(ended.out, ::testing::EndsWith("x\n[1] end\n"));
+  EXPECT_THAT(ended.out, EndsWith("x\n[1] end\n"));
 }
 
 TEST(Output, OfAFastWriterIsComplete) {

@@ -1,8 +1,5 @@
 #include "launch/plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -12,12 +9,12 @@
 #include "core/system/denormals_guard.h"
 #include "launch/launch.h"
 #include "lockstep/denormals.h"
+#include "tests/matchers.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace testing;
 using Cpus = std::vector<int>;
 
 /// A machine of so many nodes with so many cores, each core with so many SMT siblings, numbered as

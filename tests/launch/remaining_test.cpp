@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +9,7 @@
 #include "core/text.h"
 #include "launch/job/remaining_ranks.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Ranks that go on when their part in the job is over.
 
@@ -19,12 +18,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 TEST(Remaining, FourRanksAreNamedAtOnce) {
   launch::RemainingRanks remaining(6, 10s, std::nullopt);

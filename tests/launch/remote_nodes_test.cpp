@@ -1,7 +1,5 @@
 #include "launch/remote_nodes.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "lockstep/error.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -24,9 +23,6 @@ namespace {
 using launch::first_of;
 using launch::parse_hosts;
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Hosts, AreReadFromAListOrAFile) {
   const auto own = lockstep::detail::host_name();
@@ -165,7 +161,7 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   const auto explain = Launched({lockstep_program(), "explain", logs}).wait();
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_THAT(explain.out, HasSubstr("4 ranks, backend hierarchical, "));
-  EXPECT_THAT(explain.out, ::testing::ContainsRegex("[34] records"));
+  EXPECT_THAT(explain.out, ContainsRegex("[34] records"));
 }
 
 TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <csignal>
 #include <filesystem>
 #include <string>
@@ -9,15 +6,13 @@
 #include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
   std::size_t count = 0;
@@ -53,7 +48,7 @@ TEST(Restart, GoesOnUntilAllIsWell) {
   EXPECT_EQ(occurrences(ended.err, "lockstep: "), 2U) << "a line each, and no more: " << ended.err;
   EXPECT_FALSE(anything_left());
   EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
-  EXPECT_THAT(flight_records(ended.pid), ::testing::IsEmpty());
+  EXPECT_THAT(flight_records(ended.pid), IsEmpty());
 }
 
 TEST(Restart, TellsTheReasonThatTheWorldRecorded) {

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
@@ -9,6 +7,7 @@
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Ranks that SIGKILL does not end, as on a file system that hangs.
 
@@ -16,9 +15,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Keeps a process from ending, whatever signal it gets, until this is destroyed: the kernel stops
 /// a traced process at its exit until its tracer continues it.

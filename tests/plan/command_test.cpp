@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -8,16 +5,13 @@
 #include <vector>
 
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep plan …`, as a user starts it.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Ended plan(const std::string& arguments) {
   std::vector<std::string> words{LOCKSTEP_BINARY_DIR "/lockstep", "plan"};

@@ -1,21 +1,16 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <string>
 
 #include "lockstep/error.h"
 #include "record/folder.h"
 #include "tests/file_limit.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::EndsWith;
-using testing::FileLimit;
-using ::testing::StartsWith;
-using testing::TemporaryFolder;
+using namespace testing;
 
 class Continued : public ::testing::Test {
  protected:

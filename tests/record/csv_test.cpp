@@ -1,21 +1,18 @@
 #include "record/csv.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <filesystem>
 #include <string>
 #include <utility>
 
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
+using namespace testing;
 
 Run small_run() {
   Run run;

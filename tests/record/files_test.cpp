@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -12,16 +10,14 @@
 #include "lockstep/error.h"
 #include "record/folder.h"
 #include "tests/file_limit.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 #include "tests/variable.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using testing::content;
-using testing::FileLimit;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
+using namespace testing;
 
 TEST(AppendFile, StartsAnewOrGoesOn) {
   const TemporaryFolder folder;

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -12,13 +9,13 @@
 #include "record/folder.h"
 #include "record/page/report.h"
 #include "record/scalar.h"
+#include "tests/matchers.h"
 #include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace testing;
 
 TEST_F(Report, ShowsEachMetricWhateverItsName) {
   std::string metrics;

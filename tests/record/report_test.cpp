@@ -1,7 +1,5 @@
 #include "record/page/report.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -24,15 +22,14 @@
 #include "record/page/page.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
+#include "tests/matchers.h"
 #include "tests/other_numbers.h"
 #include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace testing;
 
 TEST_F(Report, ShowsAllThatARunRecorded) {
   std::string metrics;

@@ -1,24 +1,17 @@
 #include "tune/candidates.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tune/tuning.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Pair;
-using ::testing::ThrowsMessage;
 using tune::Candidate;
 
 Topology host_of(int nodes, int cores_per_node) {

@@ -1,16 +1,13 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "tests/matchers.h"
 #include "tune/tuning.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using tune::Scaling;
 using tune::StepTime;
 

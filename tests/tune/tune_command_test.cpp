@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 
@@ -10,15 +8,12 @@
 
 #include "core/system/topology.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // `lockstep tune`, as a user starts it, on programs with steps of known length.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 const std::string program = LOCKSTEP_BINARY_DIR "/tune_step_program";
 

@@ -1,18 +1,15 @@
 #include "tune/tuning.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "tests/matchers.h"
+
 namespace lockstep::testing {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using tune::Candidate;
 using tune::Trial;
 

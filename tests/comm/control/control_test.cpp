@@ -1,6 +1,5 @@
 #include "comm/control/control.h"
 
-#include <gmock/gmock.h>
 #include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -11,6 +10,7 @@
 #include <thread>
 
 #include "tests/comm/control/meeting.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -19,7 +19,6 @@ using namespace std::chrono_literals;
 using control::Control;
 using control::Settings;
 using detail::Failure;
-using ::testing::StartsWith;
 
 /// One rank's watch, and what it heard.
 class Watcher {

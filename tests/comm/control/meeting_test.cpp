@@ -1,7 +1,6 @@
 #include "tests/comm/control/meeting.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <set>
 
 #include "comm/control/address.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,9 +18,6 @@ using namespace std::chrono_literals;
 using control::Gathering;
 using control::Settings;
 using detail::Descriptor;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 /// The errors of rank 0 and of each other rank. A rank that has not joined by then gets rank 0's
 /// error from its on_wait function.

@@ -1,7 +1,5 @@
 #include "comm/control/status_relay.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 
 #include "comm/control/control.h"
 #include "tests/comm/control/meeting.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -21,14 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using control::Control;
 using control::StatusSource;
-using ::testing::AnyOf;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::MatchesRegex;
-using ::testing::StartsWith;
-using ::testing::UnorderedElementsAre;
 
 std::string socket_of(int rank) {
   return "lockstep-test-" + std::to_string(::getpid()) + "-" + std::to_string(rank);

@@ -1,20 +1,16 @@
 #include "comm/hierarchical/hierarchical.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <string>
 
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
 // hosts, one for each rank.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 using Hierarchical = Mpi;
 class HierarchicalConformance : public Mpi, public ::testing::WithParamInterface<const char*> {};

@@ -1,8 +1,5 @@
 #include "comm/mpi/mpi.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <fstream>
 #include <string>
@@ -11,12 +8,10 @@
 #include "comm/messages/options.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 struct MpiCase {
   int ranks;
@@ -195,8 +190,8 @@ TEST_F(OfMpi, BrokenLibraryEndsEveryRankWithItsWords) {
       Launched({LOCKSTEP_MPI_RANK_PROGRAM, "one-of-four"}, {{"OMPI_MCA_pml", "nosuch"}}).wait();
   EXPECT_NE(ended.code, 0);
   // Sometimes Open MPI fails to show a part of its help.
-  EXPECT_THAT(ended.out + ended.err, ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
-                                                      HasSubstr("nosuch"), HasSubstr("show_help")));
+  EXPECT_THAT(ended.out + ended.err, AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
+                                           HasSubstr("nosuch"), HasSubstr("show_help")));
 }
 
 TEST(NoMpi, SaysWhy) {

@@ -1,16 +1,12 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
 
 // Tests of the thread that makes progress on operations over MPI.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 /// Tests of programs that select the progress mode.
 class MpiProgress : public Mpi {
