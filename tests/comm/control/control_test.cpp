@@ -1,24 +1,39 @@
 #include "comm/control/control.h"
 
+#include <gtest/gtest.h>
 #include <net/if.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
+#include <chrono>
+#include <csignal>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
+#include "comm/control/connection.h"
 #include "tests/comm/control/meeting.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
+using control::Connection;
 using control::Control;
+using control::Kind;
 using control::Settings;
+using detail::Descriptor;
 using detail::Failure;
+using namespace std::chrono_literals;
 
 /// One rank's watch, and what it heard.
 class Watcher {
@@ -205,6 +220,135 @@ TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
     }
   }
   EXPECT_EQ(found, (std::vector<std::string>{"6", "5why"}));
+}
+
+TEST(Connections, KeepWhatDoesNotFitTheSocketYet) {
+  std::array<int, 2> sockets{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
+  Connection from{Descriptor(sockets[0])};
+  Connection to{Descriptor(sockets[1])};
+  const auto text = [](int number) { return std::to_string(number) + std::string(3000, '.'); };
+  const auto send = [&](int number) { from.send({.kind = Kind::failed, .payload = text(number)}); };
+  int sent = 0;
+  while (from.flushed() && sent < 10'000) send(sent++);
+  ASSERT_FALSE(from.flushed()) << "it holds what a socket cannot";
+  for (int more = 0; more < 20; ++more) send(sent++);
+  int received = 0;
+  for (bool news = true; news;) {
+    news = false;
+    ASSERT_TRUE(to.receive());
+    while (const auto frame = to.next()) {
+      EXPECT_EQ(frame->payload, text(received++));
+      news = true;
+    }
+    from.flush();
+  }
+  EXPECT_EQ(received, sent);
+  EXPECT_TRUE(from.flushed());
+}
+
+TEST(FailureFrames, HaveKindRankAndText) {
+  using Of = detail::Failure::Kind;
+  for (const auto kind : {Of::error, Of::crashed, Of{-1}, Of{7}}) {
+    const auto failure =
+        control::failure_in(control::failure_frame({.kind = kind, .rank = 3, .text = "why"}));
+    ASSERT_TRUE(failure);
+    const bool known = kind == Of::error || kind == Of::crashed;
+    EXPECT_EQ(failure->kind, known ? kind : Of::elsewhere);
+    EXPECT_EQ(failure->rank, 3);
+    EXPECT_EQ(failure->text, "why");
+  }
+  EXPECT_FALSE(control::failure_in({.kind = Kind::left}));
+}
+
+constexpr auto longest_silence = 1s;
+
+/// A rank that watches rank 0 until `end` is closed, and then ends with 0. It ends with 1 if it
+/// gives rank 0 up, and with 2 if it names its own stop as the reason.
+[[noreturn]] void watch_rank_0(Descriptor socket, int end) {
+  {
+    std::vector<control::Member> others;
+    others.push_back(
+        {.connection = Connection(std::move(socket)), .host = "a", .heartbeat = longest_silence});
+    control::Control control(std::move(others), [](const detail::Failure& failure) {
+      ::_exit(failure.text.find("had been stopped for 1.") == std::string::npos ? 1 : 2);
+    });
+    char none = 0;
+    while (::read(end, &none, 1) > 0) continue;
+    control.leave();
+  }
+  ::_exit(0);
+}
+
+void await_heartbeat(Connection& connection) {
+  for (;;) {
+    pollfd waiting{.fd = connection.fd(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(::poll(&waiting, 1, 30'000), 1);
+    ASSERT_TRUE(connection.receive());
+    if (connection.next()) return;
+  }
+}
+
+/// Rank 0 of this process and a rank 1 of another.
+class StoppedRank : public ::testing::Test {
+ protected:
+  StoppedRank() {
+    std::array<int, 2> sockets{};
+    std::array<int, 2> end{};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
+    EXPECT_EQ(::pipe(end.data()), 0);
+    rank_1_ = ::fork();
+    if (rank_1_ == 0) {
+      ::close(sockets[0]);
+      ::close(end[1]);
+      watch_rank_0(Descriptor(sockets[1]), end[0]);
+    }
+    ::close(sockets[1]);
+    ::close(end[0]);
+    end_ = Descriptor(end[1]);
+    connection_.emplace(Descriptor(sockets[0]));
+    connection_->send({.kind = Kind::heartbeat});
+    await_heartbeat(*connection_);
+    // With nothing to read, rank 1 looks for silence first when it goes on.
+    for (int unread = 1; unread != 0;) EXPECT_EQ(::ioctl(connection_->fd(), TIOCOUTQ, &unread), 0);
+  }
+
+  void stop_for_longer_than_the_limit() {
+    int status = 0;
+    ::kill(rank_1_, SIGSTOP);
+    ASSERT_EQ(::waitpid(rank_1_, &status, WUNTRACED), rank_1_);
+    std::this_thread::sleep_for(longest_silence + 500ms);
+  }
+
+  int exit_code() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(rank_1_, &status, 0), rank_1_);
+    EXPECT_TRUE(WIFEXITED(status));
+    return WEXITSTATUS(status);
+  }
+
+  pid_t rank_1_ = -1;
+  Descriptor end_;
+  std::optional<Connection> connection_;
+};
+
+// The others cannot be heard by a process that is stopped: they are not silent.
+TEST_F(StoppedRank, DoesNotGiveUpTheOthers) {
+  stop_for_longer_than_the_limit();
+  ASSERT_TRUE(connection_->receive());
+  while (connection_->next()) continue;
+  ::kill(rank_1_, SIGCONT);
+  await_heartbeat(*connection_);
+  connection_->send({.kind = Kind::left});
+  end_.reset();
+  EXPECT_EQ(exit_code(), 0) << "it gave up a rank that it could not hear";
+}
+
+TEST_F(StoppedRank, NamesItsStopWhereTheOthersHaveEnded) {
+  stop_for_longer_than_the_limit();
+  connection_.reset();
+  ::kill(rank_1_, SIGCONT);
+  EXPECT_EQ(exit_code(), 2) << "it does not name its stop";
 }
 
 }  // namespace
