@@ -18,8 +18,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
-
 constexpr auto far_off = 10min;
 
 Work sum(Communicator& group) {

@@ -12,8 +12,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
-
 TEST(ErrorFields, OfATimeout) {
   const auto waits = [](const auto& group) {
     // Rank 1 issues nothing, and learns from the world's memory that the other has given up.

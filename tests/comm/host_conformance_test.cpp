@@ -15,12 +15,11 @@
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
-
-using namespace std::chrono_literals;
 
 void check_all(const std::shared_ptr<Communicator>& group) {
   check_collectives(*group);
@@ -154,11 +153,8 @@ std::vector<std::string> what_joining_threw(int n, const std::function<bool(int 
   for (int rank = 0; rank < n; ++rank) {
     threads.emplace_back([&, rank] {
       flush_denormals(flushes(rank));
-      try {
-        host::create(world, rank, {.timeout = std::chrono::seconds(20)});
-      } catch (const InvalidArgument& error) {
-        texts[static_cast<std::size_t>(rank)] = error.what();
-      }
+      texts[static_cast<std::size_t>(rank)] = message_of<InvalidArgument>(
+          [&] { host::create(world, rank, {.timeout = std::chrono::seconds(20)}); });
     });
   }
   for (auto& thread : threads) thread.join();

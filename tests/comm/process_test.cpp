@@ -30,7 +30,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using namespace std::chrono_literals;
 
 bool is_stopped(std::int64_t pid) { return lockstep::detail::read_process(pid).stopped(); }
 

@@ -19,8 +19,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
-
 TEST(AnySource, IsServedInTurn) {
   run_ranks(3, [](const auto& group) {
     constexpr std::int64_t rounds = 20;

@@ -43,13 +43,7 @@ std::vector<std::string> what_calls_threw(const std::vector<std::function<void()
   std::vector<std::string> texts(calls.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        calls[i]();
-      } catch (const Error& error) {
-        texts[i] = error.what();
-      }
-    });
+    threads.emplace_back([&, i] { texts[i] = message_of<Error>(calls[i]); });
   }
   for (auto& thread : threads) thread.join();
   return texts;

@@ -23,6 +23,7 @@
 #include "comm/tcp/tcp_transport.h"
 #include "lockstep/error.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 
 // Rank 0 of a TcpTransport: what no correct rank sends. The conformance suite and tests/simulation
 // exchange messages.
@@ -61,15 +62,12 @@ class TcpTransportTest : public ::testing::Test {
 
   /// The error of progress(); an empty text if there is none for 3 s.
   std::string error() {
-    try {
+    return message_of<CommError>([&] {
       for (int i = 0; i < 300; ++i) {
         transport_.progress();
         std::this_thread::sleep_for(10ms);
       }
-    } catch (const CommError& error) {
-      return error.what();
-    }
-    return {};
+    });
   }
 
   TcpTransport transport_{0, 3, 1};

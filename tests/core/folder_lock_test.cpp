@@ -15,6 +15,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -25,12 +26,7 @@ using lockstep::detail::FolderLock;
 
 /// The error of taking the lock; "" for none.
 std::string lock_refusal(const std::filesystem::path& folder, std::string_view purpose = "test") {
-  try {
-    const FolderLock lock(folder, purpose, "second");
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+  return message_of<Error>([&] { const FolderLock lock(folder, purpose, "second"); });
 }
 
 /// Another process that holds the lock until it is killed, or until this is destroyed.

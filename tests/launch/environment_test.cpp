@@ -4,15 +4,12 @@
 #include "comm/mpi/mpi.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 TEST(RanksEnvironment, IsWhatTheTablesSay) {
   const auto script =

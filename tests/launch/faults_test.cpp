@@ -3,15 +3,12 @@
 #include <ostream>
 #include <string>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 /// A fault must end the job in about a second; tests of a busy machine allow more, far below any
 /// timeout of ranks.

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
@@ -12,7 +11,6 @@
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
 using Words = std::vector<std::string>;
 
 /// A machine with two GPUs and a MIG device. An empty value counts as unset for Lockstep's

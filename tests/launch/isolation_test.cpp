@@ -9,14 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
 using ::testing::IsSupersetOf;
 
 /// The targets of a process's open descriptors.

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
@@ -67,8 +66,8 @@ inline std::string first_line(const std::string& text) { return text.substr(0, t
 inline const auto sleep_on = shell("echo pid $$; exec sleep 100");
 /// A rank that ends so, and others that go on.
 inline Arguments script(int rank, const std::string& end) {
-  return shell(lockstep::detail::concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ",
-                                        end, "; fi; exec sleep 100"));
+  return shell(concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
+                      "; fi; exec sleep 100"));
 }
 
 }  // namespace lockstep::testing

@@ -10,7 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "core/text.h"
+
 namespace lockstep::testing {
+
+using lockstep::detail::concat;
 
 /// Paths of the lockstep program and of the test program whose argument selects a misbehaviour.
 std::string lockstep_program();

@@ -11,15 +11,12 @@
 #include <vector>
 
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 std::set<std::string> names_in(const std::filesystem::path& folder) {
   std::set<std::string> names;

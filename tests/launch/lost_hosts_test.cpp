@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/matchers.h"
@@ -16,8 +15,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 const auto restart_once = restarts(1);
 /// Ranks that print their place and end in the second attempt.

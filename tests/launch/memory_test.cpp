@@ -8,14 +8,11 @@
 #include <fstream>
 #include <string>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 /// A control group of the test's own whose processes may take so much memory. False where this
 /// container may make none, and in sanitized builds.

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/launch/simulated_hosts.h"
 #include "tests/matchers.h"
@@ -11,8 +10,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 TEST_F(Nodes, StartAgainTogether) {
   TemporaryFolder folder;

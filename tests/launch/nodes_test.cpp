@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/comm/control/relay.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/matchers.h"
@@ -18,8 +17,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 TEST_F(Nodes, NumberTheRanksOfAllHosts) {
   count_ = 3;

@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
@@ -19,7 +18,6 @@
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
 using launch::plain_line;
 using namespace std::string_literals;
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "launch/job/remaining_ranks.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
@@ -17,7 +16,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using lockstep::detail::concat;
 
 TEST(Remaining, FourRanksAreNamedAtOnce) {
   launch::RemainingRanks remaining(6, 10s, std::nullopt);

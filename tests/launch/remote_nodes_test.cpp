@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -22,7 +22,6 @@ namespace {
 
 using launch::first_of;
 using launch::parse_hosts;
-using lockstep::detail::concat;
 
 TEST(Hosts, AreReadFromAListOrAFile) {
   const auto own = lockstep::detail::host_name();
@@ -40,12 +39,9 @@ TEST(Hosts, AreReadFromAListOrAFile) {
 
 TEST(Hosts, AreRefusedWithTheEntry) {
   for (const std::string entry : {"b", "b:0", "b:x", "b slots=", "b 2", "b:1 more"}) {
-    try {
-      parse_hosts(concat("localhost:1,", entry), "--hosts");
-      FAIL() << entry;
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr(concat("--hosts: got '", entry, "'")));
-    }
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { parse_hosts(concat("localhost:1,", entry), "--hosts"); }),
+        HasSubstr(concat("--hosts: got '", entry, "'")));
   }
   EXPECT_THROW(first_of({}, "--hosts"), InvalidArgument);
   EXPECT_THROW(first_of({{"elsewhere.invalid", 1}, {"localhost", 1}}, "--hosts"), InvalidArgument);

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
@@ -11,8 +10,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
   std::size_t count = 0;

@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 
@@ -13,8 +12,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 /// Keeps a process from ending, whatever signal it gets, until this is destroyed: the kernel stops
 /// a traced process at its exit until its tracer continues it.

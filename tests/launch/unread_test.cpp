@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
@@ -21,8 +20,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 /// A job whose stdout is a terminal or a pipe that the test reads when it likes. Its stderr is a
 /// file, or the same terminal.

@@ -11,6 +11,7 @@
 #include "record/folder.h"
 #include "tests/file_limit.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 #include "tests/variable.h"
 
@@ -57,12 +58,8 @@ TEST(AppendFile, EndsWithItsLastWholeRecordWhenTheDiskIsFull) {
 }
 
 TEST(AppendFile, NamesWhatCannotBeOpened) {
-  try {
-    AppendFile("/nonexistent/lines", false);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "/nonexistent/lines: cannot write: No such file or directory");
-  }
+  EXPECT_EQ(message_of<Error>([&] { AppendFile("/nonexistent/lines", false); }),
+            "/nonexistent/lines: cannot write: No such file or directory");
 }
 
 TEST(AppendFile, FollowsNoLink) {
@@ -70,14 +67,9 @@ TEST(AppendFile, FollowsNoLink) {
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "lines");
   for (const bool kept : {true, false}) {
-    try {
-      AppendFile(folder / "lines", kept);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(),
-                  HasSubstr("/lines: cannot write: it is a symbolic link to precious, "
-                            "expected a file; remove it, or name another folder"));
-    }
+    EXPECT_THAT(message_of<Error>([&] { AppendFile(folder / "lines", kept); }),
+                HasSubstr("/lines: cannot write: it is a symbolic link to precious, "
+                          "expected a file; remove it, or name another folder"));
   }
   EXPECT_EQ(content(folder / "precious"), "data");
 }
@@ -86,12 +78,8 @@ TEST(WholeFile, FollowsNoLink) {
   const TemporaryFolder folder;
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "page");
-  try {
-    WholeFile(folder / "page");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/page: cannot write: it is a symbolic link to precious"));
-  }
+  EXPECT_THAT(message_of<Error>([&] { WholeFile(folder / "page"); }),
+              HasSubstr("/page: cannot write: it is a symbolic link to precious"));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "page"));
   std::filesystem::create_symlink("precious", folder / "other.partial");
   WholeFile file(folder / "other");
@@ -104,13 +92,8 @@ TEST(WholeFile, FollowsNoLink) {
 TEST(WholeFile, ReplacesNoDeviceOrFifo) {
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
-  try {
-    WholeFile(folder / "page").commit();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("/page: cannot write: it is no regular file; name another"));
-  }
+  EXPECT_THAT(message_of<Error>([&] { WholeFile(folder / "page").commit(); }),
+              HasSubstr("/page: cannot write: it is no regular file; name another"));
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
 }
 

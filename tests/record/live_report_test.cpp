@@ -15,6 +15,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
@@ -158,13 +159,9 @@ TEST_F(Live, DropsAClientThatDoesNotAsk) {
 
 TEST_F(Live, NeedsAFolderAndAFreePort) {
   EXPECT_THROW(LiveReport("/nonexistent/run", 0), InvalidArgument);
-  try {
-    const LiveReport second(folder.path(), report.port());
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of 127.0.0.1: Address already in use. Choose another one "
-                                        "with --port."));
-  }
+  EXPECT_THAT(message_of<Error>([&] { const LiveReport second(folder.path(), report.port()); }),
+              HasSubstr("of 127.0.0.1: Address already in use. Choose another one "
+                        "with --port."));
   EXPECT_EQ(report.address(), detail::concat("http://127.0.0.1:", report.port(), '/', query));
 }
 

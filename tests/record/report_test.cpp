@@ -23,6 +23,7 @@
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/other_numbers.h"
 #include "tests/record/report_fixture.h"
 
@@ -280,12 +281,7 @@ TEST_F(Report, StepsMayBeAnyNumber) {
 
 TEST_F(Report, RefusesWhatHoldsNoRun) {
   const auto complaint = [&](const std::filesystem::path& place) {
-    try {
-      write_report(place, folder / "report.html");
-    } catch (const InvalidArgument& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return message_of<InvalidArgument>([&] { write_report(place, folder / "report.html"); });
   };
   EXPECT_THAT(complaint("/nonexistent/run"), HasSubstr("report: /nonexistent/run: no such folder"));
   EXPECT_THAT(complaint(folder.path()), HasSubstr("got no metrics.jsonl, expected the folder"));

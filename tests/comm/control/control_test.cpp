@@ -33,7 +33,6 @@ using control::Kind;
 using control::Settings;
 using detail::Descriptor;
 using detail::Failure;
-using namespace std::chrono_literals;
 
 /// One rank's watch, and what it heard.
 class Watcher {

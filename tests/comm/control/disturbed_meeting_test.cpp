@@ -12,7 +12,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::Gathering;
 using detail::Descriptor;
 

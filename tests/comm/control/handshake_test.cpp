@@ -11,7 +11,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::FrameReader;
 using control::Gathering;
 using control::Kind;

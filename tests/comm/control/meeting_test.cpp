@@ -14,7 +14,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::Gathering;
 using control::Settings;
 using detail::Descriptor;

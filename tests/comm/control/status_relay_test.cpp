@@ -17,7 +17,6 @@
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::Control;
 using control::StatusSource;
 
