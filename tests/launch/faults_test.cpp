@@ -92,10 +92,7 @@ TEST(Run, AWorldOfOne) {
 
 TEST(Report, HoldsTheLastTwentyLines) {
   const auto ended = run_lockstep({"-n", "2", "--quiet", rank_program(), "many-lines", "1"});
-  EXPECT_EQ(ended.code, 5);
-  EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
-  EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
-  EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+  EXPECT_THAT(ended, ends(5, {"  | line 20\n", "  | line 39\n"}, {"  | line 19\n"}));
 }
 
 TEST(Report, HoldsNoFramesOfABacktrace) {
@@ -155,8 +152,7 @@ TEST(Stopping, ReachesARankThatIgnoresSigterm) {
   ASSERT_EQ(first.size(), 1U);
   kill(first.front(), SIGKILL);
   const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 128 + SIGKILL);
-  EXPECT_THAT(ended.err, HasSubstr("rank 0 of 2 failed first: it was ended by SIGKILL"));
+  EXPECT_THAT(ended, ends(128 + SIGKILL, {"rank 0 of 2 failed first: it was ended by SIGKILL"}));
   EXPECT_LT(ended.seconds.count(), soon);
   EXPECT_FALSE(anything_left());
 }
@@ -182,9 +178,7 @@ TEST_P(Interrupted, EndsAllRanks) {
   job.await_output("pid ", 3);
   kill(job.pid(), signal);
   const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 128 + signal);
-  EXPECT_THAT(ended.err, HasSubstr("lockstep: ended by SIG"));
-  EXPECT_THAT(ended.err, Not(HasSubstr("failed first")));
+  EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first"}));
   EXPECT_LT(ended.seconds.count(), soon);
   EXPECT_FALSE(anything_left());
 }
@@ -205,9 +199,7 @@ TEST(Interrupted, TwiceKills) {
 
 /// `lockstep run` of two shells with this script, and its stderr in its stdout.
 Launched shells(const std::string& options, const std::string& script) {
-  return Launched({"/bin/sh", "-c",
-                   concat("exec ", quoted(lockstep_program()), " run -n 2 ", options, " sh -c ",
-                          quoted(script), " 2>&1")});
+  return Launched(in_shell(concat("run -n 2 ", options, " sh -c ", quoted(script), " 2>&1")));
 }
 
 const std::string until_saved = "while :; do sleep 0.05; done";
@@ -229,10 +221,10 @@ TEST(Forwarded, EndsARankWithoutAHandler) {
   job.await_output("pid ", 2);
   kill(job.pid(), SIGUSR1);
   const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 128 + SIGUSR1);
-  EXPECT_THAT(ended.err, HasSubstr("of 2 failed first: it was ended by SIGUSR1, which the launcher "
+  EXPECT_THAT(ended,
+              ends(128 + SIGUSR1, {"of 2 failed first: it was ended by SIGUSR1, which the launcher "
                                    "forwarded: install a handler for it before lockstep::init(), "
-                                   "or pass --no-forward-signals (host "));
+                                   "or pass --no-forward-signals (host "}));
   EXPECT_FALSE(anything_left());
 }
 
@@ -286,9 +278,8 @@ TEST(Forwarded, IsNotLostWithoutAWord) {
 }
 
 TEST(Guardian, ThatIsKilledIsReplaced) {
-  Launched job({"/bin/sh", "-c",
-                concat("exec ", quoted(lockstep_program()), " run -n 2 sh -c '",
-                       quoted(rank_program()), " descendant 1 & wait' 2>&1")});
+  Launched job(
+      in_shell(concat("run -n 2 sh -c '", quoted(rank_program()), " descendant 1 & wait' 2>&1")));
   job.await_output("descendant ");
   const auto guardians = guardians_of(job.pid());
   ASSERT_EQ(guardians.size(), 1U);

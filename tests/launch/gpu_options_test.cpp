@@ -92,8 +92,7 @@ TEST_F(GpuOptions, NoneLooksForNoGpu) {
     auto words = options;
     words.push_back("true");
     const auto ended = run_lockstep(words, variables);
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_THAT(ended.err, Not(HasSubstr("GPU")));
+    EXPECT_THAT(ended, ends(0, {}, {"GPU"}));
   }
   EXPECT_FALSE(std::filesystem::exists(log));
   EXPECT_EQ(run_lockstep({"-n", "gpus", "true"}, variables).code, 0);

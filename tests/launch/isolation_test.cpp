@@ -112,8 +112,7 @@ TEST(Inherited, IgnoredSigchldHidesNoEnd) {
   EXPECT_EQ(well.out.size(), std::string("done\n[1] done\n").size());
   const auto failed =
       Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", rank_program(), "exit-3", "1"})).wait();
-  EXPECT_EQ(failed.code, 3);
-  EXPECT_THAT(failed.err, HasSubstr("rank 1 of 2 failed first: it ended with exit code 3"));
+  EXPECT_THAT(failed, ends(3, {"rank 1 of 2 failed first: it ended with exit code 3"}));
   EXPECT_FALSE(anything_left());
 }
 

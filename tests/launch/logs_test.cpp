@@ -97,8 +97,7 @@ TEST(LogFiles, WaitForNoReaderOfAFifo) {
   ASSERT_EQ(::mkfifo((folder / "rank-0.err").c_str(), 0600), 0);
   const auto ended =
       run_lockstep({"-n", "2", "--log-dir", folder.path().string(), "echo", "started"});
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("/rank-0.err': it is not a regular file"));
+  EXPECT_THAT(ended, ends(2, {"/rank-0.err': it is not a regular file"}));
 }
 
 TEST(LogFiles, OfALinkedFolderAreWritten) {
@@ -132,9 +131,8 @@ TEST(Losses, OfStdoutAreToldAndTheJobGoesOn) {
 
 TEST(Losses, LeaveTheExitCodeOfAFailure) {
   const auto ended = run_in_shell("run -n 1 sh -c 'echo out; echo err >&2; exit 3' > /dev/full");
-  EXPECT_EQ(ended.code, 3);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("ended with exit code 3"),
-                               HasSubstr(concat("output was lost: stdout: ", full))));
+  EXPECT_THAT(ended,
+              ends(3, {"ended with exit code 3", concat("output was lost: stdout: ", full)}));
 }
 
 TEST(Losses, OfStderrShowInTheExitCode) {

@@ -95,8 +95,7 @@ TEST_F(Nodes, ReportTheSameFirstCause) {
     const auto cause =
         concat("lockstep: rank ", rank, " of 3 failed first: it ended with exit code 3 (host ");
     for (const auto& one : ended) {
-      EXPECT_EQ(one.code, 3);
-      EXPECT_THAT(one.err, AllOf(HasSubstr(cause), HasSubstr("bad luck")));
+      EXPECT_THAT(one, ends(3, {cause, "bad luck"}));
     }
     const auto line = [&](const Ended& one) {
       return first_line(one.err.substr(one.err.find(cause)));
@@ -117,9 +116,9 @@ TEST_F(Nodes, EndWhenALauncherIsKilled) {
     for (int node = 0; node < count_; ++node) {
       const auto& one = ended[static_cast<std::size_t>(node)];
       if (node == killed) continue;
-      EXPECT_EQ(one.code, 1);
-      EXPECT_THAT(one.err, HasSubstr(concat("node ", killed,
-                                            " of 3 failed first: its launcher has ended (host ")));
+      EXPECT_THAT(
+          one,
+          ends(1, {concat("node ", killed, " of 3 failed first: its launcher has ended (host ")}));
       EXPECT_LT(one.seconds.count(), 15);
     }
   }
@@ -132,9 +131,7 @@ TEST_F(Nodes, EndWhenALauncherIsSilent) {
   const auto ended = launcher(0).wait();
   kill(launcher(1).pid(), SIGCONT);
   const auto other = launcher(1).wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err,
-              HasSubstr("node 1 of 2 failed first: no heartbeat from its launcher for 3 s"));
+  EXPECT_THAT(ended, ends(1, {"node 1 of 2 failed first: no heartbeat from its launcher for 3 s"}));
   EXPECT_EQ(other.code, 1);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
@@ -194,8 +191,7 @@ TEST_F(Nodes, NameThoseThatDoNotJoin) {
   start(0, 1, {"--timeout", "3", "true"});
   start(1, 1, {"--timeout", "3", "true"});
   for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 1);
-    EXPECT_THAT(one.err, AllOf(HasSubstr("waited 3 s for node 2"), Not(HasSubstr("rank"))));
+    EXPECT_THAT(one, ends(1, {"waited 3 s for node 2"}, {"rank"}));
   }
 }
 

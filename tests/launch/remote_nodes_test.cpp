@@ -100,9 +100,8 @@ TEST_F(HostsBySsh, FailTheJobIfTheirLauncherFails) {
   auto words = hosts_.command({"--hosts", hosts_.list(), "true"});
   std::ranges::replace(words, hosts_.ssh(), failing);
   const auto ended = Launched(words).wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr(concat("the output of host ", hosts_.name(1))));
-  EXPECT_THAT(ended.err, HasSubstr("ssh or the launcher there ended with exit code 7"));
+  EXPECT_THAT(ended, ends(1, {concat("the output of host ", hosts_.name(1)),
+                              "ssh or the launcher there ended with exit code 7"}));
 }
 
 TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
@@ -166,9 +165,8 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
     const auto list = concat(SimulatedHosts::address(0), ":1,nowhere:1");
     const auto ended =
         Launched(hosts_.command({"--hosts", list, "true", argument, argument, argument})).wait();
-    EXPECT_EQ(ended.code, 1);
-    EXPECT_THAT(ended.err,
-                HasSubstr("run: host nowhere: ssh or the launcher there ended with exit code"));
+    EXPECT_THAT(ended,
+                ends(1, {"run: host nowhere: ssh or the launcher there ended with exit code"}));
   }
 }
 
@@ -191,8 +189,7 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
 
 TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
   const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-n", "2", "true"})).wait();
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("got --hosts or --hostfile with -n"));
+  EXPECT_THAT(ended, ends(2, {"got --hosts or --hostfile with -n"}));
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << "# a:2\n";
   EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,

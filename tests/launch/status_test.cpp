@@ -62,8 +62,7 @@ TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
 
 TEST(Status, KnowsNoOtherJob) {
   const auto answer = run({"status", "no-such-job"});
-  EXPECT_EQ(answer.code, 1);
-  EXPECT_THAT(answer.err, HasSubstr("no job no-such-job of this user"));
+  EXPECT_THAT(answer, ends(1, {"no job no-such-job of this user"}));
 }
 
 TEST(Status, AnswersWithJson) {
@@ -124,8 +123,7 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
   EXPECT_THAT(contents(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
   std::filesystem::create_symlink("trace.json", folder / "link.json");
   const auto refused = run({"explain", logs, "--trace", (folder / "link.json").string()});
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_THAT(refused.err, HasSubstr("/link.json: cannot write: it is a symbolic link to trace.j"));
+  EXPECT_THAT(refused, ends(1, {"/link.json: cannot write: it is a symbolic link to trace.j"}));
 }
 
 TEST(Explain, HasTheRecordOfAKilledRank) {
@@ -141,8 +139,7 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
 
 TEST(Explain, RefusesOtherFiles) {
   const auto answer = run({"explain", "/proc/self/exe"});
-  EXPECT_EQ(answer.code, 2);
-  EXPECT_THAT(answer.err, HasSubstr("expected a flight record"));
+  EXPECT_THAT(answer, ends(2, {"expected a flight record"}));
 }
 
 }  // namespace
