@@ -256,10 +256,5 @@ TEST(Output, OfPrefixedLinesMovesNoCursor) {
   EXPECT_THAT(quiet.err, HasSubstr("  | last words\n"));
 }
 
-TEST(Output, OfRankZeroAndLogFilesKeepControlSequences) {
-  const auto ended = run_lockstep({"-n", "1", "printf", "a\\033[2Jb\\n"});
-  EXPECT_EQ(ended.out, "a\x1b[2Jb\n");
-}
-
 }  // namespace
 }  // namespace lockstep::testing

@@ -63,11 +63,7 @@ TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
 TEST(Status, KnowsNoOtherJob) {
   const auto answer = run({"status", "no-such-job"});
   EXPECT_THAT(answer, ends(1, {"no job no-such-job of this user"}));
-}
-
-TEST(Status, AnswersWithJson) {
-  const auto answer = run({"status", "--json", "no-such-job"});
-  EXPECT_EQ(answer.out, "[]\n");
+  EXPECT_EQ(run({"status", "--json", "no-such-job"}).out, "[]\n");
 }
 
 TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
