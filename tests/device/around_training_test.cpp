@@ -335,10 +335,7 @@ TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AroundTrainingOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(2, 3)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(2, 3)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::around_training

@@ -304,9 +304,7 @@ TEST_P(Collectives, RefuseOtherDevices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Collectives,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2, 3, 4, 7)),
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3, 4, 7)),
                          name_of_case);
 
 }  // namespace

@@ -135,8 +135,7 @@ TEST_P(Failures, AGroupThatOneRankLeavesEarlier) {
   EXPECT_LT(Clock::now() - begin, soon());
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Failures,
-                         ::testing::Values(DeviceBackend::staged, DeviceBackend::nccl),
+INSTANTIATE_TEST_SUITE_P(Devices, Failures, both_backends,
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // An error of NCCL itself, at each of the operations of a run.

@@ -111,10 +111,7 @@ TEST_P(MemoryOfTraining, DoesNotGrowAndIsReturned) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, MemoryOfTraining,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing
