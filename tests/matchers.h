@@ -5,7 +5,6 @@
 
 namespace lockstep::testing {
 
-// The matchers of most tests.
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Combine;
@@ -13,12 +12,18 @@ using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Le;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::Pair;
+using ::testing::SizeIs;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
+using ::testing::UnorderedElementsAre;
 using ::testing::UnorderedElementsAreArray;
 
 }  // namespace lockstep::testing

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -13,16 +10,13 @@
 #include "comm/host/world/arena.h"
 #include "comm/host/world/world.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Ranks that wait for one another in different operations. The timeout is longer than a test may
 // last.
 
 namespace lockstep::testing {
 namespace {
-
-using namespace std::chrono_literals;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 constexpr auto far_off = 10min;
 

@@ -1,7 +1,5 @@
 #include "comm/flight/diagnosis.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "comm/flight/flight_record.h"
 #include "comm/flight/flight_recorder.h"
 #include "comm/operation.h"
+#include "tests/matchers.h"
 
 // Diagnoses of records that the tests write. tests/random_hangs diagnoses worlds.
 
@@ -24,9 +23,6 @@ using detail::FlightRecorder;
 using detail::ObservedRank;
 using Kind = Diagnosis::Kind;
 using State = ObservedRank::State;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 /// The records of a world whose ranks are all in this process.
 class Records {

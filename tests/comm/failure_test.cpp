@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <functional>
 #include <future>
@@ -10,17 +7,10 @@
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"
 #include "tests/error_fields.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using namespace std::chrono_literals;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 TEST(ErrorFields, OfATimeout) {
   const auto waits = [](const auto& group) {

@@ -11,6 +11,8 @@
 
 namespace lockstep::testing {
 
+using namespace std::chrono_literals;
+
 /// Buffers for collectives that fail: sixteen elements for each of eight ranks.
 inline float floats[128];
 

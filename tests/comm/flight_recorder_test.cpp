@@ -1,7 +1,5 @@
 #include "comm/flight/flight_recorder.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +21,7 @@
 #include "comm/host/world/world.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 
@@ -32,10 +31,6 @@ namespace {
 using detail::FlightFile;
 using detail::FlightRecord;
 using detail::FlightRecorder;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Operation barrier(std::uint64_t sequence) {
   return {.collective = Collective::barrier, .sequence = sequence};

@@ -1,18 +1,15 @@
 #include "tests/comm/loopback/loopback.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 TEST(Loopback, MeetsTheRequirementsOnEveryBackend) {
   const auto world = create_loopback(10s);
@@ -31,12 +28,8 @@ TEST(Loopback, EndsAWaitForAMessageThatNobodySends) {
   const auto world = create_loopback(50ms);
   std::int64_t number = 0;
   auto received = recv_number(*world, number, 0, 7);
-  try {
-    received.wait();
-    FAIL() << "nothing was thrown";
-  } catch (const TimeoutError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("recv #1 from rank 0 waited 0.05 s for "));
-  }
+  EXPECT_THAT([&] { received.wait(); },
+              ThrowsMessage<TimeoutError>(HasSubstr("recv #1 from rank 0 waited 0.05 s for ")));
   EXPECT_THROW(world->barrier().wait(), CommError) << "the world has failed";
 }
 

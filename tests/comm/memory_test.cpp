@@ -1,6 +1,4 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -24,6 +22,8 @@
 #include "core/text.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 
 // The memory that ranks share, and the world it holds.
 
@@ -31,13 +31,6 @@ namespace lockstep::testing {
 namespace {
 
 using detail::concat;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::Ge;
-using ::testing::HasSubstr;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
-using ::testing::ThrowsMessage;
 
 TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
   const auto world = host::World::create(1, 1 << 20);
@@ -133,12 +126,8 @@ TEST(Memory, HeapsFitTheAddressSpace) {
     // As a program's libraries do.
     const bool left =
         ::mmap(nullptr, free / 3, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
-    try {
-      group->allocate(free * 2 / 3);
-    } catch (const CommError& error) {
-      return concat(share ? "a share, " : "", left ? "left, " : "", error.what());
-    }
-    return std::string("no error");
+    return concat(share ? "a share, " : "", left ? "left, " : "",
+                  message_of<CommError>([&] { group->allocate(free * 2 / 3); }));
   });
   EXPECT_THAT(text, AllOf(StartsWith("a share, left, host: rank 0 cannot allocate"),
                           HasSubstr("it is limited by ulimit -v, which left 25"),
@@ -152,11 +141,9 @@ TEST(Memory, HeapsAreNamedWhereTheyCannotBeMapped) {
     ::setrlimit(RLIMIT_AS, &limit);
     std::string texts;
     for (const int rank : {0, 1}) {  // rank 1 does not wait for rank 0
-      try {
+      texts += message_of<Error>([&] {
         host::create(world, rank, {.timeout = std::chrono::seconds(1), .map_heaps = rank == 0});
-      } catch (const Error& error) {
-        texts += error.what();
-      }
+      });
     }
     return texts;
   });
@@ -267,11 +254,8 @@ TEST(Memory, ShortageInACollectiveEndsTheWorld) {
       if (world->rank() == 1) ::dup2(none, own->fd());
       ::close(none);
       std::vector<float> values(count);
-      try {
-        world->all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait();
-      } catch (const CommError& error) {
-        texts[static_cast<std::size_t>(world->rank())] = error.what();
-      }
+      texts[static_cast<std::size_t>(world->rank())] = message_of<CommError>(
+          [&] { world->all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait(); });
     });
     EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"), HasSubstr("host: cannot allocate "),
                                   HasSubstr("No such device"))));

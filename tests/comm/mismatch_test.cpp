@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
 #include <chrono>
 #include <functional>
@@ -9,15 +6,12 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Ranks that call different things.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 using Call = std::function<Work(Communicator&)>;
 
@@ -186,8 +180,7 @@ TEST(Mismatches, AllToAllWithAndWithoutCountsAreNamed) {
 TEST(Mismatches, ArgumentsThatNoRankCanMeanAreRefused) {
   run_ranks(2, [](const auto& group) {
     const auto refused = [&](const auto& call, const char* text) {
-      EXPECT_THAT([&] { call().wait(); },
-                  ::testing::ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+      EXPECT_THAT([&] { call().wait(); }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
     };
     refused([&] { return group->all_reduce(floats, 4, DType::f32, ReduceOp::band); },
             "got band of float32");

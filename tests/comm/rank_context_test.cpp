@@ -1,11 +1,9 @@
 #include "comm/rank_context.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <thread>
 
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 // A rank of two whose backend is this test: it decides what each poll does.
@@ -14,7 +12,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 class FakeContext final : public detail::RankContext {
  public:

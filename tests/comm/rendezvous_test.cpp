@@ -1,12 +1,14 @@
 #include "comm/host/world/rendezvous.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -14,23 +16,24 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/control/address.h"
 #include "comm/host/host.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/world/arrivals.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using lockstep::detail::Descriptor;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
+using namespace std::chrono_literals;
 
 std::string own_job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", ::getpid());
@@ -41,13 +44,7 @@ std::vector<std::string> what_calls_threw(const std::vector<std::function<void()
   std::vector<std::string> texts(calls.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        calls[i]();
-      } catch (const Error& error) {
-        texts[i] = error.what();
-      }
-    });
+    threads.emplace_back([&, i] { texts[i] = message_of<Error>(calls[i]); });
   }
   for (auto& thread : threads) thread.join();
   return texts;
@@ -84,18 +81,16 @@ TEST(Rendezvous, TheSameRankTwiceIsNamed) {
 
 TEST(Rendezvous, SecondRankZeroIsRefused) {
   const auto make = [] { host::rendezvous(own_job("zero"), 0, 2, 500ms); };
-  EXPECT_THAT(
-      what_calls_threw({make, make}),
-      ::testing::UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
-                                      HasSubstr("waited 0.5 s for ranks 1")));
+  EXPECT_THAT(what_calls_threw({make, make}),
+              UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
+                                   HasSubstr("waited 0.5 s for ranks 1")));
 }
 
 TEST(Rendezvous, MissingRanksAreNamed) {
-  EXPECT_THAT(
-      what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
-                        [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
-      ::testing::ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
-                             HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
+  EXPECT_THAT(what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
+                                [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
+              ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
+                          HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
 }
 
 /// An abstract address, and sockets that this process has there.
@@ -225,6 +220,123 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
                                        }});
   EXPECT_THAT(texts, Each(""));
   EXPECT_EQ(got, "nothing");
+}
+
+// Ranks of a manually formed world that end before all have joined it. A waiting rank must raise an
+// error long before the timeout, which is longer than the test may last.
+
+constexpr auto longer_than_the_test = 10min;
+
+std::string job(const std::string& name) {
+  return lockstep::detail::concat(name, " of test ", ::getpid());
+}
+
+/// A rank in a process of its own, killed at the latest with its owner.
+class OtherRank {
+ public:
+  explicit OtherRank(const std::function<void()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    try {
+      body();
+    } catch (const Error&) {
+    }
+    for (;;) ::pause();
+  }
+  ~OtherRank() { end(); }
+  OtherRank(const OtherRank&) = delete;
+  OtherRank& operator=(const OtherRank&) = delete;
+
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+};
+
+std::string what_joining_throws(const std::shared_ptr<host::World>& world, int rank) {
+  return message_of<Error>(
+      [&] { host::create(world, rank, {.timeout = longer_than_the_test, .watch = true}); });
+}
+
+const auto rank_zero_named =
+    AllOf(HasSubstr("rank 0 left the world (its process ended) before init"),
+          Not(HasSubstr("never called init")));
+
+TEST(ProcessesMeeting, RankZeroThatEndsBeforeOrWhileOthersWaitIsNamed) {
+  for (const bool before : {true, false}) {
+    const auto name = job(before ? "zero ends early" : "zero ends late");
+    OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+    if (before) zero.end();
+    std::string thrown;
+    std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
+    while (!before && !world->joined(1)) std::this_thread::yield();
+    zero.end();
+    waiting.join();
+    EXPECT_THAT(thrown, rank_zero_named);
+  }
+}
+
+TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
+  const auto name = job("one ends");
+  auto zero = std::async(std::launch::deferred, [&] {
+    return message_of<Error>([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+  });
+  OtherRank one([&] {
+    host::rendezvous(name, 1, 3, longer_than_the_test);
+    ::raise(SIGKILL);
+  });
+  EXPECT_THAT(zero.get(),
+              HasSubstr("init: rank 1 of 3 ended while ranks 2 had still to call init"));
+}
+
+TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
+  const auto name = job("two ends");
+  OtherRank one([&] {
+    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+    ::raise(SIGKILL);  // before it joins
+  });
+  OtherRank two([&] {
+    host::create(host::rendezvous(name, 2, 3, longer_than_the_test), 2,
+                 {.timeout = longer_than_the_test, .watch = true});
+  });
+  const auto thrown = message_of<Error>([&] {
+    host::create(host::rendezvous(name, 0, 3, longer_than_the_test), 0,
+                 {.timeout = longer_than_the_test, .watch = true});
+  });
+  // Rank 0 may see the end before or after rank 2 has come.
+  EXPECT_THAT(thrown, AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
+                            HasSubstr("rank 1 of 3 ended while")));
+}
+
+TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
+  const auto name = job("launcher ends");
+  OtherRank launcher([] {});
+  const host::LauncherWatch watch(launcher.pid(), "a launcher");
+  launcher.end();
+  const std::array<std::string, 2> meetings{name, job("nobody answers")};
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& meeting = meetings.at(static_cast<std::size_t>(rank));
+    EXPECT_EQ(message_of<Error>([&] {
+                host::rendezvous(meeting, rank, 3, longer_than_the_test,
+                                 [&] { return watch.ended(); });
+              }),
+              lockstep::detail::concat("init rank ", rank,
+                                       " of 3: the launcher of the ranks, a launcher, has ended"));
+  }
+}
+
+TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
+  const auto name = job("gives up");
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, 100ms); });
+  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+  EXPECT_THAT(what_joining_throws(world, 1),
+              HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <elf.h>
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,15 +15,13 @@
 
 #include "comm/flight/stack_file.h"
 #include "core/system/process.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
 using detail::ProcessStacks;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 ProcessStacks stacks_of_this_process(const std::filesystem::path& path) {
   const detail::Descriptor out(

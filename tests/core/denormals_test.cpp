@@ -7,6 +7,7 @@
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
+#include "tests/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -69,14 +70,10 @@ TEST_F(Denormals, GuardRestoresTheSetting) {
 TEST_F(Denormals, DifferenceBetweenRanksNamesBothAndTheRemedy) {
   detail::expect_same_denormals("init", 1, true, true);
   detail::expect_same_denormals("init", 1, false, false);
-  try {
-    detail::expect_same_denormals("init", 2, false, true);
-    FAIL() << "took ranks of different settings";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("init: denormals are kept on rank 2, expected flushed as on rank 0; set "
-                          "LOCKSTEP_FLUSH_DENORMALS"));
-  }
+  EXPECT_THAT(testing::message_of<InvalidArgument>(
+                  [&] { detail::expect_same_denormals("init", 2, false, true); }),
+              HasSubstr("init: denormals are kept on rank 2, expected flushed as on rank 0; set "
+                        "LOCKSTEP_FLUSH_DENORMALS"));
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +13,8 @@
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -22,17 +22,10 @@ namespace {
 
 using lockstep::detail::concat;
 using lockstep::detail::FolderLock;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// The error of taking the lock; "" for none.
 std::string lock_refusal(const std::filesystem::path& folder, std::string_view purpose = "test") {
-  try {
-    const FolderLock lock(folder, purpose, "second");
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+  return message_of<Error>([&] { const FolderLock lock(folder, purpose, "second"); });
 }
 
 /// Another process that holds the lock until it is killed, or until this is destroyed.
@@ -155,7 +148,7 @@ TEST(FolderLock, SaysThatTheFolderIsMissing) {
 }
 
 TEST(RunId, IsRandom) {
-  EXPECT_THAT(lockstep::detail::new_run_id(), ::testing::ContainsRegex("^[0-9a-f]{16}$"));
+  EXPECT_THAT(lockstep::detail::new_run_id(), ContainsRegex("^[0-9a-f]{16}$"));
   EXPECT_NE(lockstep::detail::new_run_id(), lockstep::detail::new_run_id());
 }
 

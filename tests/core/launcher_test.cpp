@@ -1,7 +1,5 @@
 #include "core/launcher.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,12 +14,12 @@
 #include "core/environment.h"
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using Kind = Launcher::Kind;
 using Variables = std::map<std::string, std::string>;
 

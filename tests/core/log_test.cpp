@@ -1,17 +1,13 @@
 #include "core/log.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/matchers.h"
+
 namespace lockstep::testing {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::Pair;
 
 TEST(LogSink, HasTheMessagesOfItsLevelsInPlaceOfStderr) {
   std::vector<std::pair<LogLevel, std::string>> got;

@@ -7,8 +7,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <optional>
+#include <string>
 #include <thread>
+
+#include "tests/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -70,6 +76,144 @@ TEST(Memory, PopulatesWhatThereIs) {
   populate_heap(16 * megabyte);
   // The allocator keeps a few small blocks for later.
   EXPECT_LT(bytes_in_use(), bytes_before + megabyte) << "everything was given back";
+}
+
+namespace fs = std::filesystem;
+using Bytes = std::optional<std::size_t>;
+
+/// A machine's /proc and /sys, made up.
+class Machine : public ::testing::Test {
+ protected:
+  void write(const std::string& file, const std::string& text) const {
+    const auto path = folder_.path() / file;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  Bytes limit() const { return bytes(MemoryGroups(folder_.path()).limit()); }
+  Bytes available() const { return bytes(MemoryGroups(folder_.path()).available()); }
+  MemoryGroups groups() const { return MemoryGroups(folder_.path()); }
+  fs::path path(const std::string& file) const { return folder_.path() / file; }
+
+ private:
+  static Bytes bytes(const std::optional<MemoryGroups::Limit>& found) {
+    return found ? Bytes(found->bytes) : std::nullopt;
+  }
+  testing::TemporaryFolder folder_;
+};
+
+constexpr const char* unified_mount =
+    "25 1 0:22 / /proc rw - proc proc rw\n"
+    "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+TEST_F(Machine, WithoutGroupsHasNoLimit) {
+  EXPECT_EQ(limit(), std::nullopt);
+  EXPECT_EQ(available(), std::nullopt);
+  EXPECT_EQ(groups().oom_kills(), 0U);
+  write("proc/vmstat", "nr_free_pages 5\noom_kill 3\n");
+  EXPECT_EQ(groups().oom_kills(), 3U);
+  EXPECT_EQ(groups().oom_scope(), "this host");
+}
+
+TEST_F(Machine, LeastLimitOfNestedGroupsOfVersion2) {
+  write("proc/self/cgroup", "0::/slurm/job_7/step_0\n");
+  write("proc/self/mountinfo", unified_mount);
+  write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+  write("sys/fs/cgroup/slurm/memory.max", "max\n");
+  write("sys/fs/cgroup/slurm/memory.current", "90000\n");
+  write("sys/fs/cgroup/slurm/job_7/memory.max", "1000000\n");
+  write("sys/fs/cgroup/slurm/job_7/memory.current", "700000\n");
+  write("sys/fs/cgroup/slurm/job_7/memory.stat",
+        "anon 5\nfile 9\ninactive_file 100000\nactive_file 50000\n");
+  write("sys/fs/cgroup/slurm/job_7/step_0/memory.max", "2000000\n");
+  write("sys/fs/cgroup/slurm/job_7/step_0/memory.current", "1900000\n");
+  EXPECT_EQ(limit(), 1000000U);
+  EXPECT_EQ(groups().limit()->group, path("sys/fs/cgroup/slurm/job_7"));
+  EXPECT_EQ(available(), 100000U) << "of step_0, the first to be full";
+  write("sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n");
+  EXPECT_EQ(available(), 450000U) << "file pages can be dropped";
+}
+
+TEST_F(Machine, LimitOfTheRootOfANamespaceOfVersion2) {
+  // In a container with a namespace of its own.
+  write("proc/self/cgroup", "0::/\n");
+  write("proc/self/mountinfo", unified_mount);
+  write("sys/fs/cgroup/memory.max", "4096\n");
+  write("sys/fs/cgroup/memory.current", "5000\n");
+  EXPECT_EQ(limit(), 4096U);
+  EXPECT_EQ(available(), 0U);
+}
+
+TEST_F(Machine, GroupOutsideTheNamespaceIsTheMountedOne) {
+  write("proc/self/cgroup", "0::/../../elsewhere\n");
+  write("proc/self/mountinfo", unified_mount);
+  write("sys/fs/cgroup/memory.max", "4096\n");
+  EXPECT_EQ(limit(), 4096U);
+}
+
+TEST_F(Machine, LimitsOfVersion1) {
+  write("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/batch/job\n0::/\n");
+  write("proc/self/mountinfo",
+        "35 31 0:32 / /sys/fs/cgroup/cpu,memory rw - cgroup cgroup rw,cpu,memory\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  const std::string top = "sys/fs/cgroup/cpu,memory/";
+  write("sys/fs/cgroup/unified/cgroup.controllers", "hugetlb\n");
+  write(top + "memory.limit_in_bytes", "9223372036854771712\n");
+  write(top + "batch/memory.limit_in_bytes", "8000000\n");
+  write(top + "batch/memory.usage_in_bytes", "6000000\n");
+  write(top + "batch/memory.stat", "inactive_file 7\ntotal_inactive_file 500000\n");
+  write(top + "batch/job/memory.limit_in_bytes", "9223372036854771712\n");
+  write(top + "batch/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
+  EXPECT_EQ(limit(), 8000000U);
+  EXPECT_EQ(available(), 2500000U);
+  EXPECT_EQ(groups().oom_kills(), 2U);
+  EXPECT_EQ(groups().oom_scope(),
+            "control group " + path(top + "batch/job").string() + ", limit 7 MiB");
+}
+
+TEST_F(Machine, MountedPartOfTheTree) {
+  // Docker with version 1: the container's group is what is mounted.
+  write("proc/self/cgroup", "4:memory:/docker/abc/inner\n");
+  write("proc/self/mountinfo",
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+  write("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "3000\n");
+  EXPECT_EQ(limit(), 3000U);
+  // Of another container's mount the nearest group is what can be seen.
+  write("proc/self/cgroup", "4:memory:/docker/abcdef\n");
+  EXPECT_EQ(limit(), 5000U);
+}
+
+TEST_F(Machine, CountsProcessesThatMemoryEnded) {
+  write("proc/self/cgroup", "0::/job\n");
+  write("proc/self/mountinfo", unified_mount);
+  write("proc/vmstat", "oom_kill 100\n");
+  write("sys/fs/cgroup/job/memory.events", "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n");
+  EXPECT_EQ(groups().oom_kills(), 1U);
+  EXPECT_EQ(groups().oom_scope(), "control group " + path("sys/fs/cgroup/job").string());
+}
+
+TEST_F(Machine, MountPointMayHoldSpaces) {
+  write("proc/self/cgroup", "0::/job\n");
+  write("proc/self/mountinfo", "30 25 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw\n");
+  write("my groups/job/memory.max", "77\n");
+  EXPECT_EQ(limit(), 77U);
+}
+
+TEST_F(Machine, NonsenseIsNoLimit) {
+  write("proc/self/cgroup", "\n::\n0:\nx\n0::/job\n4:memory\n");
+  write("proc/self/mountinfo", "\n - \n1 2 3 - cgroup2\n" + std::string(unified_mount));
+  write("sys/fs/cgroup/job/memory.max", "lots\n");
+  write("sys/fs/cgroup/job/memory.events", "oom_kill\noom_kill many\n");
+  EXPECT_EQ(limit(), std::nullopt);
+  EXPECT_EQ(groups().oom_kills(), 0U);
+}
+
+TEST(MemoryGroups, OfThisProcessCanBeRead) {
+  const MemoryGroups groups;
+  EXPECT_NE(groups.oom_scope(), "");
+  if (const auto limit = groups.limit()) {
+    EXPECT_LE(groups.available()->bytes, limit->bytes);
+  }
 }
 
 }  // namespace

@@ -1,20 +1,18 @@
 #include "core/system/topology.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
+using namespace testing;
 using Core = Topology::Core;
 
 /// A tree like /sys/devices/system, written file by file.

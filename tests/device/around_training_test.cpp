@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -22,15 +20,13 @@
 #include "lockstep/uneven_inputs.h"
 #include "tests/device/on_devices.h"
 #include "tests/device/training.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
 // What programs use around the wrappers, with a device group.
 
 namespace lockstep::testing::around_training {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 class AroundTrainingOnDevices : public OnDelayedDevices {
  protected:
@@ -339,10 +335,7 @@ TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AroundTrainingOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(2, 3)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(2, 3)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::around_training

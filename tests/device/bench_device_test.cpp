@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -9,13 +6,12 @@
 
 #include "tests/device/on_devices.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // The program that `lockstep bench --device cuda` starts, on simulated devices.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 class BenchDevice : public OnSimulation {
  protected:

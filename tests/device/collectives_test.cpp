@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <vector>
@@ -9,14 +7,13 @@
 #include "group/tensors.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 
 // Collectives on devices, compared with the same collectives in host memory.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
                                      at::kByte,  at::kInt,    at::kLong, at::kShort,    at::kBool};
@@ -307,9 +304,7 @@ TEST_P(Collectives, RefuseOtherDevices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Collectives,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2, 3, 4, 7)),
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3, 4, 7)),
                          name_of_case);
 
 }  // namespace

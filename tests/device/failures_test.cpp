@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -13,6 +11,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 #include "tests/refusal.h"
 
@@ -22,10 +21,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 /// The error of each rank, in a world in which fn fails on some.
@@ -142,8 +137,7 @@ TEST_P(Failures, AGroupThatOneRankLeavesEarlier) {
   EXPECT_LT(Clock::now() - begin, soon());
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Failures,
-                         ::testing::Values(DeviceBackend::staged, DeviceBackend::nccl),
+INSTANTIATE_TEST_SUITE_P(Devices, Failures, both_backends,
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // An error of NCCL itself, at each of the operations of a run.

@@ -137,10 +137,7 @@ TEST_P(NormalisationOnDevices, RefusesAnInputOnTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, NormalisationOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(2, 3)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(2, 3)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::normalisation

@@ -123,6 +123,8 @@ inline const char* name(DeviceBackend backend) {
   return backend == DeviceBackend::nccl ? "nccl" : "staged";
 }
 
+inline const auto both_backends = ::testing::Values(DeviceBackend::staged, DeviceBackend::nccl);
+
 /// For tests of the simulated device or of the double of NCCL.
 class OnSimulation : public ::testing::Test {
  protected:

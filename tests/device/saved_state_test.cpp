@@ -172,10 +172,7 @@ TEST_P(SavedOnDevices, AnAverageIsAppliedAndTakenBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SavedOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(2, 3)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(2, 3)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::saved_state

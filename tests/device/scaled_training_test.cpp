@@ -167,10 +167,7 @@ TEST_P(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(2, 3)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(2, 3)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::scaled_training

@@ -4,21 +4,18 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
 #include "lockstep/autocast.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 
 namespace lockstep::simulation {
 namespace {
 
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
+using namespace testing;
 
 const at::Device device(device_type(), 0);
 

@@ -196,9 +196,7 @@ TEST_P(Streams, CompleteOperationsAreNotPending) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Streams,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2, 3)),
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3)),
                          name_of_case);
 
 class CostOfAStep : public OnSimulation {};

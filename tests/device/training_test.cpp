@@ -130,9 +130,7 @@ TEST_P(TrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TrainingOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2, 3)),
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3)),
                          name_of_case);
 
 }  // namespace

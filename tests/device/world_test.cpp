@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
@@ -11,6 +9,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/device/on_devices.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/variable.h"
 
@@ -18,9 +17,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// The error of a world of n thread ranks; empty if there is none.
 std::string refusal(int n, const InitOptions& options = {}) {

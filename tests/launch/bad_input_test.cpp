@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <fstream>
 #include <ostream>
@@ -8,13 +5,12 @@
 #include <vector>
 
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 
 constexpr int usage_error = 2;
@@ -106,8 +102,7 @@ class BadProgram : public ::testing::Test {
   }
   void expect_refused(const std::string& program, const std::string& why) {
     const auto ended = run_lockstep({"-n", "3", program});
-    EXPECT_EQ(ended.code, usage_error);
-    EXPECT_THAT(ended.err, AllOf(HasSubstr("cannot run '" + program + "'"), HasSubstr(why)));
+    EXPECT_THAT(ended, ends(usage_error, {"cannot run '" + program + "'", why}));
     EXPECT_FALSE(anything_left());
   }
 
@@ -161,9 +156,8 @@ TEST(WorldMemory, FitsALimitOfTheAddressSpace) {
   const auto two = under_limit("run -n 2 '" + rank_program() + "' share-memory");
   const auto one = under_limit("run -n 1 '" + rank_program() + "' share-memory");
   EXPECT_EQ(one.code, 0) << one.err;
-  EXPECT_EQ(two.code, 1);
-  EXPECT_THAT(two.err, AllOf(HasSubstr("cannot allocate 268435456 bytes"),
-                             HasSubstr("half of them for 2 heaps: raise ulimit -v")));
+  EXPECT_THAT(two, ends(1, {"cannot allocate 268435456 bytes",
+                            "half of them for 2 heaps: raise ulimit -v"}));
 }
 
 /// Arguments of the program are its own, whatever they look like.

@@ -1,12 +1,10 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // What the handler of crashes and the stacks of threads tell. The signals and exit codes are those
@@ -14,11 +12,6 @@
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// The handlers of sanitizers end the process themselves.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -70,24 +63,20 @@ TEST_F(Crash, HasTheExitStatusOfItsSignal) {
   EXPECT_EQ(run("abort").code, 128 + SIGABRT);
   EXPECT_THAT(explain(), HasSubstr("crashed: SIGABRT"));
   const auto overflow = run("stack-overflow");
-  EXPECT_EQ(overflow.code, 128 + SIGSEGV);
-  EXPECT_THAT(overflow.err, HasSubstr(") crashed: SIGSEGV"));
+  EXPECT_THAT(overflow, ends(128 + SIGSEGV, {") crashed: SIGSEGV"}));
   const auto in_a_thread = run("crash-in-a-thread");
-  EXPECT_EQ(in_a_thread.code, 128 + SIGSEGV);
-  EXPECT_THAT(in_a_thread.err, HasSubstr(") crashed: SIGSEGV"));
+  EXPECT_THAT(in_a_thread, ends(128 + SIGSEGV, {") crashed: SIGSEGV"}));
   EXPECT_THAT(explain({"--stacks"}), HasSubstr("crash_in_the_program"));
 }
 
 TEST_F(Crash, OfAnUncaughtErrorNamesTheError) {
   const auto ended = run("throw");
-  EXPECT_EQ(ended.code, 128 + SIGABRT);
-  EXPECT_THAT(ended.err, HasSubstr("this rank threw"));
+  EXPECT_THAT(ended, ends(128 + SIGABRT, {"this rank threw"}));
 }
 
 TEST_F(Crash, IsNotHandledIfTheUserSaysSo) {
   const auto ended = run("crash", {{"LOCKSTEP_CRASH_HANDLER", "0"}});
-  EXPECT_EQ(ended.code, 128 + SIGSEGV);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("it was ended by SIGSEGV"), Not(HasSubstr("crashed:"))));
+  EXPECT_THAT(ended, ends(128 + SIGSEGV, {"it was ended by SIGSEGV"}, {"crashed:"}));
 }
 
 /// Other languages' runtimes resolve faults, and their handler is in place before init().

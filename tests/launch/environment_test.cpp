@@ -1,22 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
 #include "comm/mpi/mpi.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(RanksEnvironment, IsWhatTheTablesSay) {
   const auto script =
@@ -36,8 +29,7 @@ TEST(RanksEnvironment, SaysWhetherDenormalsAreFlushed) {
   EXPECT_EQ(told({"--denormals", "flush"}), "1\n");
   EXPECT_EQ(told({}), lockstep::detail::can_flush_denormals ? "1\n" : "0\n");
   const auto wrong = run_lockstep({"--denormals", "drop", "-n", "1", "true"});
-  EXPECT_EQ(wrong.code, 2);
-  EXPECT_THAT(wrong.err, HasSubstr("--denormals"));
+  EXPECT_THAT(wrong, ends(2, {"--denormals"}));
 }
 
 TEST(RanksEnvironment, BindsToTheCpusOfThePlan) {
@@ -110,7 +102,7 @@ TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
 TEST(Doctor, HidesTheSecretsOfAJob) {
   const auto ended =
       Launched({lockstep_program(), "doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}}).wait();
-  EXPECT_THAT(ended.out, ::testing::ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
+  EXPECT_THAT(ended.out, ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
   EXPECT_THAT(ended.out, Not(HasSubstr(std::string(64, 'a'))));
 }
 

@@ -1,23 +1,16 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using Words = std::vector<std::string>;
 
 /// A machine with two GPUs and a MIG device. An empty value counts as unset for Lockstep's
@@ -99,8 +92,7 @@ TEST_F(GpuOptions, NoneLooksForNoGpu) {
     auto words = options;
     words.push_back("true");
     const auto ended = run_lockstep(words, variables);
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_THAT(ended.err, Not(HasSubstr("GPU")));
+    EXPECT_THAT(ended, ends(0, {}, {"GPU"}));
   }
   EXPECT_FALSE(std::filesystem::exists(log));
   EXPECT_EQ(run_lockstep({"-n", "gpus", "true"}, variables).code, 0);

@@ -1,7 +1,5 @@
 #include "launch/gpus.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -18,16 +16,14 @@
 #include "core/nccl_version.h"
 #include "launch/system.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
 using lockstep::testing::TemporaryFolder;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
+using namespace testing;
 using namespace std::chrono_literals;
 
 /// A variable of this process's environment, until the end of the scope.

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
 #include "tests/launch/simulated_hosts.h"
 #include "tests/temporary_folder.h"
@@ -33,9 +32,7 @@ class SshHosts : public SimulatedHosts {
     return text;
   }
   /// The first three hosts, with 1, 2 and 1 ranks.
-  std::string list() const {
-    return lockstep::detail::concat(address(0), ":1,", name(1), ":2,", name(2), ":1");
-  }
+  std::string list() const { return concat(address(0), ":1,", name(1), ":2,", name(2), ":1"); }
   /// `lockstep run` on the first host.
   std::vector<std::string> command(const std::vector<std::string>& words) const {
     auto all = enter(0);

@@ -1,25 +1,21 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
-using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 /// The targets of a process's open descriptors.
 std::multiset<std::string> open_files(pid_t pid) {
@@ -88,6 +84,95 @@ TEST(World, CannotBeJoinedByAnUnrelatedProcess) {
   job.await_output("pid ", 2);
   refused("200");  // not open
   refused("0");    // open, but something else
+}
+
+// The launcher works whatever signal dispositions, signal mask, descriptors and limits it inherits.
+
+using Words = std::vector<std::string>;
+
+/// The signals up to 31 of a line such as "SigIgn:" in /proc/self/status.
+unsigned long signals_of(const std::string& status, const std::string& line) {
+  const auto at = status.find(line + ":\t");
+  EXPECT_NE(at, std::string::npos) << status;
+  return std::stoul(status.substr(at + line.size() + 2), nullptr, 16) & 0x7fffffff;
+}
+
+/// A job that a program such as env or prlimit starts with these settings.
+Words under(Words settings, const Words& arguments) {
+  settings.insert(settings.begin(), "/usr/bin/env");
+  settings.insert(settings.end(), {lockstep_program(), "run"});
+  settings.insert(settings.end(), arguments.begin(), arguments.end());
+  return settings;
+}
+
+TEST(Inherited, IgnoredSigchldHidesNoEnd) {
+  const auto well =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", "sh", "-c", "echo done"})).wait();
+  EXPECT_EQ(well.code, 0) << well.err;
+  EXPECT_EQ(well.out.size(), std::string("done\n[1] done\n").size());
+  const auto failed =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", rank_program(), "exit-3", "1"})).wait();
+  EXPECT_THAT(failed, ends(3, {"rank 1 of 2 failed first: it ended with exit code 3"}));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Inherited, BlockedSignalsReachLauncherAndRanks) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Launched job(under({"--block-signal"}, {"-n", "2", "--grace", "1000", "sh", "-c",
+                                            "echo started; exec sleep 1000"}));
+    job.await_output("started", 2);
+    kill(job.pid(), signal);
+    EXPECT_EQ(job.wait().code, 128 + signal);
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, RanksStartWithNothingBlockedAndDefaultSigchld) {
+  const auto ended = Launched(under({"--block-signal", "--ignore-signal=CHLD"},
+                                    {"-n", "1", "grep", "Sig[BI]", "/proc/self/status"}))
+                         .wait();
+  EXPECT_EQ(signals_of(ended.out, "SigBlk"), 0U);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), 0U);
+}
+
+TEST(Inherited, IgnoredSignalsStayIgnored) {
+  const auto ended =
+      Launched(under({"--ignore-signal=HUP", "--ignore-signal=ALRM", "--ignore-signal=PIPE"},
+                     {"-n", "1", "grep", "SigIgn", "/proc/self/status"}))
+          .wait();
+  const unsigned long bits = 1UL << (SIGHUP - 1) | 1UL << (SIGALRM - 1) | 1UL << (SIGPIPE - 1);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), bits);
+}
+
+TEST(Inherited, ClosedStandardStreams) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto ended = Launched({"/bin/sh", "-c",
+                                 concat("exec ", quoted(lockstep_program()),
+                                        " run -n 2 sh -c 'echo out; echo err >&2; cat' ", closed)})
+                           .wait();
+    EXPECT_EQ(ended.code, 0) << closed << ": " << ended.err;
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, ASmallStack) {
+  const auto ended = Launched({"/bin/sh", "-c",
+                               concat("ulimit -s 64 && exec ", quoted(lockstep_program()),
+                                      " run -n 2 --max-restarts 1 --restart-delay 0 sh -c 'seq "
+                                      "30000; exit $LOCKSTEP_RANK'")})
+                         .wait();
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_FALSE(ended.by_signal);
+  EXPECT_THAT(ended.out, HasSubstr("[1] 30000\n"));
+  EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first"));
+}
+
+TEST(Inherited, NoQueuedSignals) {
+  const auto ended = Launched({"/usr/bin/env", "prlimit", "--sigpending=0", lockstep_program(),
+                               "run", "-n", "2", "sh", "-c", "echo done"})
+                         .wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("[1] done\n"));
 }
 
 }  // namespace

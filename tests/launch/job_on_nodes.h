@@ -1,15 +1,12 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <deque>
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 
@@ -44,7 +41,7 @@ class Nodes : public ::testing::Test {
   void expect_all(int code, const std::string& said = "") {
     for (const auto& one : wait()) {
       EXPECT_EQ(one.code, code) << one.err;
-      EXPECT_THAT(one.err, ::testing::HasSubstr(said));
+      EXPECT_THAT(one.err, HasSubstr(said));
     }
   }
 
@@ -69,8 +66,8 @@ inline std::string first_line(const std::string& text) { return text.substr(0, t
 inline const auto sleep_on = shell("echo pid $$; exec sleep 100");
 /// A rank that ends so, and others that go on.
 inline Arguments script(int rank, const std::string& end) {
-  return shell(lockstep::detail::concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ",
-                                        end, "; fi; exec sleep 100"));
+  return shell(concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
+                      "; fi; exec sleep 100"));
 }
 
 }  // namespace lockstep::testing

@@ -165,6 +165,23 @@ Ended Launched::wait() {
           .seconds = std::chrono::steady_clock::now() - start_};
 }
 
+::testing::Matcher<const Ended&> ends(int code, const std::vector<std::string>& said,
+                                      const std::vector<std::string>& unsaid) {
+  std::vector<::testing::Matcher<std::string>> texts;
+  for (const auto& text : said) texts.emplace_back(HasSubstr(text));
+  for (const auto& text : unsaid) texts.emplace_back(Not(HasSubstr(text)));
+  return AllOf(::testing::Field("code", &Ended::code, code),
+               ::testing::Field("err", &Ended::err, ::testing::AllOfArray(texts)));
+}
+
+void PrintTo(const Ended& ended, std::ostream* out) {
+  *out << "code " << ended.code << ", stdout:\n" << ended.out << "stderr:\n" << ended.err;
+}
+
+std::vector<std::string> in_shell(const std::string& words) {
+  return {"/bin/sh", "-c", concat("exec ", quoted(lockstep_program()), ' ', words)};
+}
+
 Ended run_lockstep(const std::vector<std::string>& arguments,
                    const Launched::Variables& variables) {
   std::vector<std::string> command{lockstep_program(), "run"};

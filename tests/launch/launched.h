@@ -4,13 +4,19 @@
 
 #include <chrono>
 #include <filesystem>
+#include <iosfwd>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/text.h"
+#include "tests/matchers.h"
+
 namespace lockstep::testing {
+
+using lockstep::detail::concat;
 
 /// Paths of the lockstep program and of the test program whose argument selects a misbehaviour.
 std::string lockstep_program();
@@ -64,6 +70,14 @@ class Launched {
   std::string out_;
   std::string err_;
 };
+
+/// Matches an end with this exit code whose stderr has all these texts, and none of those.
+::testing::Matcher<const Ended&> ends(int code, const std::vector<std::string>& said,
+                                      const std::vector<std::string>& unsaid = {});
+void PrintTo(const Ended& ended, std::ostream* out);
+
+/// The command of a shell that becomes `lockstep` with these words.
+std::vector<std::string> in_shell(const std::string& words);
 
 /// Runs `lockstep run` with these arguments to its end.
 Ended run_lockstep(const std::vector<std::string>& arguments,

@@ -1,24 +1,22 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::set<std::string> names_in(const std::filesystem::path& folder) {
   std::set<std::string> names;
@@ -99,8 +97,7 @@ TEST(LogFiles, WaitForNoReaderOfAFifo) {
   ASSERT_EQ(::mkfifo((folder / "rank-0.err").c_str(), 0600), 0);
   const auto ended =
       run_lockstep({"-n", "2", "--log-dir", folder.path().string(), "echo", "started"});
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("/rank-0.err': it is not a regular file"));
+  EXPECT_THAT(ended, ends(2, {"/rank-0.err': it is not a regular file"}));
 }
 
 TEST(LogFiles, OfALinkedFolderAreWritten) {
@@ -110,6 +107,101 @@ TEST(LogFiles, OfALinkedFolderAreWritten) {
   EXPECT_EQ(run_lockstep({"-n", "1", "--log-dir", (folder / "logs").string(), "echo", "out"}).code,
             0);
   EXPECT_EQ(contents(folder / "scratch" / "rank-0.out"), "out\n");
+}
+
+// Output that cannot be written is lost, but not in silence.
+
+constexpr const char* full = "No space left on device";
+
+/// A line of a shell that starts `lockstep run` with the arguments.
+Ended run_in_shell(const std::string& arguments) {
+  return Launched({"/bin/sh", "-c", concat(quoted(lockstep_program()), ' ', arguments)}).wait();
+}
+
+TEST(Losses, OfStdoutAreToldAndTheJobGoesOn) {
+  const TemporaryFolder folder;
+  const auto done = folder / "done";
+  const auto ended =
+      run_in_shell(concat("run -n 2 sh -c 'seq 20000; echo >> ", done.string(), "' > /dev/full"));
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.err, concat("lockstep: output was lost: stdout: ", full, '\n'));
+  EXPECT_EQ(contents(done), "\n\n") << "not both ranks came to their end";
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Losses, LeaveTheExitCodeOfAFailure) {
+  const auto ended = run_in_shell("run -n 1 sh -c 'echo out; echo err >&2; exit 3' > /dev/full");
+  EXPECT_THAT(ended,
+              ends(3, {"ended with exit code 3", concat("output was lost: stdout: ", full)}));
+}
+
+TEST(Losses, OfStderrShowInTheExitCode) {
+  EXPECT_EQ(run_in_shell("run -n 2 sh -c 'echo err >&2' 2> /dev/full").code, 1);
+  EXPECT_EQ(run_in_shell("run -n 2 sh -c 'echo out' 2> /dev/full").code, 0) << "none was lost";
+}
+
+/// Runs a job whose log files of these names cannot be written: /dev/full is mounted over them, in
+/// a mount namespace that ends with the job. Nothing where this container may not mount.
+std::optional<Ended> run_with_full(const std::filesystem::path& folder,
+                                   const std::vector<std::string>& files,
+                                   const std::string& arguments) {
+  std::string script;
+  for (const auto& file : files) {
+    std::filesystem::create_directories((folder / file).parent_path());
+    std::ofstream(folder / file).flush();
+    script += concat("mount --bind /dev/full ", (folder / file).string(), " && ");
+  }
+  for (const char* unshare : {"-m", "-rm"}) {
+    const auto begin = concat("unshare ", unshare, " /bin/sh -c '");
+    if (std::system(concat(begin, script, "true' 2>/dev/null").c_str()) != 0) continue;
+    return Launched({"/bin/sh", "-c",
+                     concat("exec ", begin, script, "exec ", lockstep_program(), " run --log-dir ",
+                            folder.string(), ' ', arguments, "'")})
+        .wait();
+  }
+  return std::nullopt;
+}
+
+TEST(Losses, OfLogFilesAreTold) {
+  const TemporaryFolder folder;
+  const auto ended = run_with_full(folder.path(), {"rank-0.out", "rank-1.err"},
+                                   "-n 2 sh -c \"echo out; echo err >&2\"");
+  if (!ended) GTEST_SKIP() << "this container may not mount";
+  EXPECT_EQ(ended->code, 1);
+  EXPECT_THAT(ended->out, HasSubstr("[1] out\n"));
+  EXPECT_THAT(ended->err,
+              HasSubstr(concat("lockstep: output was lost: ", (folder / "rank-0.out").string(),
+                               ", ", (folder / "rank-1.err").string(), ": ", full, '\n')));
+  EXPECT_EQ(contents(folder / "rank-1.out"), "out\n");
+}
+
+TEST(Losses, OfAnEarlierAttemptAreTold) {
+  const TemporaryFolder folder;
+  const auto ended = run_with_full(folder.path(), {"attempt-0/rank-0.out"},
+                                   "-n 1 --max-restarts 1 --restart-delay 0 sh -c "
+                                   "\"echo out; [ \\$LOCKSTEP_RESTART_COUNT = 1 ]\"");
+  if (!ended) GTEST_SKIP() << "this container may not mount";
+  EXPECT_EQ(ended->code, 1);
+  EXPECT_THAT(ended->err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("attempt-0/rank-0.out: ")));
+}
+
+TEST(Losses, OfAReaderThatHasGoneEndTheJobAndAreTold) {
+  Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "3", "sh", "-c",
+                "while :; do echo on; done"});
+  job.await_output("on\n");
+  job.close_output();
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGPIPE);
+  EXPECT_EQ(ended.err, "lockstep: the reader of its output has closed it: stdout: Broken pipe\n");
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Losses, OfWhatTheLauncherItselfShowsAreTold) {
+  for (const char* command : {"run -n 2 --dry-run true", "doctor", "--help"}) {
+    const auto ended = run_in_shell(concat(command, " > /dev/full"));
+    EXPECT_EQ(ended.code, 1) << command;
+    EXPECT_EQ(ended.err, concat("lockstep: output was lost: stdout: ", full, '\n')) << command;
+  }
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -9,19 +7,14 @@
 #include <thread>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 
 // Restarts after the loss of a host: --spare and --min-hosts.
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 const auto restart_once = restarts(1);
 /// Ranks that print their place and end in the second attempt.
@@ -55,10 +48,9 @@ TEST_F(LostHosts, AreReplacedBySpares) {
       kill(numbers_after(started, hosts_.name(1)).at(0), SIGKILL);
     }
     const auto ended = launcher.wait();
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 1 of 1: "),
-                                 HasSubstr(concat("lockstep: host ", hosts_.name(3),
-                                                  " replaces host ", hosts_.name(1), ": "))));
+    EXPECT_THAT(ended,
+                ends(0, {"restart 1 of 1: ", concat("lockstep: host ", hosts_.name(3),
+                                                    " replaces host ", hosts_.name(1), ": ")}));
     EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 3, 0)), HasSubstr(place(1, 3, 3)),
                                  HasSubstr(place(2, 3, 2))));
     EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
@@ -79,9 +71,7 @@ TEST_F(LostHosts, AreThoseWhoseSshEnds) {
   launcher.await_output("on lockstep", 4);
   kill(numbers_after(contents(relay + ".started"), hosts_.name(1)).at(0), SIGKILL);
   const auto ended = launcher.wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("node 1 of 3 failed first: its launcher has ended"),
-                               Not(HasSubstr("SIGTERM"))));
+  EXPECT_THAT(ended, ends(0, {"node 1 of 3 failed first: its launcher has ended"}, {"SIGTERM"}));
   EXPECT_THAT(ended.out, HasSubstr(place(1, 3, 3)));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
@@ -105,9 +95,8 @@ TEST_F(LostHosts, MayBeLostWhileTheOthersJoinAgain) {
   hosts_.cut(2);
   std::ofstream(slow + ".go").put('x');
   const auto ended = launcher.wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 2 of 2: node 2 of 3 failed first"),
-                               HasSubstr("lockstep: starts without node 2 of 3 (--min-hosts)")));
+  EXPECT_THAT(ended, ends(0, {"restart 2 of 2: node 2 of 3 failed first",
+                              "lockstep: starts without node 2 of 3 (--min-hosts)"}));
   EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 2, 0)), HasSubstr(place(1, 2, 3))));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
@@ -117,8 +106,7 @@ TEST_F(LostHosts, EndTheJobIfTooFewAreLeft) {
   launcher.await_output("on lockstep", 4);
   hosts_.cut(2);
   const auto ended = launcher.wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr(concat("run: host ", hosts_.name(2), ": it was lost")));
+  EXPECT_THAT(ended, ends(1, {concat("run: host ", hosts_.name(2), ": it was lost")}));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
@@ -128,9 +116,8 @@ TEST_F(LostHosts, AreReplacedBeforeTheFirstStart) {
                                "--spare", concat("neither:1,", hosts_.name(3), ":2"), "sh", "-c",
                                "echo at $LOCKSTEP_RANK on $(hostname)."}))
           .wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("lockstep: host neither replaces host nowhere: ssh or the "
-                                   "launcher there ended with exit code"));
+  EXPECT_THAT(ended, ends(0, {"lockstep: host neither replaces host nowhere: ssh or the "
+                              "launcher there ended with exit code"}));
   EXPECT_THAT(ended.out, AllOf(HasSubstr(concat("at 1 on ", hosts_.name(3))),
                                HasSubstr(concat("at 2 on ", hosts_.name(3)))));
 }
@@ -154,8 +141,7 @@ TEST_F(Nodes, GoOnWithoutALostOne) {
   const auto ended = wait();
   for (const int node : {0, 2}) {
     const auto& one = ended[static_cast<std::size_t>(node)];
-    EXPECT_EQ(one.code, 0) << one.err;
-    EXPECT_THAT(one.err, HasSubstr("lockstep: starts without node 1 of 3 (--min-hosts)"));
+    EXPECT_THAT(one, ends(0, {"lockstep: starts without node 1 of 3 (--min-hosts)"}));
   }
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nat 0/3 "), HasSubstr("[1] at 1/3 ")));
   EXPECT_THAT(ended[2].out, HasSubstr("[2] at 2/3 "));

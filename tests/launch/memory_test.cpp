@@ -1,7 +1,5 @@
 #include "core/system/memory.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,15 +8,11 @@
 #include <fstream>
 #include <string>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// A control group of the test's own whose processes may take so much memory. False where this
 /// container may make none, and in sanitized builds.
@@ -92,11 +86,6 @@ TEST(OutOfMemory, LimitOfANestedGroupIsSeen) {
                 "cannot allocate 268435456 bytes of shared memory: its heap has 67108864 bytes"),
             HasSubstr(concat("; it is limited by the memory of control group ",
                              group.folder().string(), ": raise its limit"))));
-}
-
-TEST(OutOfMemory, IsNotNamedForAnotherSigkill) {
-  const auto ended = run_lockstep({"-n", "2", rank_program(), "kill-9", "1"});
-  EXPECT_THAT(ended.err, HasSubstr("it was ended by SIGKILL (host "));
 }
 
 TEST(OutOfMemory, EndsRanksBeforeTheirLauncher) {

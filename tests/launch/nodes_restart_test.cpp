@@ -1,21 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/launch/simulated_hosts.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST_F(Nodes, StartAgainTogether) {
   TemporaryFolder folder;

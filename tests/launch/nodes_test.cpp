@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,17 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/text.h"
+#include "tests/comm/control/relay.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST_F(Nodes, NumberTheRanksOfAllHosts) {
   count_ = 3;
@@ -52,7 +46,7 @@ TEST_F(Nodes, NumberTheRanksOfAllHosts) {
     if (world.empty()) world = rest;
     EXPECT_EQ(rest, world);
   }
-  EXPECT_THAT(world, ::testing::MatchesRegex("[0-9]+ [0-9a-f]{64} [0-9a-f]{16}"));
+  EXPECT_THAT(world, MatchesRegex("[0-9]+ [0-9a-f]{64} [0-9a-f]{16}"));
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("socket:["), Not(HasSubstr("[1] socket:["))));
   EXPECT_THAT(ended[1].out + ended[2].out, Not(HasSubstr("socket:[")));
   for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;
@@ -101,8 +95,7 @@ TEST_F(Nodes, ReportTheSameFirstCause) {
     const auto cause =
         concat("lockstep: rank ", rank, " of 3 failed first: it ended with exit code 3 (host ");
     for (const auto& one : ended) {
-      EXPECT_EQ(one.code, 3);
-      EXPECT_THAT(one.err, AllOf(HasSubstr(cause), HasSubstr("bad luck")));
+      EXPECT_THAT(one, ends(3, {cause, "bad luck"}));
     }
     const auto line = [&](const Ended& one) {
       return first_line(one.err.substr(one.err.find(cause)));
@@ -123,9 +116,9 @@ TEST_F(Nodes, EndWhenALauncherIsKilled) {
     for (int node = 0; node < count_; ++node) {
       const auto& one = ended[static_cast<std::size_t>(node)];
       if (node == killed) continue;
-      EXPECT_EQ(one.code, 1);
-      EXPECT_THAT(one.err, HasSubstr(concat("node ", killed,
-                                            " of 3 failed first: its launcher has ended (host ")));
+      EXPECT_THAT(
+          one,
+          ends(1, {concat("node ", killed, " of 3 failed first: its launcher has ended (host ")}));
       EXPECT_LT(one.seconds.count(), 15);
     }
   }
@@ -138,9 +131,7 @@ TEST_F(Nodes, EndWhenALauncherIsSilent) {
   const auto ended = launcher(0).wait();
   kill(launcher(1).pid(), SIGCONT);
   const auto other = launcher(1).wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err,
-              HasSubstr("node 1 of 2 failed first: no heartbeat from its launcher for 3 s"));
+  EXPECT_THAT(ended, ends(1, {"node 1 of 2 failed first: no heartbeat from its launcher for 3 s"}));
   EXPECT_EQ(other.code, 1);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
@@ -200,8 +191,7 @@ TEST_F(Nodes, NameThoseThatDoNotJoin) {
   start(0, 1, {"--timeout", "3", "true"});
   start(1, 1, {"--timeout", "3", "true"});
   for (const auto& one : wait()) {
-    EXPECT_EQ(one.code, 1);
-    EXPECT_THAT(one.err, AllOf(HasSubstr("waited 3 s for node 2"), Not(HasSubstr("rank"))));
+    EXPECT_THAT(one, ends(1, {"waited 3 s for node 2"}, {"rank"}));
   }
 }
 
@@ -254,6 +244,63 @@ TEST_F(Nodes, NameAProgramThatCannotRun) {
   EXPECT_EQ(ended[0].code, 1);
   EXPECT_THAT(ended[0].err, HasSubstr(concat("node 1 of 2 failed first: cannot run '", program)));
   EXPECT_EQ(ended[1].code, 2);
+}
+
+/// Two launchers, of which node 1 joins by a host that an attacker has.
+class AttackedNodes : public Nodes {
+ protected:
+  AttackedNodes() {
+    at_.addresses[0] = address_of(port_);
+    relay_.emplace(at_.addresses[0]);
+  }
+
+  static control::Address address_of(const std::string& port) {
+    return control::Address::any(AF_INET).with_port(static_cast<std::uint16_t>(std::stoi(port)));
+  }
+  void start_by_relay(const Arguments& words) {
+    const auto port = std::exchange(port_, std::to_string(relay_->address().port()));
+    start(1, 1, words);
+    port_ = port;
+  }
+
+  control::Offer at_{.count = 1};  ///< node 0, with no token
+  std::optional<Relay> relay_;
+};
+
+TEST_F(AttackedNodes, RefuseAReplayAndKeepTheRanksTokenSecret) {
+  count_ = 3;
+  const Arguments words{"sh", "-c", "echo token=$LOCKSTEP_TOKEN"};
+  start(0, 1, words);
+  start_by_relay(words);
+  const auto hello_bytes = header_bytes + sizeof(control::Hello) + control::FrameMac::bytes;
+  while (relay_->passed().size() < hello_bytes) std::this_thread::yield();
+  const auto replay = stranger(at_.addresses[0]);
+  challenge(replay);
+  say(replay, relay_->passed().substr(0, hello_bytes));
+  EXPECT_THAT(heard(replay), HasSubstr("its token differs"));
+
+  start(2, 1, words);
+  for (const auto& one : wait()) {
+    EXPECT_EQ(one.code, 0) << one.err;
+    const auto at = one.out.find("token=");
+    ASSERT_NE(at, std::string::npos) << one.out;
+    const auto token = first_line(one.out.substr(at + 6));
+    EXPECT_EQ(token.size(), 64u);
+    EXPECT_THAT(relay_->returned(), Not(HasSubstr(token)));
+  }
+}
+
+TEST_F(AttackedNodes, EndWithTheCause) {
+  for (const auto attack : {Relay::Attack::change, Relay::Attack::repeat}) {
+    launchers_.clear();
+    port_ = free_port();
+    relay_.emplace(address_of(port_));
+    start(0, 1, sleep_on);
+    start_by_relay(sleep_on);
+    for (int node = 0; node < 2; ++node) launcher(node).await_output("pid ");
+    relay_->attack(attack);
+    expect_all(1, "node 1 of 2 failed first: the MAC of a received frame is wrong");
+  }
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +9,7 @@
 #include "core/text.h"
 #include "launch/job/processes.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Ranks that go on when their part in the job is over.
 
@@ -18,13 +17,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 TEST(Remaining, FourRanksAreNamedAtOnce) {
   launch::RemainingRanks remaining(6, 10s, std::nullopt);
@@ -54,9 +46,8 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
       "case $LOCKSTEP_RANK in 0) b=leave;; 1) b=leave-and-hang;; 2) b=leave-and-stop;; "
       "3) b=leave-and-compute;; 4) b=leave-and-exec;; 5) b=hang-in-destructor;; esac; "
       "exec \"$0\" $b $LOCKSTEP_RANK";
-  Launched job({"/bin/sh", "-c",
-                concat("exec ", quoted(lockstep_program()), " run -n 6 --stall-warning 3 sh -c '",
-                       script, "' ", quoted(rank_program()), " 2>&1")});
+  Launched job(in_shell(
+      concat("run -n 6 --stall-warning 3 sh -c '", script, "' ", quoted(rank_program()), " 2>&1")));
   for (int rank = 1; rank <= 4; ++rank) job.await_output(concat("rank ", rank, " of 6 (pid "));
   const auto program = "left the world [3-9] s ago and has not ended: program ";
   EXPECT_THAT(job.output(),
@@ -75,13 +66,11 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
 
 TEST(Remaining, RanksAreEndedWhenAnotherFails) {
   Launched job(
-      {"/bin/sh", "-c",
-       concat("exec ", quoted(lockstep_program()), " run -n 3 sh -c 'case $LOCKSTEP_RANK in ",
-              "0) b=hang-in-destructor;; 1) b=leave-and-exec;; 2) b=exit-3;; esac; ",
-              "exec \"$0\" $b $LOCKSTEP_RANK' ", quoted(rank_program()))});
+      in_shell(concat("run -n 3 sh -c 'case $LOCKSTEP_RANK in ",
+                      "0) b=hang-in-destructor;; 1) b=leave-and-exec;; 2) b=exit-3;; esac; ",
+                      "exec \"$0\" $b $LOCKSTEP_RANK' ", quoted(rank_program()))));
   const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 3) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("rank 2 of 3 failed first: it ended with exit code 3"));
+  EXPECT_THAT(ended, ends(3, {"rank 2 of 3 failed first: it ended with exit code 3"}));
   EXPECT_FALSE(anything_left());
 }
 
@@ -91,9 +80,8 @@ TEST(Remaining, LimitEndsARankThatLeftTheWorld) {
         run_lockstep({"-n", "2", "--linger", "0.5", "sh", "-c",
                       "[ $LOCKSTEP_RANK = 1 ] && exec \"$0\" $1 1; exec \"$0\" leave 0",
                       rank_program(), behaviour});
-    EXPECT_EQ(ended.code, 1) << ended.err;
-    EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it went on for 0.5 s after it left "
-                                     "the world (--linger); the launcher ended it"));
+    EXPECT_THAT(ended, ends(1, {"rank 1 of 2 failed first: it went on for 0.5 s after it left "
+                                "the world (--linger); the launcher ended it"}));
     EXPECT_FALSE(anything_left());
   }
 }
@@ -101,15 +89,12 @@ TEST(Remaining, LimitEndsARankThatLeftTheWorld) {
 TEST(Remaining, LimitEndsTheLastRankOfAProgramWithoutAWorld) {
   const auto ended = run_lockstep(
       {"-n", "2", "--linger", "0", "sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || exec sleep 1000"});
-  EXPECT_EQ(ended.code, 1) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it went on for 0 s after all other "
-                                   "ranks ended (--linger)"));
+  EXPECT_THAT(ended, ends(1, {"rank 1 of 2 failed first: it went on for 0 s after all other "
+                              "ranks ended (--linger)"}));
 }
 
 TEST(Remaining, StoppedRankIsNamedWhileOthersWait) {
-  Launched job({"/bin/sh", "-c",
-                concat("exec ", quoted(lockstep_program()), " run -n 2 ", quoted(rank_program()),
-                       " stop 1 2>&1")},
+  Launched job(in_shell(concat("run -n 2 ", quoted(rank_program()), " stop 1 2>&1")),
                {{"LOCKSTEP_STALL_WARNING", "2"}});
   job.await_output("has been stopped by a signal for 2 s. Continue it with kill -CONT ");
   const auto stopped = numbers_after(job.output(), "kill -CONT");

@@ -1,7 +1,5 @@
 #include "launch/remote_nodes.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -12,10 +10,11 @@
 #include <vector>
 
 #include "core/system/topology.h"
-#include "core/text.h"
 #include "lockstep/error.h"
 #include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -23,10 +22,6 @@ namespace {
 
 using launch::first_of;
 using launch::parse_hosts;
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Hosts, AreReadFromAListOrAFile) {
   const auto own = lockstep::detail::host_name();
@@ -44,12 +39,9 @@ TEST(Hosts, AreReadFromAListOrAFile) {
 
 TEST(Hosts, AreRefusedWithTheEntry) {
   for (const std::string entry : {"b", "b:0", "b:x", "b slots=", "b 2", "b:1 more"}) {
-    try {
-      parse_hosts(concat("localhost:1,", entry), "--hosts");
-      FAIL() << entry;
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr(concat("--hosts: got '", entry, "'")));
-    }
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { parse_hosts(concat("localhost:1,", entry), "--hosts"); }),
+        HasSubstr(concat("--hosts: got '", entry, "'")));
   }
   EXPECT_THROW(first_of({}, "--hosts"), InvalidArgument);
   EXPECT_THROW(first_of({{"elsewhere.invalid", 1}, {"localhost", 1}}, "--hosts"), InvalidArgument);
@@ -108,9 +100,8 @@ TEST_F(HostsBySsh, FailTheJobIfTheirLauncherFails) {
   auto words = hosts_.command({"--hosts", hosts_.list(), "true"});
   std::ranges::replace(words, hosts_.ssh(), failing);
   const auto ended = Launched(words).wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr(concat("the output of host ", hosts_.name(1))));
-  EXPECT_THAT(ended.err, HasSubstr("ssh or the launcher there ended with exit code 7"));
+  EXPECT_THAT(ended, ends(1, {concat("the output of host ", hosts_.name(1)),
+                              "ssh or the launcher there ended with exit code 7"}));
 }
 
 TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
@@ -165,7 +156,7 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   const auto explain = Launched({lockstep_program(), "explain", logs}).wait();
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_THAT(explain.out, HasSubstr("4 ranks, backend hierarchical, "));
-  EXPECT_THAT(explain.out, ::testing::ContainsRegex("[34] records"));
+  EXPECT_THAT(explain.out, ContainsRegex("[34] records"));
 }
 
 TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
@@ -174,9 +165,8 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
     const auto list = concat(SimulatedHosts::address(0), ":1,nowhere:1");
     const auto ended =
         Launched(hosts_.command({"--hosts", list, "true", argument, argument, argument})).wait();
-    EXPECT_EQ(ended.code, 1);
-    EXPECT_THAT(ended.err,
-                HasSubstr("run: host nowhere: ssh or the launcher there ended with exit code"));
+    EXPECT_THAT(ended,
+                ends(1, {"run: host nowhere: ssh or the launcher there ended with exit code"}));
   }
 }
 
@@ -199,8 +189,7 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
 
 TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
   const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-n", "2", "true"})).wait();
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("got --hosts or --hostfile with -n"));
+  EXPECT_THAT(ended, ends(2, {"got --hosts or --hostfile with -n"}));
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << "# a:2\n";
   EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,

@@ -1,23 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
   std::size_t count = 0;
@@ -53,15 +45,13 @@ TEST(Restart, GoesOnUntilAllIsWell) {
   EXPECT_EQ(occurrences(ended.err, "lockstep: "), 2U) << "a line each, and no more: " << ended.err;
   EXPECT_FALSE(anything_left());
   EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
-  EXPECT_THAT(flight_records(ended.pid), ::testing::IsEmpty());
+  EXPECT_THAT(flight_records(ended.pid), IsEmpty());
 }
 
 TEST(Restart, TellsTheReasonThatTheWorldRecorded) {
   const auto ended = run_script(1, failing_until(1, "stop 1"), {"--timeout", "0.3"});
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("restart 1 of 1: rank 1 of 2 failed first: it was stopped"),
-                    HasSubstr("; reason: "), HasSubstr("waited 0.3 s for rank 1")));
+  EXPECT_THAT(ended, ends(0, {"restart 1 of 1: rank 1 of 2 failed first: it was stopped",
+                              "; reason: ", "waited 0.3 s for rank 1"}));
 }
 
 TEST(Restart, EndsWhenAllAreUsed) {
@@ -86,8 +76,7 @@ TEST(Restart, ThereIsNoneOfAJobThatWasInterrupted) {
     job.await_output("pid ", 2);
     kill(job.pid(), signal);
     const auto ended = job.wait();
-    EXPECT_EQ(ended.code, 128 + signal);
-    EXPECT_THAT(ended.err, AllOf(HasSubstr("lockstep: ended by SIG"), Not(HasSubstr("restart"))));
+    EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"restart"}));
     EXPECT_EQ(numbers_after(ended.out, "pid").size(), 2U);
     EXPECT_FALSE(anything_left());
   }
@@ -102,23 +91,20 @@ TEST(Restart, ThereIsNoneWhenTheSignalComesAfterTheFailure) {
   job.await_output("told");
   kill(job.pid(), SIGINT);
   const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 7);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 0 of 2 failed first: it ended with exit code 7"),
-                               HasSubstr("not started again, as SIGINT asked it to end"),
-                               Not(HasSubstr("restart"))));
+  EXPECT_THAT(ended, ends(7,
+                          {"rank 0 of 2 failed first: it ended with exit code 7",
+                           "not started again, as SIGINT asked it to end"},
+                          {"restart"}));
   EXPECT_FALSE(anything_left());
 }
 
 TEST(Restart, ThereIsNoneOfWhatCannotBeStarted) {
   const auto missing = run_lockstep({"-n", "2", "--max-restarts", "3", "no-such-program"});
-  EXPECT_EQ(missing.code, 2);
-  EXPECT_THAT(missing.err, Not(HasSubstr("restart")));
+  EXPECT_THAT(missing, ends(2, {}, {"restart"}));
   const auto negative = run_lockstep({"-n", "2", "--max-restarts", "-1", "true"});
-  EXPECT_EQ(negative.code, 2);
-  EXPECT_THAT(negative.err, HasSubstr("max-restarts: got -1, expected 0 or more"));
+  EXPECT_THAT(negative, ends(2, {"max-restarts: got -1, expected 0 or more"}));
   const auto delay = run_lockstep({"-n", "2", "--restart-delay", "-1", "true"});
-  EXPECT_EQ(delay.code, 2);
-  EXPECT_THAT(delay.err, HasSubstr("--restart-delay: got -1, expected seconds from 0 to 1e6"));
+  EXPECT_THAT(delay, ends(2, {"--restart-delay: got -1, expected seconds from 0 to 1e6"}));
 }
 
 TEST(Restart, ComesAfterADelayThatDoubles) {

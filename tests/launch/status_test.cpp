@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // `lockstep status`, the stall warning and `lockstep explain`. tests/random_hangs checks what they
@@ -21,11 +20,6 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 Ended run(const std::vector<std::string>& words) {
   std::vector<std::string> command{lockstep_program()};
@@ -68,13 +62,8 @@ TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
 
 TEST(Status, KnowsNoOtherJob) {
   const auto answer = run({"status", "no-such-job"});
-  EXPECT_EQ(answer.code, 1);
-  EXPECT_THAT(answer.err, HasSubstr("no job no-such-job of this user"));
-}
-
-TEST(Status, AnswersWithJson) {
-  const auto answer = run({"status", "--json", "no-such-job"});
-  EXPECT_EQ(answer.out, "[]\n");
+  EXPECT_THAT(answer, ends(1, {"no job no-such-job of this user"}));
+  EXPECT_EQ(run({"status", "--json", "no-such-job"}).out, "[]\n");
 }
 
 TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
@@ -130,8 +119,7 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
   EXPECT_THAT(contents(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
   std::filesystem::create_symlink("trace.json", folder / "link.json");
   const auto refused = run({"explain", logs, "--trace", (folder / "link.json").string()});
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_THAT(refused.err, HasSubstr("/link.json: cannot write: it is a symbolic link to trace.j"));
+  EXPECT_THAT(refused, ends(1, {"/link.json: cannot write: it is a symbolic link to trace.j"}));
 }
 
 TEST(Explain, HasTheRecordOfAKilledRank) {
@@ -147,8 +135,7 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
 
 TEST(Explain, RefusesOtherFiles) {
   const auto answer = run({"explain", "/proc/self/exe"});
-  EXPECT_EQ(answer.code, 2);
-  EXPECT_THAT(answer.err, HasSubstr("expected a flight record"));
+  EXPECT_THAT(answer, ends(2, {"expected a flight record"}));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
@@ -7,18 +5,13 @@
 #include <string>
 #include <thread>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 
 // Ranks that SIGKILL does not end, as on a file system that hangs.
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Keeps a process from ending, whatever signal it gets, until this is destroyed: the kernel stops
 /// a traced process at its exit until its tracer continues it.
@@ -70,12 +63,11 @@ TEST_F(Unkillable, RankIsLeftBehindAndTheCauseIsTold) {
   if (!held) GTEST_SKIP() << "this container may not trace";
   kill(rank_0_, SIGSEGV);
   const auto ended = job_->wait();
-  EXPECT_EQ(ended.code, 128 + SIGSEGV);
-  EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("rank 0 of 2 failed first: it was ended by SIGSEGV"),
-                    HasSubstr(concat("lockstep: SIGKILL did not end rank 1 (pid ", rank_1_, ", ")),
-                    HasSubstr("not started again, as a process of this attempt still runs"),
-                    Not(HasSubstr("restart 1"))));
+  EXPECT_THAT(ended, ends(128 + SIGSEGV,
+                          {"rank 0 of 2 failed first: it was ended by SIGSEGV",
+                           concat("lockstep: SIGKILL did not end rank 1 (pid ", rank_1_, ", "),
+                           "not started again, as a process of this attempt still runs"},
+                          {"restart 1"}));
 }
 
 TEST_F(Unkillable, RankDoesNotKeepALauncherThatIsInterrupted) {
@@ -85,9 +77,9 @@ TEST_F(Unkillable, RankDoesNotKeepALauncherThatIsInterrupted) {
   kill(job_->pid(), SIGINT);
   kill(job_->pid(), SIGTERM);
   const auto ended = job_->wait();
-  EXPECT_EQ(ended.code, 128 + SIGINT);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr(concat("did not end rank 1 (pid ", rank_1_)),
-                               HasSubstr("lockstep: ended by SIG"), Not(HasSubstr("no rank"))));
+  EXPECT_THAT(ended, ends(128 + SIGINT,
+                          {concat("did not end rank 1 (pid ", rank_1_), "lockstep: ended by SIG"},
+                          {"no rank"}));
 }
 
 TEST_F(Unkillable, CauseThatIsHungIsTold) {
@@ -95,10 +87,9 @@ TEST_F(Unkillable, CauseThatIsHungIsTold) {
   const Held held(rank_1_);
   if (!held) GTEST_SKIP() << "this container may not trace";
   const auto ended = job_->wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first: it never called "
-                                         "lockstep::init(); the launcher "),
-                               HasSubstr(concat("did not end rank 1 (pid ", rank_1_))));
+  EXPECT_THAT(ended, ends(1, {"rank 1 of 2 failed first: it never called "
+                              "lockstep::init(); the launcher ",
+                              concat("did not end rank 1 (pid ", rank_1_)}));
 }
 
 /// Traces a process and its children, and keeps all children but the first from executing anything.
@@ -173,9 +164,8 @@ TEST(Starting, RankThatDoesNotExecuteLeavesTheLauncherItsSignals) {
 }
 
 TEST(Cause, IsToldWhileTheOthersStillEnd) {
-  Launched job({"/bin/sh", "-c",
-                concat("exec ", quoted(lockstep_program()), " run -n 2 --grace 1000 ",
-                       quoted(rank_program()), " stubborn 1 2>&1")});
+  Launched job(
+      in_shell(concat("run -n 2 --grace 1000 ", quoted(rank_program()), " stubborn 1 2>&1")));
   job.await_output("pid ", 2);
   job.await_output("ready");
   const auto rank_0 = numbers_after(concat("\n", job.output()), "\npid");

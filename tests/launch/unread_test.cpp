@@ -1,6 +1,4 @@
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <pty.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,19 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // Readers of the launcher's output that take nothing, or take it late.
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
-using ::testing::AllOf;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
 
 /// A job whose stdout is a terminal or a pipe that the test reads when it likes. Its stderr is a
 /// file, or the same terminal.

@@ -1,3 +1,4 @@
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 

@@ -1,8 +1,5 @@
 #include "lockstep/statistics.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -12,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/request.h"
 #include "profile/group_statistics.h"
+#include "tests/matchers.h"
 #include "tests/ranks.h"
 
 namespace lockstep::testing {
@@ -20,7 +18,6 @@ namespace {
 using detail::DenseBytesScope;
 using detail::GroupStatistics;
 using std::chrono::nanoseconds;
-using ::testing::HasSubstr;
 
 TEST(Statistics, CountCollectivesAndBytesByBucket) {
   run_ranks(3, [](std::shared_ptr<Communicator> group) {
@@ -160,7 +157,7 @@ TEST(Statistics, CountEveryPartOfAnAllToAll) {
 
 TEST(Statistics, SayWhatPartWasHidden) {
   CollectiveStatistics row{.count = 1};
-  EXPECT_THAT(to_text({&row, 1}), ::testing::Not(HasSubstr("hidden")));
+  EXPECT_THAT(to_text({&row, 1}), Not(HasSubstr("hidden")));
   row.communicating = std::chrono::milliseconds(200);
   row.hidden = std::chrono::milliseconds(150);
   EXPECT_THAT(
@@ -178,10 +175,9 @@ TEST(Statistics, AreATableWithTheirSum) {
                          .working = std::chrono::microseconds(250)},
                         {.collective = Collective::barrier, .count = 4}};
   const auto text = to_text(rows);
-  EXPECT_THAT(text,
-              ::testing::ContainsRegex("all_reduce of bucket 7 +3 +2\\.50 +0\\.25 +1\\.50\n"));
-  EXPECT_THAT(text, ::testing::ContainsRegex("barrier +4 +0\\.00 +0\\.00 +0\\.00\n"));
-  EXPECT_THAT(text, ::testing::ContainsRegex("\nall +7 +2\\.50 +0\\.25 +1\\.50\n$"));
+  EXPECT_THAT(text, ContainsRegex("all_reduce of bucket 7 +3 +2\\.50 +0\\.25 +1\\.50\n"));
+  EXPECT_THAT(text, ContainsRegex("barrier +4 +0\\.00 +0\\.00 +0\\.00\n"));
+  EXPECT_THAT(text, ContainsRegex("\nall +7 +2\\.50 +0\\.25 +1\\.50\n$"));
 }
 
 }  // namespace

@@ -1,21 +1,16 @@
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "record/page/report.h"
+#include "tests/matchers.h"
 #include "tests/record/page_fault.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
+using namespace testing;
 
 /// An interval of 100 steps.
 Run run_of(std::vector<RankInterval> ranks, const std::string& strategy = "fp32") {

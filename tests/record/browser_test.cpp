@@ -1,8 +1,5 @@
 #include "tests/record/browser.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -14,17 +11,13 @@
 #include "record/page/report.h"
 #include "record/run.h"
 #include "record/scalar.h"
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using testing::Pixel;
-using testing::Sight;
-using testing::TemporaryFolder;
+using namespace testing;
 
 class Browser : public ::testing::Test {
  protected:

@@ -1,25 +1,17 @@
 #include "record/page/chart.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "record/page/page.h"
+#include "tests/matchers.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::Ge;
-using ::testing::HasSubstr;
-using ::testing::Le;
-using ::testing::Not;
-using ::testing::SizeIs;
+using namespace testing;
 
 TEST(Ticks, AreRoundAndFew) {
   EXPECT_THAT(ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <filesystem>
 #include <string>
@@ -8,13 +5,14 @@
 
 #include "lockstep/error.h"
 #include "record/page/report.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
+using namespace testing;
 
 Run small_run() {
   Run run;
@@ -61,13 +59,8 @@ TEST(Csv, FormatsOfEarlierVersionsAreAnsweredWithTheReplacement) {
        {std::pair("wandb", "wandb sync --sync-tensorboard DIR"),
         std::pair("mlflow", "lines of Python in docs/run-log.md"),
         std::pair("prometheus", "command in docs/run-log.md"), std::pair("yaml", "Name csv.")}) {
-    try {
-      check_export_format(format);
-      ADD_FAILURE() << format;
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("expected csv"));
-      EXPECT_THAT(error.what(), HasSubstr(remedy));
-    }
+    EXPECT_THAT(message_of<InvalidArgument>([&] { check_export_format(format); }),
+                AllOf(HasSubstr("expected csv"), HasSubstr(remedy)));
   }
 }
 

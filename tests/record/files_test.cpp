@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -12,16 +10,15 @@
 #include "lockstep/error.h"
 #include "record/folder.h"
 #include "tests/file_limit.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 #include "tests/variable.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using testing::content;
-using testing::FileLimit;
-using ::testing::HasSubstr;
-using testing::TemporaryFolder;
+using namespace testing;
 
 TEST(AppendFile, StartsAnewOrGoesOn) {
   const TemporaryFolder folder;
@@ -61,12 +58,8 @@ TEST(AppendFile, EndsWithItsLastWholeRecordWhenTheDiskIsFull) {
 }
 
 TEST(AppendFile, NamesWhatCannotBeOpened) {
-  try {
-    AppendFile("/nonexistent/lines", false);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "/nonexistent/lines: cannot write: No such file or directory");
-  }
+  EXPECT_EQ(message_of<Error>([&] { AppendFile("/nonexistent/lines", false); }),
+            "/nonexistent/lines: cannot write: No such file or directory");
 }
 
 TEST(AppendFile, FollowsNoLink) {
@@ -74,14 +67,9 @@ TEST(AppendFile, FollowsNoLink) {
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "lines");
   for (const bool kept : {true, false}) {
-    try {
-      AppendFile(folder / "lines", kept);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(),
-                  HasSubstr("/lines: cannot write: it is a symbolic link to precious, "
-                            "expected a file; remove it, or name another folder"));
-    }
+    EXPECT_THAT(message_of<Error>([&] { AppendFile(folder / "lines", kept); }),
+                HasSubstr("/lines: cannot write: it is a symbolic link to precious, "
+                          "expected a file; remove it, or name another folder"));
   }
   EXPECT_EQ(content(folder / "precious"), "data");
 }
@@ -90,12 +78,8 @@ TEST(WriteFile, FollowsNoLink) {
   const TemporaryFolder folder;
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "page");
-  try {
-    write_file(folder / "page", "new");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/page: cannot write: it is a symbolic link to precious"));
-  }
+  EXPECT_THAT(message_of<Error>([&] { write_file(folder / "page", "new"); }),
+              HasSubstr("/page: cannot write: it is a symbolic link to precious"));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "page"));
   EXPECT_EQ(content(folder / "precious"), "data");
 }
@@ -103,12 +87,8 @@ TEST(WriteFile, FollowsNoLink) {
 TEST(WriteFile, ReplacesNoDeviceOrFifo) {
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
-  try {
-    write_file(folder / "page", "new");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/page: exists and is not a regular file; name another"));
-  }
+  EXPECT_THAT(message_of<Error>([&] { write_file(folder / "page", "new"); }),
+              HasSubstr("/page: exists and is not a regular file; name another"));
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
 }
 
@@ -144,6 +124,75 @@ TEST(RunEnvironment, SaysWhetherDenormalsAreFlushed) {
     std::ifstream in(folder / environment_name);
     EXPECT_EQ(nlohmann::json::parse(in).at("denormals"), flush ? "flushed" : "kept");
   }
+}
+
+class Continued : public ::testing::Test {
+ protected:
+  void write(const std::string& text) const {
+    std::ofstream(folder / metrics_name, std::ios::binary) << text;
+  }
+  std::string text(const char* name) const { return testing::content(folder / name); }
+  const TemporaryFolder folder;
+};
+
+TEST_F(Continued, MovesTheRecordsOfLaterSteps) {
+  const std::string kept =
+      "{\"step\":1,\"elapsed\":2.5,\"loss\":5}\nno "
+      "record\n{\"loss\":4}\n{\"step\":2,\"elapsed\":4}\n";
+  const std::string later = "{\"step\":3,\"elapsed\":9,\"loss\":3}\n";
+  write(kept + later + "{\"step\":4,\"loss\":2}");
+  const auto result = discard_repeated(folder.path(), metrics_name, {.step = 2});
+  EXPECT_EQ(result.records, 2U);
+  EXPECT_EQ(result.elapsed, 4);
+  EXPECT_TRUE(result.keeps_step);
+  EXPECT_EQ(text(metrics_name), kept);
+  EXPECT_THAT(text(discarded_name), StartsWith("{\"discarded_from\":\"metrics.jsonl\","
+                                               "\"continued_at_step\":2,\"time\":\""));
+  EXPECT_THAT(text(discarded_name), EndsWith("\n" + later + "{\"step\":4,\"loss\":2}\n"));
+}
+
+TEST_F(Continued, ReplacesARecordOfTheSameNames) {
+  write(
+      "{\"step\":5,\"elapsed\":1,\"loss\":1}\n{\"step\":5,\"loss\":1,\"rate\":2}\n{\"step\":5,"
+      "\"rate\":2}\n");
+  const auto result =
+      discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss", "x"}});
+  EXPECT_EQ(result.records, 1U);
+  EXPECT_TRUE(result.keeps_step);
+  EXPECT_EQ(text(metrics_name), "{\"step\":5,\"loss\":1,\"rate\":2}\n{\"step\":5,\"rate\":2}\n");
+}
+
+TEST_F(Continued, KeepsNoRecordOfItsStepIfAllAreReplaced) {
+  write("{\"step\":4,\"loss\":2}\n{\"step\":5,\"loss\":1}\n");
+  EXPECT_FALSE(
+      discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss"}}).keeps_step);
+}
+
+TEST_F(Continued, LeavesAFileAloneThatHasNothingLater) {
+  EXPECT_EQ(discard_repeated(folder.path(), metrics_name, {.step = 2}).records, 0U);
+  EXPECT_FALSE(std::filesystem::exists(folder / metrics_name));
+  write("{\"step\":1,\"elapsed\":2}\n{\"st");
+  EXPECT_EQ(discard_repeated(folder.path(), metrics_name, {.step = 1}).elapsed, 2);
+  EXPECT_EQ(text(metrics_name), "{\"step\":1,\"elapsed\":2}\n{\"st");
+  EXPECT_FALSE(std::filesystem::exists(folder / discarded_name));
+}
+
+TEST_F(Continued, KeepsTheFileIfTheRecordsCannotBeMoved) {
+  const std::string all = "{\"step\":1}\n{\"step\":2}\n";
+  write(all);
+  {
+    const FileLimit full(10);
+    EXPECT_THROW(discard_repeated(folder.path(), metrics_name, {.step = 1}), Error);
+  }
+  EXPECT_EQ(text(metrics_name), all);
+}
+
+TEST_F(Continued, FollowsNoLinkToTheFile) {
+  const std::string all = "{\"step\":1}\n{\"step\":2}\n";
+  std::ofstream(folder / "precious") << all;
+  std::filesystem::create_symlink("precious", folder / metrics_name);
+  EXPECT_THROW(discard_repeated(folder.path(), metrics_name, {.step = 1}), Error);
+  EXPECT_EQ(text("precious"), all);
 }
 
 }  // namespace

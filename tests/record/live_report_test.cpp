@@ -1,8 +1,6 @@
 #include "record/page/live_report.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,16 +14,15 @@
 
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
-using testing::TemporaryFolder;
+using namespace testing;
 using namespace std::chrono_literals;
 
 class Live : public ::testing::Test {
@@ -120,7 +117,7 @@ TEST_F(Live, NeedsTheTokenOfItsAddress) {
   for (const auto& right : {query, "?a=b&" + query.substr(1), query + "&a=b"}) {
     EXPECT_THAT(answer(request('/' + right)), StartsWith("HTTP/1.1 200")) << right;
   }
-  EXPECT_THAT(query, ::testing::ContainsRegex("^.token=[0-9a-f]{32}$"));
+  EXPECT_THAT(query, ContainsRegex("^.token=[0-9a-f]{32}$"));
   EXPECT_NE(LiveReport(folder.path(), 0).address().substr(report.address().find('?')), query);
 }
 
@@ -162,13 +159,9 @@ TEST_F(Live, DropsAClientThatDoesNotAsk) {
 
 TEST_F(Live, NeedsAFolderAndAFreePort) {
   EXPECT_THROW(LiveReport("/nonexistent/run", 0), InvalidArgument);
-  try {
-    const LiveReport second(folder.path(), report.port());
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of 127.0.0.1: Address already in use. Choose another one "
-                                        "with --port."));
-  }
+  EXPECT_THAT(message_of<Error>([&] { const LiveReport second(folder.path(), report.port()); }),
+              HasSubstr("of 127.0.0.1: Address already in use. Choose another one "
+                        "with --port."));
   EXPECT_EQ(report.address(), detail::concat("http://127.0.0.1:", report.port(), '/', query));
 }
 

@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -12,13 +9,14 @@
 #include "record/folder.h"
 #include "record/page/report.h"
 #include "record/scalar.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace testing;
 
 TEST_F(Report, ShowsEachMetricWhateverItsName) {
   std::string metrics;
@@ -140,12 +138,8 @@ TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
 
 TEST_F(Report, AFileThatCannotBeReadIsAnError) {
   std::filesystem::create_symlink("/proc/self/mem", folder / "metrics.jsonl");
-  try {
-    page();
-    FAIL() << "made a page of nothing";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("metrics.jsonl: cannot read: Input/output error"));
-  }
+  EXPECT_THAT(message_of<Error>([&] { page(); }),
+              HasSubstr("metrics.jsonl: cannot read: Input/output error"));
 }
 
 }  // namespace

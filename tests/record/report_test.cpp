@@ -1,7 +1,5 @@
 #include "record/page/report.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -24,15 +22,15 @@
 #include "record/page/page.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/other_numbers.h"
 #include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace testing;
 
 TEST_F(Report, ShowsAllThatARunRecorded) {
   std::string metrics;
@@ -283,12 +281,7 @@ TEST_F(Report, StepsMayBeAnyNumber) {
 
 TEST_F(Report, RefusesWhatHoldsNoRun) {
   const auto complaint = [&](const std::filesystem::path& place) {
-    try {
-      write_report(place, folder / "report.html");
-    } catch (const InvalidArgument& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return message_of<InvalidArgument>([&] { write_report(place, folder / "report.html"); });
   };
   EXPECT_THAT(complaint("/nonexistent/run"), HasSubstr("report: /nonexistent/run: no such folder"));
   EXPECT_THAT(complaint(folder.path()), HasSubstr("got no metrics.jsonl, expected the folder"));

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -9,14 +7,13 @@
 #include <utility>
 
 #include "tests/comm/control/meeting.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::Gathering;
 using detail::Descriptor;
-using ::testing::StartsWith;
 
 TEST(DisturbedMeeting, ConnectionReplacesEarlierOnesOfItsProcess) {
   Gathering gathering(rank_of(0, 3));

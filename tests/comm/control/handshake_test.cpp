@@ -1,25 +1,19 @@
 #include "comm/control/handshake.h"
 
-#include <gmock/gmock.h>
-
 #include <functional>
 #include <utility>
 
 #include "comm/control/control.h"
 #include "tests/comm/control/meeting.h"
 #include "tests/comm/control/relay.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::FrameReader;
 using control::Gathering;
 using control::Kind;
-using ::testing::AllOf;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr auto another_token = "refuses: it belongs to another world: its token differs";
 constexpr auto wrong_mac = "the MAC of a received frame is wrong";

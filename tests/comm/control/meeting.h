@@ -20,6 +20,8 @@
 
 namespace lockstep::testing {
 
+using namespace std::chrono_literals;
+
 /// A rank of a world of this machine that says it is on the host of that name.
 inline control::Settings rank_of(int rank, int size, const std::string& host = "a") {
   return {.rank = rank, .size = size, .host = host, .timeout = std::chrono::seconds(20)};

@@ -1,7 +1,6 @@
 #include "tests/comm/control/meeting.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,17 +9,14 @@
 #include <set>
 
 #include "comm/control/address.h"
+#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
 
-using namespace std::chrono_literals;
 using control::Gathering;
 using control::Settings;
 using detail::Descriptor;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 /// The errors of rank 0 and of each other rank. A rank that has not joined by then gets rank 0's
 /// error from its on_wait function.
@@ -70,39 +66,33 @@ TEST(Meeting, BringsAllRanksTogether) {
 TEST(Meeting, MissingRanksAreNamedToAllWhoCame) {
   auto rank_0 = rank_of(0, 4);
   rank_0.timeout = 1s;
-  for (const auto& text : failures(rank_0, {rank_of(2, 4, "b")})) {
-    EXPECT_EQ(text, "timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1, 3");
-  }
+  EXPECT_THAT(failures(rank_0, {rank_of(2, 4, "b")}),
+              Each("timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1, 3"));
 }
 
 TEST(Meeting, TwoOfTheSameRankAreAnErrorOfAll) {
-  for (const auto& text :
-       failures(rank_of(0, 4), {rank_of(1, 4, "b"), rank_of(1, 4, "b"), rank_of(2, 4, "b")})) {
-    EXPECT_EQ(text,
-              "control: two processes say that they are rank 1 of 4: on host b and on host b");
-  }
+  EXPECT_THAT(
+      failures(rank_of(0, 4), {rank_of(1, 4, "b"), rank_of(1, 4, "b"), rank_of(2, 4, "b")}),
+      Each("control: two processes say that they are rank 1 of 4: on host b and on host b"));
 }
 
 TEST(Meeting, RankThatCannotBeIsAnErrorOfAll) {
-  for (const auto& text : failures(rank_of(0, 2), {rank_of(2, 2, "b")})) {
-    EXPECT_EQ(text, "control: rank 2 on host b joined, expected ranks 1 to 1");
-  }
+  EXPECT_THAT(failures(rank_of(0, 2), {rank_of(2, 2, "b")}),
+              Each("control: rank 2 on host b joined, expected ranks 1 to 1"));
 }
 
 TEST(Meeting, AnotherVersionIsAnErrorOfAll) {
   auto other = rank_of(1, 3, "b");
   other.version = "0.0.9";
-  for (const auto& text : failures(rank_of(0, 3), {other, rank_of(2, 3, "b")})) {
-    EXPECT_THAT(text, StartsWith("control: rank 1 on host b runs Lockstep 0.0.9, rank 0 on host "
-                                 "a runs "));
-  }
+  EXPECT_THAT(failures(rank_of(0, 3), {other, rank_of(2, 3, "b")}),
+              Each(StartsWith("control: rank 1 on host b runs Lockstep 0.0.9, rank 0 on host a "
+                              "runs ")));
 }
 
 TEST(Meeting, AnotherNumberOfRanksIsAnErrorOfAll) {
-  for (const auto& text : failures(rank_of(0, 3), {rank_of(2, 3, "b"), rank_of(1, 2, "c")})) {
-    EXPECT_EQ(text,
-              "control: rank 1 on host c expects a world of 2 ranks, rank 0 on host a one of 3");
-  }
+  EXPECT_THAT(
+      failures(rank_of(0, 3), {rank_of(2, 3, "b"), rank_of(1, 2, "c")}),
+      Each("control: rank 1 on host c expects a world of 2 ranks, rank 0 on host a one of 3"));
 }
 
 TEST(Meeting, RankThatEndsBeforeAllHaveComeIsNamed) {
@@ -122,14 +112,12 @@ TEST(Meeting, WhatEndsOneRanksWaitReachesAll) {
   given_up.on_wait = [&] {
     if (++looks > 3) throw CommError("rank 1 gives up");
   };
-  EXPECT_EQ(failures(rank_of(0, 3), {given_up}),
-            (std::vector<std::string>{"rank 1 gives up", "rank 1 gives up"}));
+  EXPECT_THAT(failures(rank_of(0, 3), {given_up}), Each("rank 1 gives up"));
   auto rank_0 = rank_of(0, 3);
   rank_0.on_wait = [&] {
     if (++looks > 20) throw TimeoutError("rank 0 gives up");
   };
-  EXPECT_EQ(failures(rank_0, {rank_of(2, 3, "b")}),
-            (std::vector<std::string>{"timeout: rank 0 gives up", "timeout: rank 0 gives up"}));
+  EXPECT_THAT(failures(rank_0, {rank_of(2, 3, "b")}), Each("timeout: rank 0 gives up"));
 }
 
 TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {

@@ -1,20 +1,16 @@
 #include "comm/hierarchical/hierarchical.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
 #include <string>
 
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
+#include "tests/variable.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
 // hosts, one for each rank.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 using Hierarchical = Mpi;
 class HierarchicalConformance : public Mpi, public ::testing::WithParamInterface<const char*> {};
@@ -23,10 +19,7 @@ TEST_P(HierarchicalConformance, Holds) {
   const std::string hosts = GetParam();
   Launched::Variables variables;
   if (hosts == "aba") variables["LOCKSTEP_TEST_FLUSHED"] = "1";
-  const auto ended =
-      Launched(command(static_cast<int>(hosts.size()), "conformance", "auto", hosts), variables)
-          .wait();
-  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  expect_well(command(static_cast<int>(hosts.size()), "conformance", "auto", hosts), {}, variables);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalConformance,
@@ -43,22 +36,15 @@ TEST_F(Hierarchical, IsWhatTheHostsAsk) {
   EXPECT_EQ(backend("abc"), line + line + line);
 }
 
-TEST_F(Hierarchical, RanksWaitInTheirOwnOrder) {
-  const auto ended = Launched(command(4, "out-of-order", "", "aabb")).wait();
-  EXPECT_EQ(count(ended.out, "sums 4.000000 8.000000\n"), 4) << ended.out << ended.err;
-}
-
 TEST_F(Hierarchical, MismatchReachesEveryHost) {
-  const auto text = said(4, "other-dtype", "abab");
-  EXPECT_EQ(count(text,
-                  " differs between ranks: rank 3 got all_reduce sum float32 of 8 elements, "
-                  "expected all_reduce sum float64 of 8 elements as on rank 1"),
-            4)
-      << text;
-  EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 3 of 4: "));
-  EXPECT_EQ(count(text, "{communication by rank 3 in "), 4) << text;
   // Ranks whose all_reduce is complete on their host meet it in their next operation.
-  EXPECT_GE(count(text, " in all_reduce #2, cause communication}"), 2) << text;
+  expect_said(4, "other-dtype", "abab",
+              {{4,
+                " differs between ranks: rank 3 got all_reduce sum float32 of 8 elements, "
+                "expected all_reduce sum float64 of 8 elements as on rank 1"},
+               {-1, "all_reduce #2 (hierarchical) rank 3 of 4: "},
+               {4, "{communication by rank 3 in "},
+               {-2, " in all_reduce #2, cause communication}"}});
 }
 
 /// Two pairs of leaders find it, each for itself.
@@ -77,103 +63,86 @@ TEST_F(Hierarchical, RanksThatFailAtTheSameTimeRaiseOneCause) {
 }
 
 TEST_F(Hierarchical, DeadlockOfRanksOfAHostIsNamedOnEveryRank) {
-  const auto text = said(4, "deadlock", "aabb");
-  EXPECT_EQ(count(text, "deadlock: rank 0 waits in all_reduce #"), 4) << text;
-  EXPECT_EQ(count(text, "DistributedDataParallel #2) for rank 0; issue the operations"), 4) << text;
+  expect_said(4, "deadlock", "aabb",
+              {{4, "deadlock: rank 0 waits in all_reduce #"},
+               {4, "DistributedDataParallel #2) for rank 0; issue the operations"}});
 }
 
 /// No stage of the two is in the same group of ranks.
 TEST_F(Hierarchical, UnlikeCollectivesAreADeadlock) {
-  const auto text = said(4, "other-collective", "aabb");
-  EXPECT_EQ(count(text, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"), 4)
-      << text;
+  expect_said(4, "other-collective", "aabb",
+              {{4, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"}});
 }
 
 TEST_F(Hierarchical, TimeoutOfARecvNamesTheOtherTags) {
-  const auto text = said(4, "other-tag", "aabb");
-  EXPECT_EQ(count(text, "waited 0.3 s for ranks 1, 2, 3, expected tag 8, got tag 3 from rank 1"), 4)
-      << text;
+  expect_said(4, "other-tag", "aabb",
+              {{4, "waited 0.3 s for ranks 1, 2, 3, expected tag 8, got tag 3 from rank 1"}});
 }
 
 TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
-  const auto text = said(4, "other-source", "aabb");
-  EXPECT_EQ(count(text,
-                  "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the "
-                  "gradients of DistributedOptimizer #2, expected "),
-            4)
-      << text;
+  expect_said(4, "other-source", "aabb",
+              {{4,
+                "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the "
+                "gradients of DistributedOptimizer #2, expected "}});
 }
 
 TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
-  const auto text = said(4, "late", "abab");
-  EXPECT_THAT(text,
-              HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s "
-                        "for rank 2"));
-  EXPECT_EQ(count(text, "TimeoutError "), 4) << text;
-  EXPECT_EQ(count(text, "{timeout by rank 2 in all_reduce #1, cause timeout}"), 1) << text;
-  EXPECT_EQ(count(text, "{timeout by rank 2 in barrier #1, cause timeout}"), 3) << text;
+  expect_said(
+      4, "late", "abab",
+      {{-1, "all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s for rank 2"},
+       {4, "TimeoutError "},
+       {1, "{timeout by rank 2 in all_reduce #1, cause timeout}"},
+       {3, "{timeout by rank 2 in barrier #1, cause timeout}"}});
 }
 
 TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
-  const auto text = said(4, "leave", "abab", 3);
-  EXPECT_EQ(count(text, "barrier #1 (hierarchical) rank "), 3) << text;
-  EXPECT_EQ(count(text, ": rank 1 left the world before "), 3) << text;
-  EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 3) << text;
+  expect_said(4, "leave", "abab",
+              {{3, "barrier #1 (hierarchical) rank "},
+               {3, ": rank 1 left the world before "},
+               {3, "{communication by rank 1 in barrier #1, cause communication}"}},
+              3);
 }
 
 TEST_F(Hierarchical, AnotherReductionIsNamed) {
-  const auto text = said(4, "other-reduction", "aabb");
-  EXPECT_EQ(count(text, "rank 1 got all_reduce avg float32 of 8 elements"), 4) << text;
+  expect_said(4, "other-reduction", "aabb",
+              {{4, "rank 1 got all_reduce avg float32 of 8 elements"}});
 }
 
-TEST_F(Hierarchical, SplitsWhileOperationsAreInFlight) {
-  const auto ended = Launched(command(4, "split-in-flight", "", "aabb")).wait();
-  EXPECT_EQ(count(ended.out, "split, and 4.000000\n"), 4) << ended.out << ended.err;
-}
-
-TEST_F(Hierarchical, MembersCreateGroupsWhileOperationsAreInFlight) {
-  for (const auto* hosts : {"aabb", "abab", "abbb"}) {
-    const auto ended = Launched(command(4, "new-group-in-flight", "", hosts)).wait();
-    EXPECT_EQ(count(ended.out, "made, and 4.000000\n"), 4) << hosts << ended.out << ended.err;
-  }
+/// Ranks wait in an order of their own, split the group and create groups of members.
+TEST_F(Hierarchical, GroupsAreMadeWhileOperationsAreInFlight) {
+  for (const auto* hosts : {"aabb", "abab", "abbb"})
+    expect_well(command(4, "in-flight", "", hosts));
 }
 
 TEST_F(Hierarchical, MemberThatDoesNotCallIsNamed) {
-  const auto text = said(3, "new-group-without-a-member", "aba");
-  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"), 3)
-      << text;
+  expect_said(3, "new-group-without-a-member", "aba",
+              {{3, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"}});
 }
 
 TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {
-  const auto text = said(4, "abandon", "aabb");
-  EXPECT_EQ(count(text, "all_reduce #2 was abandoned"), 4) << text;
+  expect_said(4, "abandon", "aabb", {{4, "all_reduce #2 was abandoned"}});
 }
 
 TEST_F(Hierarchical, FailureReachesRanksThatSpeakWithTheirHostOnly) {
-  const auto text = said(4, "fail-elsewhere", "aabb");
-  EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
+  expect_said(4, "fail-elsewhere", "aabb", {{4, "this rank gives up"}});
 }
 
 TEST_F(Hierarchical, ForkedChildrenLeaveTheWorldAlone) {
-  const auto ended = Launched(command(4, "fork-children", "", "aabb"), variables()).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_EQ(count(ended.out, "all right\n"), 4) << ended.out << ended.err;
+  expect_well(command(4, "fork-children", "", "aabb"), {{4, "all right\n"}}, variables());
 }
 
 TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
-  const auto text = said(4, "give-up", "aabb");
-  EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
-  EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 4) << text;
-  EXPECT_EQ(count(text, ": the world failed earlier: rank 1: this rank gives up"), 1) << text;
-  EXPECT_EQ(count(text, "{communication by rank 1 in "), 4) << text;
-  EXPECT_EQ(count(text, ", cause general}"), 4) << text;
+  expect_said(4, "give-up", "aabb",
+              {{4, "this rank gives up"},
+               {4, ": rank 1: this rank gives up"},
+               {1, ": the world failed earlier: rank 1: this rank gives up"},
+               {4, "{communication by rank 1 in "},
+               {4, ", cause general}"}});
 }
 
 TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
-  ::setenv("LOCKSTEP_INTERFACE", "nosuch0", 1);
-  const auto text = said(3, "refused", "aba");
-  ::unsetenv("LOCKSTEP_INTERFACE");
-  EXPECT_EQ(count(text, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "), 3) << text;
+  const Variable interface("LOCKSTEP_INTERFACE", "nosuch0");
+  expect_said(3, "refused", "aba", {{3, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "}});
 }
 
 /// Tests that run the program on two hosts, network namespaces of their own, with two ranks each or

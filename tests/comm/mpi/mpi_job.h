@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mpi/mpi.h"
@@ -59,6 +60,31 @@ class Mpi : public ::testing::Test {
       EXPECT_NE(ended.code, 0);
     }
     return ended.out;
+  }
+
+  /// How often all ranks together say each text; a negative number is the least.
+  using Counts = std::vector<std::pair<int, std::string>>;
+
+  /// The same, and expects what they said.
+  void expect_said(int n, const std::string& behaviour, const std::string& hosts,
+                   const Counts& counts, int speakers = 0) {
+    expect_counts(said(n, behaviour, hosts, speakers), counts);
+  }
+
+  /// Runs the command, and expects that it ends well and what the ranks said.
+  static void expect_well(const std::vector<std::string>& words, const Counts& counts = {},
+                          const Launched::Variables& variables = {}) {
+    const auto ended = Launched(words, variables).wait();
+    EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+    expect_counts(ended.out, counts);
+  }
+
+  static void expect_counts(const std::string& text, const Counts& counts) {
+    for (const auto& [times, words] : counts) {
+      const int found = count(text, words);
+      EXPECT_TRUE(times < 0 ? found >= -times : found == times)
+          << found << " times '" << words << "', expected " << times << ", in: " << text;
+    }
   }
 
   static int count(const std::string& text, const std::string& word) {

@@ -1,8 +1,5 @@
 #include "comm/mpi/mpi.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <fstream>
 #include <string>
@@ -11,12 +8,11 @@
 #include "comm/messages/options.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 struct MpiCase {
   int ranks;
@@ -31,8 +27,7 @@ TEST_P(MpiConformance, Holds) {
   const auto& [n, algorithm, progress, flushed] = GetParam();
   Launched::Variables variables{{"LOCKSTEP_PROGRESS", progress}};
   if (flushed) variables["LOCKSTEP_TEST_FLUSHED"] = "1";
-  const auto ended = Launched(command(n, "conformance", algorithm), variables).wait();
-  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  expect_well(command(n, "conformance", algorithm), {}, variables);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
@@ -48,14 +43,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                                   (wait ? "InWait" : "") + (test.param.flushed ? "Flushed" : "");
                          });
 
-TEST_F(Mpi, RingGivesEveryRankTheSameSums) {
-  const auto ended = Launched(command(7, "ring-in-short", "ring")).wait();
-  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
-}
+TEST_F(Mpi, RingGivesEveryRankTheSameSums) { expect_well(command(7, "ring-in-short", "ring")); }
 
 TEST_F(Mpi, RingIsTakenWhereNeighboursShareHosts) {
-  const auto ended = Launched(command(4, "ring-in-short", "auto", "aabb")).wait();
-  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  expect_well(command(4, "ring-in-short", "auto", "aabb"));
 }
 
 TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
@@ -68,20 +59,17 @@ TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
 }
 
 TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
-  const auto text = said(3, "other-dtype");
-  EXPECT_EQ(count(text,
-                  "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of "
-                  "8 elements, expected all_reduce sum float32 of 8 elements as on rank 0"),
-            3)
-      << text;
-  EXPECT_THAT(text, HasSubstr("all_reduce #2 (" + network() + ") rank 2 of 3: "));
-  EXPECT_EQ(count(text, "{communication by rank 1 in all_reduce #2, cause communication}"), 3)
-      << text;
+  expect_said(
+      3, "other-dtype", "",
+      {{3,
+        "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of 8 elements, "
+        "expected all_reduce sum float32 of 8 elements as on rank 0"},
+       {-1, "all_reduce #2 (" + network() + ") rank 2 of 3: "},
+       {3, "{communication by rank 1 in all_reduce #2, cause communication}"}});
 }
 
 TEST_F(Mpi, FirstOfTwoMismatchesIsNamedOnEveryRank) {
-  const auto text = said(2, "other-dtypes");
-  EXPECT_EQ(count(text, "collective #2 differs between ranks: rank 1 got"), 2) << text;
+  expect_said(2, "other-dtypes", "", {{2, "collective #2 differs between ranks: rank 1 got"}});
 }
 
 TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) {
@@ -90,67 +78,57 @@ TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) {
 }
 
 TEST_F(Mpi, DeadlockOfTwoGroupsIsNamedOnEveryRank) {
-  const auto text = said(3, "deadlock");
-  EXPECT_EQ(count(text,
-                  "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
-                  "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
-                  "group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of DistributedDataParallel "
-                  "#2) for rank 0; issue the operations of groups that share ranks in the same "
-                  "order on all of them"),
-            3)
-      << text;
+  expect_said(3, "deadlock", "",
+              {{3,
+                "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
+                "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
+                "group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of DistributedDataParallel "
+                "#2) for rank 0; issue the operations of groups that share ranks in the same "
+                "order on all of them"}});
 }
 
 TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
-  const auto text = said(2, "other-message");
-  EXPECT_EQ(count(text,
-                  "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
-                  "float64 with tag 7, got 4 elements of float32 with tag 7"),
-            2)
-      << text;
-  EXPECT_EQ(count(text, "{communication by rank 1 in "), 2) << text;
+  expect_said(2, "other-message", "",
+              {{2,
+                "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
+                "float64 with tag 7, got 4 elements of float32 with tag 7"},
+               {2, "{communication by rank 1 in "}});
 }
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  const auto text = said(3, "late");
-  EXPECT_THAT(text, HasSubstr("all_reduce #1 (" + network() +
-                              ") rank 0 of 3: all_reduce #1 waited 0.2 s "
-                              "for ranks 1, 2"));
-  EXPECT_EQ(count(text, "{timeout by rank 1 in all_reduce #1, cause timeout}"), 1) << text;
-  EXPECT_EQ(count(text, "{timeout by rank 1 in barrier #1, cause timeout}"), 2) << text;
+  expect_said(3, "late", "",
+              {{-1, "all_reduce #1 (" + network() +
+                        ") rank 0 of 3: all_reduce #1 waited 0.2 s for ranks 1, 2"},
+               {1, "{timeout by rank 1 in all_reduce #1, cause timeout}"},
+               {2, "{timeout by rank 1 in barrier #1, cause timeout}"}});
 }
 
 TEST_F(Mpi, RankThatLeavesIsNamed) {
-  const auto text = said(3, "leave", {}, 2);
-  EXPECT_EQ(count(text, "rank 1 left the world before barrier #1"), 2) << text;
-  EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 2) << text;
+  expect_said(3, "leave", "",
+              {{2, "rank 1 left the world before barrier #1"},
+               {2, "{communication by rank 1 in barrier #1, cause communication}"}},
+              2);
 }
 
 TEST_F(Mpi, ARecvFromAnyRankEndsWhenAllOthersHaveLeft) {
-  const auto text = said(3, "sources-leave", {}, 1);
-  EXPECT_EQ(count(text, "received from 2"), 1) << text;
-  EXPECT_EQ(count(text, " left the world before recv #2 from any rank"), 1) << text;
+  expect_said(3, "sources-leave", "",
+              {{1, "received from 2"}, {1, " left the world before recv #2 from any rank"}}, 1);
 }
 
 TEST_F(Mpi, FirstCauseReachesEveryRank) {
-  const auto text = said(3, "give-up");
-  EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
-  EXPECT_EQ(count(text, ": the world failed earlier: rank 1: "), 1) << text;
-  EXPECT_EQ(count(text, "{communication by rank 1 in "), 3) << text;
-  EXPECT_EQ(count(text, ", cause general}"), 3) << text;
+  expect_said(3, "give-up", "",
+              {{3, ": rank 1: this rank gives up"},
+               {1, ": the world failed earlier: rank 1: "},
+               {3, "{communication by rank 1 in "},
+               {3, ", cause general}"}});
 }
 
 TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
-  const auto ended = Launched(command(3, "own-mpi")).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_EQ(count(ended.out, "product 6\n"), 3) << ended.out;
-  EXPECT_EQ(count(ended.out, "ended\n"), 3) << ended.out;
+  expect_well(command(3, "own-mpi"), {{3, "product 6\n"}, {3, "ended\n"}});
 }
 
 TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
-  const auto ended = Launched(command(3, "fork-children"), variables()).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_EQ(count(ended.out, "all right\n"), 3) << ended.out << ended.err;
+  expect_well(command(3, "fork-children"), {{3, "all right\n"}}, variables());
 }
 
 TEST_F(OfMpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
@@ -174,9 +152,7 @@ TEST_F(Mpi, MoreElementsThanAnIntCounts) {
   GTEST_SKIP() << "too many elements for a sanitizer";
 #endif
   if (const auto gib = available_memory(); gib < 12) GTEST_SKIP() << gib << " GiB of 12";
-  const auto ended = Launched(command(2, "many-elements")).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_EQ(count(ended.out, "all right\n"), 2) << ended.out;
+  expect_well(command(2, "many-elements"), {{2, "all right\n"}});
 }
 
 TEST_F(OfMpi, RefusesAnMpiForOneThread) {
@@ -195,8 +171,8 @@ TEST_F(OfMpi, BrokenLibraryEndsEveryRankWithItsWords) {
       Launched({LOCKSTEP_MPI_RANK_PROGRAM, "one-of-four"}, {{"OMPI_MCA_pml", "nosuch"}}).wait();
   EXPECT_NE(ended.code, 0);
   // Sometimes Open MPI fails to show a part of its help.
-  EXPECT_THAT(ended.out + ended.err, ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
-                                                      HasSubstr("nosuch"), HasSubstr("show_help")));
+  EXPECT_THAT(ended.out + ended.err, AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
+                                           HasSubstr("nosuch"), HasSubstr("show_help")));
 }
 
 TEST(NoMpi, SaysWhy) {
@@ -217,12 +193,8 @@ TEST(MpiJoinRecord, NamesTheFirstRankThatDiffers) {
   cards[1].flushes_denormals = !cards[0].flushes_denormals;
   EXPECT_THROW(messages::expect_alike("mpi", cards), InvalidArgument);
   cards[1].version = {"0.0.9"};
-  try {
-    messages::expect_alike("mpi", cards);
-    ADD_FAILURE() << "took ranks of different versions";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 runs Lockstep 0.0.9, expected "));
-  }
+  EXPECT_THAT(message_of<CommError>([&] { messages::expect_alike("mpi", cards); }),
+              HasSubstr("rank 1 runs Lockstep 0.0.9, expected "));
 }
 
 TEST(MpiAlgorithm, IsParsedAndNamed) {

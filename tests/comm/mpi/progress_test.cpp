@@ -1,61 +1,51 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
+#include <string_view>
 
 #include "tests/comm/mpi/mpi_job.h"
+#include "tests/matchers.h"
 
 // Tests of the thread that makes progress on operations over MPI.
 
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 /// Tests of programs that select the progress mode.
 class MpiProgress : public Mpi {
  protected:
   static Ended run(int n, const std::string& progress, const std::string& behaviour,
-                   const std::string& argument = {}, const std::string& hosts = {}) {
-    return Launched(command(n, behaviour, argument, hosts), {{"LOCKSTEP_PROGRESS", progress}})
-        .wait();
+                   const std::string& argument = {}) {
+    return Launched(command(n, behaviour, argument), {{"LOCKSTEP_PROGRESS", progress}}).wait();
   }
+
+  const Launched::Variables by_thread{{"LOCKSTEP_PROGRESS", "thread"}};
+  const Launched::Variables in_wait{{"LOCKSTEP_PROGRESS", "wait"}};
 };
 
 TEST_F(MpiProgress, OperationsCompleteWhileRanksCompute) {
-  for (const int n : {2, 4}) {
-    const auto ended = run(n, "thread", "overlap");
-    EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
-  }
+  for (const int n : {2, 4}) expect_well(command(n, "overlap"), {}, by_thread);
 }
 
 TEST_F(MpiProgress, StagesOfAHierarchyFollowOneAnotherWhileRanksCompute) {
   for (const auto* hosts : {"aabb", "aab", "abc"}) {
-    const std::string each = hosts;
-    const auto ended = run(static_cast<int>(each.size()), "thread", "overlap", "", each);
-    EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+    const auto ranks = static_cast<int>(std::string_view(hosts).size());
+    expect_well(command(ranks, "overlap", "", hosts), {}, by_thread);
   }
 }
 
 TEST_F(MpiProgress, NothingIsHiddenWhereRanksThatWaitMakeIt) {
   for (const auto* hosts : {"", "aabb"}) {
-    const auto ended = run(4, "wait", "no-overlap", "", hosts);
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_EQ(count(ended.out, "hidden 0\n"), 4) << ended.out;
+    expect_well(command(4, "no-overlap", "", hosts), {{4, "hidden 0\n"}}, in_wait);
   }
 }
 
 TEST_F(MpiProgress, HierarchyHoldsConformanceInWaitToo) {
-  const auto ended = run(4, "wait", "conformance", "auto", "abba");
-  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  expect_well(command(4, "conformance", "auto", "abba"), {}, in_wait);
 }
 
 TEST_F(MpiProgress, ThreadIsThereWhereTheProgramsMpiServesAnyNumber) {
   if (network() != "mpi") GTEST_SKIP() << "over " << network();
-  const auto ended = run(2, "auto", "own-level", "multiple");
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_EQ(count(ended.out, "by a thread\n"), 2) << ended.out;
-  EXPECT_EQ(count(ended.out, "ended\n"), 2) << ended.out;
+  expect_well(command(2, "own-level", "multiple"), {{2, "by a thread\n"}, {2, "ended\n"}},
+              {{"LOCKSTEP_PROGRESS", "auto"}});
 }
 
 TEST_F(MpiProgress, ProgramsMpiForOneThreadAtATimeIsLeftToWhoWaits) {

@@ -3,8 +3,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -15,16 +13,13 @@
 #include "lockstep/strategy.h"
 #include "tests/device/on_devices.h"
 #include "tests/device/training.h"
+#include "tests/matchers.h"
 
 // The caching allocator of CUDA under Lockstep's streams: memory that is freed while a stream uses
 // it, and the memory that training keeps.
 
 namespace lockstep::testing {
 namespace {
-
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr std::int64_t elements = 300'000;
 
@@ -116,10 +111,7 @@ TEST_P(MemoryOfTraining, DoesNotGrowAndIsReturned) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, MemoryOfTraining,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
-                                                              DeviceBackend::nccl),
-                                            ::testing::Values(1, 2)),
-                         name_of_case);
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2)), name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -3,8 +3,9 @@
 #include <climits>
 #include <cstddef>
 
-/// The part of NCCL's C interface that the double exports, as of NCCL 2.19. NCCL's documentation
-/// has the meaning of each: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+/// The types of the part of NCCL's C interface that the double exports, as of NCCL 2.19. NCCL's
+/// documentation has the meaning of each:
+/// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;
@@ -62,32 +63,3 @@ struct ncclConfig_t {
   const char* netName = nullptr;
   int splitShare = nccl_undefined;
 };
-
-extern "C" {
-ncclResult_t ncclGetVersion(int* version);
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
-const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
-                                    ncclConfig_t* config);
-ncclResult_t ncclCommFinalize(ncclComm_t comm);
-ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommAbort(ncclComm_t comm);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result);
-ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
-                           ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
-                           int root, ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
-                           ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
-                               ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
-                        ncclRedOp_t op, int root, ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t dtype, int peer,
-                      ncclComm_t comm, ncclStream_t stream);
-ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
-                      ncclStream_t stream);
-ncclResult_t ncclGroupStart();
-ncclResult_t ncclGroupEnd();
-}

@@ -1,22 +1,29 @@
-#include "comm/tcp/tcp_transport.h"
+#include "comm/tcp/tcp.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
 
+#include "comm/communicator.h"
+#include "comm/tcp/tcp_transport.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 
 // Rank 0 of a TcpTransport: what no correct rank sends. The conformance suite and tests/simulation
 // exchange messages.
@@ -26,8 +33,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using tcp::TcpTransport;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// The bytes of a message with this content in a stream.
 std::string message(int tag, std::string_view content) {
@@ -57,15 +62,12 @@ class TcpTransportTest : public ::testing::Test {
 
   /// The error of progress(); an empty text if there is none for 3 s.
   std::string error() {
-    try {
+    return message_of<CommError>([&] {
       for (int i = 0; i < 300; ++i) {
         transport_.progress();
         std::this_thread::sleep_for(10ms);
       }
-    } catch (const CommError& error) {
-      return error.what();
-    }
-    return {};
+    });
   }
 
   TcpTransport transport_{0, 3, 1};
@@ -113,6 +115,43 @@ TEST_F(TcpTransportTest, AMessageLongerThanItsReceiveIsAnError) {
   std::array<std::byte, 4> memory{};
   transport_.receive(memory.data(), memory.size(), 2, 7, [](std::size_t) {});
   EXPECT_THROW(arrive(2, message(7, "longer")), CommError);
+}
+
+const messages::Options options{.timeout = 20s, .transport = TransportKind::tcp, .records = false};
+
+/// Rank 1 of two. It gets rank 0's offer by the pipe, joins and ends.
+[[noreturn]] void run_rank_1(int pipe) {
+  control::Offer offer;
+  if (::read(pipe, static_cast<void*>(&offer), sizeof offer) != sizeof offer) ::_exit(1);
+  try {
+    tcp::create(options, {.rank = 1, .size = 2, .find = [&] { return offer; }});
+  } catch (const Error&) {
+    ::_exit(2);
+  }
+  ::_exit(0);
+}
+
+TEST(TcpWorld, IsFreedAfterAFailure) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "what the world has left is kept until the next one, with an ended thread";
+#endif
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const auto rank_1 = ::fork();
+  if (rank_1 == 0) run_rank_1(ends[0]);
+  auto world = tcp::create(
+      options, {.rank = 0, .size = 2, .publish = [&](const control::Offer& offer) {
+                  EXPECT_EQ(::write(ends[1], &offer, sizeof offer), ssize_t{sizeof offer});
+                }});
+  const std::weak_ptr<Communicator> observed = world;
+  EXPECT_THROW(world->barrier().wait(), CommError);
+  world.reset();
+  EXPECT_TRUE(observed.expired());
+  int status = 0;
+  ::waitpid(rank_1, &status, 0);
+  EXPECT_EQ(status, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 }  // namespace

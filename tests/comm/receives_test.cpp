@@ -1,10 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,16 +12,12 @@
 #include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
+#include "tests/matchers.h"
 
 // Receives by tag and from any source that fail.
 
 namespace lockstep::testing {
 namespace {
-
-using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 TEST(AnySource, IsServedInTurn) {
   run_ranks(3, [](const auto& group) {
@@ -114,6 +109,85 @@ TEST(AnySource, DeadlockOfAllSourcesIsFound) {
                                           "ranks 1, 2"),
                                 HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for "
                                           "rank 0"))));
+}
+
+// Waits for one of several operations that fail, or that nothing ends.
+
+constexpr auto no_deadline = std::chrono::steady_clock::time_point::max();
+
+/// Receives from every other rank.
+std::vector<Work> receives(Communicator& group, std::chrono::milliseconds limit = {}) {
+  std::vector<Work> works;
+  for (int from = 0; from < group.size(); ++from) {
+    if (from == group.rank()) continue;
+    works.push_back(group.recv(floats + 16 * from, 1, DType::f32, from, 0, {.timeout = limit}));
+  }
+  return works;
+}
+
+TEST(WaitAny, NamesARankThatLeft) {
+  const auto texts = what_ranks_threw(3, [](const auto& group) {
+    if (group->rank() == 2) return;
+    auto works = receives(*group);
+    wait_any(works);
+  });
+  EXPECT_THAT(texts[0], HasSubstr("rank 2 left the world before recv #1 from rank 2"));
+  EXPECT_THAT(texts[1], HasSubstr("rank 2 left the world before recv #1 from rank 2"));
+}
+
+TEST(WaitAny, RaisesTheTimeoutOfAnOperation) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    if (group->rank() == 0) {
+      auto works = receives(*group, 50ms);
+      wait_any(works);
+    }
+    group->barrier().wait();
+  });
+  EXPECT_THAT(texts[0], AllOf(HasSubstr("recv #1 from rank 1"), HasSubstr("waited 0.05 s")));
+}
+
+TEST(WaitAny, EndsAtItsDeadlineAndLeavesTheWorldUsable) {
+  run_ranks(2, [](const auto& group) {
+    auto works = receives(*group);
+    EXPECT_FALSE(wait_any(works, std::chrono::steady_clock::now() + 5ms));
+    group->barrier().wait();
+    auto sent = group->send(floats + 64 + 16 * group->rank(), 1, DType::f32, 1 - group->rank());
+    EXPECT_EQ(wait_any(works, std::chrono::steady_clock::now() + 20s), 0u);
+    works[0].wait();
+    sent.wait();
+  });
+}
+
+// The rank sleeps when the stop is requested, or is about to.
+TEST(WaitAny, WakesARankThatSleeps) {
+  run_ranks(2, [](const auto& group) {
+    auto works = receives(*group);
+    for (int i = 0; i < 50; ++i) {
+      std::stop_source source;
+      const std::jthread other([&source, i] {
+        std::this_thread::sleep_for(std::chrono::microseconds(40 * i));
+        source.request_stop();
+      });
+      EXPECT_FALSE(wait_any(works, no_deadline, source.get_token()));
+    }
+    group->barrier().wait();
+    auto sent = group->send(floats + 64 + 16 * group->rank(), 1, DType::f32, 1 - group->rank());
+    works[0].wait();
+    sent.wait();
+  });
+}
+
+TEST(WaitAny, OfGroupsOfOneWorld) {
+  run_ranks(4, [](const auto& group) {
+    const auto half = group->split(group->rank() % 2, 0);
+    std::array<Work, 2> works{group->barrier(), half->barrier()};
+    for (int i = 0; i < 2; ++i) {
+      const auto index = wait_any(works);
+      ASSERT_TRUE(index);
+      works[*index].wait();
+    }
+    EXPECT_FALSE(wait_any(works));
+  });
 }
 
 }  // namespace
