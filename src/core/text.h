@@ -26,7 +26,7 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// What text returns for each item, with the separator between two of them.
+/// text(item) of each item, with the separator between two of them.
 template <class Range, class Text = std::identity>
 std::string joined(const Range& items, std::string_view separator, const Text& text = {}) {
   std::string all;

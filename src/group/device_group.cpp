@@ -176,7 +176,8 @@ DeviceBackend backend_of(at::DeviceType type) {
   return type == at::kCUDA ? DeviceBackend::nccl : DeviceBackend::staged;
 }
 
-/// What a rank asks for and has. All values are the same type, for one collective.
+/// The device that a rank asks for, and those that it has. All values are the same type, for one
+/// collective.
 struct Wish {
   std::int64_t type = -1;  ///< -1 for automatic
   std::int64_t devices = 0;

@@ -104,7 +104,7 @@ Parts parts_of(Counts counts, std::size_t of_each) {
   return counts != nullptr ? Parts(*counts) : Parts(of_each);
 }
 
-/// What a rank other than root passes in place of a tensor with all parts.
+/// A rank other than root passes it in place of a tensor with all parts.
 CheckedTensor absent(const Group& group, Counts counts, const CheckedTensor& part) {
   const auto size = static_cast<std::size_t>(group.size());
   return {nullptr, counts != nullptr ? total(*counts) : part.count * size, part.dtype};

@@ -100,9 +100,9 @@ class ExchangeRound {
 
   /// The position of the next bucket to begin; the number of buckets when all have begun.
   std::size_t next() const { return entries_.size(); }
-  /// Whether that bucket may begin in a backward: all collectives before it have been issued, and
-  /// none of another group on the device, as of a batch norm, may come before it on some ranks
-  /// only. Issues those that need no waiting.
+  /// Whether that bucket may begin in a backward. All collectives before it have been issued, and
+  /// no other group has operations on the device, as a batch norm has: these might come before the
+  /// bucket on some ranks only. Issues those that need no waiting.
   bool may_begin();
   /// Issues all collectives before that bucket, and waits for earlier stages.
   void wait_to_begin() { run_slot(Blocking::yes); }

@@ -21,7 +21,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// What the program has made of the last mean of some gradient.
+/// How the program has changed the last mean of some gradient.
 enum class LostMean : std::uint8_t { none, changed, dropped };
 
 /// The state of one rank's gradients. The step agreement makes it the state of all ranks: the
