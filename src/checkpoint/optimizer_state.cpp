@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
@@ -236,11 +237,27 @@ json encode_state(torch::optim::OptimizerParamState& state, const std::string& w
   return result;
 }
 
-/// Throws: CheckpointError unless parameters are on the CPU, as the state is that an optimizer of
-/// another class has loaded.
-void check_on_cpu(torch::optim::Optimizer& optimizer) {
+/// Visitor that moves the tensors of a parameter's state to the parameter's device.
+struct MoveTo {
+  at::Device device;
+
+  template <class Number>
+  void operator()(const char*, const Number&) const {}
+  void operator()(const char*, at::Tensor& value) const {
+    if (value.defined()) value = value.to(device);
+  }
+  void operator()(const char* name, std::deque<at::Tensor>& values) const {
+    for (at::Tensor& value : values) (*this)(name, value);
+  }
+};
+
+/// Moves the state that an optimizer has loaded by itself, which is on the CPU, to the parameters'
+/// devices.
+void move_to_parameters(torch::optim::Optimizer& optimizer) {
   for (const at::Tensor& parameter : all_parameters(optimizer)) {
-    if (parameter.is_cpu() || find_state(optimizer.state(), parameter) == nullptr) continue;
+    auto* const state = find_state(optimizer.state(), parameter);
+    if (parameter.is_cpu() || state == nullptr || visit_known(*state, MoveTo{parameter.device()}))
+      continue;
     throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
                                  parameter.device(),
                                  ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
@@ -253,7 +270,7 @@ void restore_states(torch::optim::Optimizer& optimizer, const json& description,
   if (!with_class_of(optimizer, [](const auto&) {})) {
     InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
     optimizer.load(all);
-    return check_on_cpu(optimizer);
+    return move_to_parameters(optimizer);
   }
   const json& states = description.at("state");
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {

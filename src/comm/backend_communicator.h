@@ -126,8 +126,9 @@ class BackendCommunicator : public Communicator,
   /// Moves the complete ones of these requests, or all of them, to the second argument.
   static void take_complete(auto& requests, std::vector<std::shared_ptr<void>>& complete) {
     std::erase_if(requests, [&](auto& request) {
-      if (request->complete()) complete.push_back(request);
-      return request->complete();
+      if (!request->complete()) return false;
+      complete.push_back(std::move(request));
+      return true;
     });
   }
   static void take_all(auto& requests, std::vector<std::shared_ptr<void>>& all) {

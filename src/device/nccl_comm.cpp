@@ -127,7 +127,7 @@ NcclComm::~NcclComm() {
     // ncclCommDestroy waits until all ranks call it. One that has left with an exception and one
     // that still uses the group must not wait for each other.
     result == nccl::Result::success ? library.comm_destroy(comm) : library.comm_abort(comm);
-  }).wait_for(end_time);
+  }).wait_for(2 * end_time);
 }
 
 nccl::Result NcclComm::settle(nccl::Result result) {

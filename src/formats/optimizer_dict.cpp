@@ -5,6 +5,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -273,10 +274,12 @@ std::unique_ptr<OptimizerParamState> detail::read_state(const Optimizer& optimiz
                              .like = lbfgs != nullptr ? flat_shape(parameters)
                                                       : state_like(optimizer, parameter),
                              .device = parameter.device()});
+  // The optimizer has it for a parameter that no step has updated.
+  const bool is_empty = lbfgs == nullptr &&
+                        dynamic_cast<LowPrecisionFields*>(state.get()) == nullptr &&
+                        std::ranges::none_of(detail::tensors_of(*state), &at::Tensor::defined);
+  if (is_empty) return nullptr;
   const bool is_sgd = dynamic_cast<torch::optim::SGDParamState*>(state.get()) != nullptr;
-  if (is_sgd && dynamic_cast<LowPrecisionFields*>(state.get()) == nullptr &&
-      !find_tensor(*state, "momentum_buffer")->defined())
-    return nullptr;
   if (lbfgs != nullptr && !is_complete(*lbfgs))
     throw CheckpointError(concat(place.parameter, ": found only a part of LBFGS's state"));
   for (const std::string_view field : future_fields(optimizer, options, parameter)) {

@@ -52,7 +52,7 @@ class Reader final : public json::json_sax_t {
   bool end_array() override { return --depth_, true; }
   bool key(std::string& name) override {
     if (names != nullptr && depth_ == 1) names->emplace_back(name, std::vector<std::string>());
-    if (names != nullptr && depth_ == 2) names->back().second.push_back(name);
+    if (names != nullptr && depth_ == 2 && !names->empty()) names->back().second.push_back(name);
     if (depth_ == 1) name_ = std::move(name);
     return true;
   }

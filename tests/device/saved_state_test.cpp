@@ -18,14 +18,20 @@
 namespace lockstep::testing::saved_state {
 namespace {
 
+/// An optimizer of a program, which loads its state by itself.
+struct OwnSgd : torch::optim::SGD {
+  using torch::optim::SGD::SGD;
+};
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
                                                         std::vector<at::Tensor> parameters) {
   if (kind == "adam") {
     return std::make_unique<torch::optim::Adam>(std::move(parameters),
                                                 torch::optim::AdamOptions(0.01).amsgrad(true));
   }
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(0.1).momentum(0.9));
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  if (kind == "own") return std::make_unique<OwnSgd>(std::move(parameters), options);
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), options);
 }
 
 /// One rank's training, with all that a checkpoint refers to.
@@ -75,7 +81,7 @@ class SavedOnDevices : public OnDelayedDevices {
 };
 
 TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
-  for (const auto* kind : {"sgd", "adam"}) {
+  for (const auto* kind : {"sgd", "adam", "own"}) {
     SCOPED_TRACE(kind);
     const auto folder = folder_of_ranks();
     run([&](const Group& group) {

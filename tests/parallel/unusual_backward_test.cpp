@@ -69,24 +69,31 @@ TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
 // No hook tells a DistributedOptimizer of the outer one: the exchange of the inner one ends first.
 TEST(NestedBackward, HasTheWeightsOfTheOutermost) {
   for (const int times : {1, 2, 3}) {
-    on_ranks(3, [&](const Group& world) {
-      auto model = std::make_shared<WithNested>();
-      torch::optim::SGD sgd(model->parameters(), 0.1);
-      DistributedOptimizer optimizer(sgd, *model, world);
-      const auto backward = [&] {
-        model->forward(coefficients(world.rank(), *model), /*inner_first=*/true, times).backward();
-      };
-      optimizer.weight(world.rank());
-      backward();
-      for (std::size_t i = 0; i < 2; ++i) {
-        const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
-        EXPECT_TRUE(near(model->p[i].grad(), mean + (i == 1 ? 10 * times : 0))) << i;
-      }
-      // The next one has no weights.
-      model->zero_grad();
-      backward();
-      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
-    });
+    for (const bool all_have_a_loss : {true, false}) {
+      on_ranks(3, [&](const Group& world) {
+        auto model = std::make_shared<WithNested>();
+        torch::optim::SGD sgd(model->parameters(), 1);
+        DistributedOptimizer optimizer(sgd, *model, world);
+        const auto backward = [&] {
+          model->forward(coefficients(world.rank(), *model), /*inner_first=*/true, times)
+              .backward();
+        };
+        std::vector<at::Tensor> expected;
+        for (std::size_t i = 0; i < 2; ++i) {
+          const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
+          expected.push_back(model->p[i].detach() - mean - (i == 1 ? 10 * times : 0));
+        }
+        optimizer.weight(world.rank());
+        if (all_have_a_loss || world.rank() != 0) backward();
+        optimizer.step();
+        for (std::size_t i = 0; i < 2; ++i)
+          EXPECT_TRUE(near(model->p[i].detach(), expected[i])) << i;
+        // The next one has no weights.
+        optimizer.zero_grad();
+        backward();
+        EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+      });
+    }
   }
 }
 

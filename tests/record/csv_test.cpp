@@ -55,12 +55,12 @@ TEST(Csv, AFileThatCannotBeWrittenLeavesNothing) {
 
 TEST(Csv, FormatsOfEarlierVersionsAreAnsweredWithTheReplacement) {
   check_export_format("csv");
-  for (const auto& [format, remedy] :
+  for (const auto& known :
        {std::pair("wandb", "wandb sync --sync-tensorboard DIR"),
         std::pair("mlflow", "lines of Python in docs/run-log.md"),
         std::pair("prometheus", "command in docs/run-log.md"), std::pair("yaml", "Name csv.")}) {
-    EXPECT_THAT(message_of<InvalidArgument>([&] { check_export_format(format); }),
-                AllOf(HasSubstr("expected csv"), HasSubstr(remedy)));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { check_export_format(known.first); }),
+                AllOf(HasSubstr("expected csv"), HasSubstr(known.second)));
   }
 }
 

@@ -160,6 +160,9 @@ TEST_F(Report, ToleratesATornLastLineAndSaysSo) {
           "environment.json: is no JSON object, and left out"));
   for (const auto& remark : remarks_) EXPECT_THAT(text, HasSubstr(remark));
   EXPECT_THAT(text, HasSubstr("train_loss at step 1: 0.5<"));
+  write("environment.json", "[{\"command\": 1}]");
+  page();
+  EXPECT_EQ(remarks_.back(), "environment.json: is no JSON object, and left out");
 }
 
 TEST_F(Report, IsMadeOfARunThatHasHardlyBegunOrBrokenDown) {

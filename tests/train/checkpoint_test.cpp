@@ -125,6 +125,18 @@ TEST(Checkpoint, AnOptimizerOfAProgramLoadsItself) {
   expect_same(loaded.values(), saved.values());
 }
 
+TEST(Checkpoint, AStateThatNoStepHasFilledIsNone) {
+  const TemporaryFolder folder;
+  Training saved, loaded;
+  for (auto* const training : {&saved, &loaded})
+    training->optimizer = std::make_unique<torch::optim::Adam>(training->model->parameters());
+  saved.optimizer->state()[saved.model->parameters()[0].unsafeGetTensorImpl()] =
+      std::make_unique<torch::optim::AdamParamState>();
+  saved.save(folder / "c");
+  loaded.load(folder / "c");
+  EXPECT_TRUE(loaded.optimizer->state().empty());
+}
+
 /// A model of many tensors, each of which has two names.
 struct Many : torch::nn::Module {
   explicit Many(int tensors) {

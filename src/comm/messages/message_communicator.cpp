@@ -184,7 +184,10 @@ std::size_t MessageCommunicator::pending() const {
 }
 
 void MessageCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
-  take_complete(collectives_, complete);
+  while (!collectives_.empty() && collectives_.front()->complete()) {
+    complete.push_back(std::move(collectives_.front()));
+    collectives_.pop_front();
+  }
   take_complete(messages_, complete);
 }
 

@@ -51,7 +51,7 @@ void create_folders(const std::filesystem::path& folder) {
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path, Use use) : path_(std::move(path)), use_(use) {
-  if (path_.filename().empty()) fail(concat("'", path_.string(), "' is not the name of a file"));
+  if (path_.filename().empty()) fail("is not the name of a file");
   target_ = target();
   folder_ = folder_of(target_);
   std::error_code ignored;
@@ -91,7 +91,12 @@ void AtomicFile::open_partial() {
       unlink(partial_.c_str());
     constexpr int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     const int fd = open(partial_.c_str(), flags, 0666);
-    if (fd < 0) fail("create", errno);
+    if (fd < 0) {
+      const int error = errno;
+      // Another user left a file, which this one can only remove.
+      if (error == EACCES && use_ == Use::log && unlink(partial_.c_str()) == 0) continue;
+      fail("create", error);
+    }
     // As a folder of a log, its files are not locked where the file system supports no locks.
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
       const int error = errno;

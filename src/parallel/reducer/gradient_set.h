@@ -31,7 +31,7 @@ struct StepIntent {
   Compared<std::uint64_t> edited{0};   ///< digest of the gradients that are GradientState::edited
   Compared<std::uint32_t> step{0};     ///< steps of this optimizer so far
   Compared<std::uint32_t> options{0};  ///< in step(): digest of the options of a divided update
-  std::uint8_t in_backward = 0;        ///< in a backward: 1 + the product, else 0
+  std::uint8_t in_backward = 0;        ///< in a backward: place_of(); else 0
   std::uint8_t in_step = 0;            ///< the same in step(), to take part in others' backward
   std::uint8_t has_followed = 0;       ///< this step() has taken part in the exchange of a backward
   std::uint8_t has_local = 0;          ///< a gradient is GradientState::local
@@ -40,12 +40,21 @@ struct StepIntent {
   std::uint8_t has_final_mean = 0;   ///< an averaged gradient must not be averaged again
   std::uint8_t has_edited_mean = 0;  ///< an edited gradient is a mean that must not be
 
-  static std::uint8_t place_of(Product product) {
-    return static_cast<std::uint8_t>(1 + static_cast<int>(product));
+  /// Of in_backward: the exchange has the weights of the one before, in the same backward.
+  static constexpr std::uint8_t keeps_weights = 4;
+
+  static std::uint8_t place_of(Product product, bool keeps = false) {
+    return static_cast<std::uint8_t>(1 + static_cast<int>(product) + (keeps ? keeps_weights : 0));
+  }
+  /// Whether a backward without the last mean meets a step() that holds it.
+  bool mixes_means() const {
+    return in_backward != 0 && in_step != 0 &&
+           ((has_followed != 0 && lost_mean != LostMean::none) ||
+            (holds_mean != 0 && lost_mean == LostMean::dropped));
   }
   /// That of the ranks in a backward. Where no rank runs one, part if some rank has it.
   Product product() const {
-    const auto place = in_backward != 0 ? in_backward : in_step;
+    const auto place = (in_backward != 0 ? in_backward : in_step) % keeps_weights;
     return static_cast<Product>(place == 0 ? 0 : place - 1);
   }
 };

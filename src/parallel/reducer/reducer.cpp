@@ -159,14 +159,6 @@ double Reducer::weight_factor(bool is_first) {
   return last_factor_;
 }
 
-void Reducer::check_optimizer() const {
-  if (needs_optimizer_ == nullptr || has_optimizer_) return;
-  throw invalid_in("DistributedDataParallel", group_, needs_optimizer_,
-                   ": got no DistributedOptimizer, expected one before the first forward, because "
-                   "each rank updates a part of the parameters: construct "
-                   "DistributedOptimizer(optimizer, ddp), and call its step()");
-}
-
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task, bool is_first) {
   check_optimizer();
   if (check_model_ && !has_optimizer_) check_model_();
@@ -244,7 +236,7 @@ void Reducer::begin_agreement(Backward& backward) {
   if (!backward.agreement_begun && has_optimizer_) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
-                      .in_backward = StepIntent::place_of(reducers_.product()),
+                      .in_backward = StepIntent::place_of(reducers_.product(), after_nested_),
                       .lost_mean = gradients_.lost_mean()});
   }
   backward.agreement_begun = true;
@@ -332,9 +324,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
-  const bool is_mixed = (all.has_followed != 0 && all.lost_mean != LostMean::none) ||
-                        (all.holds_mean != 0 && all.lost_mean == LostMean::dropped);
-  if (!error && some_in_step_ && is_mixed) error = std::make_exception_ptr(dropped_mean_error());
+  if (!error && all.mixes_means()) error = std::make_exception_ptr(dropped_mean_error());
   flags.wait();
   buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
@@ -391,6 +381,7 @@ void Reducer::average_local_gradients() {
       gradients_.forget_means_from_step();
       if (!exchanges) return;
     }
+    after_nested_ = all.in_backward > StepIntent::keeps_weights;
     const auto backward = new_backward(-1, all.in_backward != 0);
     backward->agreement_begun = true;
     finish(*backward);

@@ -234,7 +234,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_exchanged_ = false;  ///< a backward has ended with an exchange
   bool has_nested_ = false;     ///< a backward has run within another one
   int paused_ = 0;
-  bool after_nested_ = false;  ///< the last exchange was of a backward within another one
+  bool after_nested_ = false;  ///< the last exchange was of a backward within the same one
   double last_factor_ = 1;     ///< weight factor of the last exchange
 };
 

@@ -167,6 +167,14 @@ void Reducer::check_unattached() const {
                    "optimized_only");
 }
 
+void Reducer::check_optimizer() const {
+  if (needs_optimizer_ == nullptr || has_optimizer_) return;
+  throw invalid_in("DistributedDataParallel", group_, needs_optimizer_,
+                   ": got no DistributedOptimizer, expected one before the first forward, because "
+                   "each rank updates a part of the parameters: construct "
+                   "DistributedOptimizer(optimizer, ddp), and call its step()");
+}
+
 void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
   reducers_.set_optimized(is_optimized);
   gradients_.set_optimized(is_optimized, owner_.owner == Source::Owner::distributed_optimizer);
