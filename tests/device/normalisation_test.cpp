@@ -125,7 +125,7 @@ TEST_P(NormalisationOnDevices, OfAConvertedModelHasTheResultsOfTheCpu) {
   run([&](const Group& group) {
     const auto expected = trained_with_converted_norms(group.host());
     // Rounding errors grow from step to step.
-    expect_equal(trained_with_converted_norms(group), expected, tolerance(1e-5, 1e-3));
+    expect_equal(trained_with_converted_norms(group), expected, tolerance(5e-4, 1e-3));
   });
 }
 
