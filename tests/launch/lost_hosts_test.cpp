@@ -178,7 +178,7 @@ TEST_F(Nodes, TakeTheirPlaceAtTheNextRestart) {
   const auto ended = wait();
   EXPECT_EQ(ended[0].code, 0) << ended[0].err;
   EXPECT_THAT(ended[0].out, HasSubstr("at 0/4.\n"));
-  EXPECT_THAT(ended[4].out, HasSubstr("[3] at 3/4.\n"));
+  EXPECT_THAT(ended[4].out, HasSubstr("[3] at 3/4.\n")) << ended[0].err << ended[3].err;
 }
 
 }  // namespace
