@@ -9,11 +9,7 @@ namespace {
 
 class ConfigFiles : public ProgramRun {
  protected:
-  ConfigFiles() {
-    std::filesystem::create_directory(folder / "data");
-    write_digits(folder / "data", "train", 67, 1);
-    write_digits(folder / "data", "t10k", 13, 2);
-  }
+  ConfigFiles() { write_digits(folder / "data", 67, 13); }
   void write(const std::string& text) const { std::ofstream(folder / "settings.toml") << text; }
 };
 

@@ -32,4 +32,11 @@ inline void write_digits(const std::filesystem::path& folder, const std::string&
   std::ofstream(folder / (prefix + "-labels-idx1-ubyte"), std::ios::binary) << labels;
 }
 
+/// A folder with MNIST's four files of so many digits.
+inline void write_digits(const std::filesystem::path& folder, int train, int test) {
+  std::filesystem::create_directory(folder);
+  write_digits(folder, "train", train, 1);
+  write_digits(folder, "t10k", test, 2);
+}
+
 }  // namespace lockstep::testing

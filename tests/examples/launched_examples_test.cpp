@@ -99,11 +99,7 @@ TEST_F(UnderMpirun, AWrongFlagIsNamedOnce) {
 
 class Restarted : public ProgramRun {
  protected:
-  Restarted() {
-    std::filesystem::create_directory(folder / "data");
-    write_digits(folder / "data", "train", 203, 1);
-    write_digits(folder / "data", "t10k", 51, 2);
-  }
+  Restarted() { write_digits(folder / "data", 203, 51); }
 
   std::vector<std::string> arguments(int epochs, const std::string& checkpoints) const {
     return {"--data",

@@ -16,11 +16,7 @@ constexpr int test_size = 51;
 
 class MnistCnn : public ProgramRun {
  protected:
-  MnistCnn() {
-    std::filesystem::create_directory(folder / "data");
-    write_digits(folder / "data", "train", train_size, 1);
-    write_digits(folder / "data", "t10k", test_size, 2);
-  }
+  MnistCnn() { write_digits(folder / "data", train_size, test_size); }
 
   Result two_ranks(const std::string& flags) const {
     return ProgramRun::two_ranks("mnist_cnn" + data + flags);
@@ -215,9 +211,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
       {" --data sound --checkpoint no/such/c", "no/such/c: cannot create the file: No such file"},
       {" --data sound --resume no_checkpoint", "no_checkpoint: offset 0: expected a header"},
   }};
-  std::filesystem::create_directory(folder / "sound");
-  write_digits(folder / "sound", "train", train_size, 1);
-  write_digits(folder / "sound", "t10k", test_size, 2);
+  write_digits(folder / "sound", train_size, test_size);
   for (const auto& [flags, complaint] : cases) {
     const std::string data_flag =
         std::string(flags).find("--data") == std::string::npos ? " --data data" : "";

@@ -127,7 +127,7 @@ class CsvFiles : public ::testing::Test {
     std::ofstream(file, std::ios::binary) << text;
     return CsvFile(file, options);
   }
-  /// What the error says after the name of the file.
+  /// The text of the error after the name of the file.
   std::string error(const std::string& text, const CsvOptions& options = {}) const {
     try {
       read(text, options);
