@@ -73,7 +73,7 @@ class LearningRate {
   std::string state() const;
   /// Restores the step count and the first rates of a state().
   /// Throws: CheckpointError for text that state() did not write, for another number of parameter
-  /// groups, and if a LibTorch scheduler has already taken steps. What the schedule throws for the
+  /// groups, and if a LibTorch scheduler has already taken steps. The schedule's own error for the
   /// step count. Nothing is changed then.
   void load_state(const std::string& state);
   /// Throws the errors of load_state() without changing anything.

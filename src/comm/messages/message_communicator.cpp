@@ -184,6 +184,7 @@ std::size_t MessageCommunicator::pending() const {
 }
 
 void MessageCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
+  // Every poll comes here: it must not visit all pending ones.
   while (!collectives_.empty() && collectives_.front()->complete()) {
     complete.push_back(std::move(collectives_.front()));
     collectives_.pop_front();

@@ -13,8 +13,8 @@ namespace lockstep::inline v0_2::detail {
 void create_folders(const std::filesystem::path& folder);
 
 /// Writes a file that appears under its name only when it is complete and on disk. Until commit()
-/// the file is ".<name>.partial" in the same folder, locked; the destructor removes that if
-/// commit() was not called. commit() replaces an existing file, but no device, fifo or folder.
+/// it is ".<name>.partial" in the same folder, locked. Without commit(), the destructor removes it.
+/// commit() replaces an existing file, but no device, fifo or folder.
 /// Throws: with the file and the cause, the error type of its use.
 class AtomicFile {
  public:
