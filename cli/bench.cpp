@@ -185,8 +185,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"group", "private", "both"}));
   add("--device", arguments->device,
       "Memory of the data: cpu: of the host; cuda: tensors on GPUs, a GPU for each rank; auto: "
-      "cuda "
-      "where there are GPUs")
+      "cuda where there are GPUs")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""));
   add("--backend", arguments->backend,
       "Backend of the ranks: auto or host; on several hosts also hierarchical, tcp or mpi")

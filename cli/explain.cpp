@@ -123,12 +123,8 @@ std::vector<std::string> output_lines(const std::string& command) {
     text.append(buffer.data(), got);
   }
   ::pclose(pipe);
-  std::vector<std::string> lines;
-  for (std::size_t at = 0, end = 0; (end = text.find('\n', at)) != std::string::npos;
-       at = end + 1) {
-    lines.push_back(text.substr(at, end - at));
-  }
-  return lines;
+  text.resize(text.rfind('\n') + 1);  // without the line of a command that was ended in it
+  return detail::lines_in(text);
 }
 
 /// Removes the parts of "main at /home/user/train.cpp:42 (discriminator 3)" that say little.
