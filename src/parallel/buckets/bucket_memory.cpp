@@ -86,8 +86,7 @@ void GradientShard::add(std::size_t slice) {
 }
 
 bool GradientShard::has_gradients() const {
-  return std::ranges::any_of(gradients_,
-                             [](const at::Tensor& gradient) { return gradient.defined(); });
+  return std::ranges::any_of(gradients_, &at::Tensor::defined);
 }
 
 void GradientShard::discard() {

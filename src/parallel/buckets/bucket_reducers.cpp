@@ -113,7 +113,8 @@ void ExchangeRound::begin_next() {
 
 bool ExchangeRound::may_begin() {
   const auto& ranks = reducers_.group_.communicator();
-  return !device::DeviceCommunicator::launched_elsewhere(ranks) && run_slot(Blocking::no);
+  return !(reducers_.comm_stream() && device::DeviceCommunicator::launched_elsewhere(ranks)) &&
+         run_slot(Blocking::no);
 }
 
 /// Whether a slot advances the exchange at a position. Slots after the last bucket advance all.
@@ -237,10 +238,6 @@ void BucketReducers::begin_use(std::size_t index) {
   const auto position = positions_[index];
   if (position >= exchanges_at_once) end_use(order_[position - exchanges_at_once]);
   memory_->begin_use(reducers_[index].bucket, position);
-}
-
-void BucketReducers::end_use(std::size_t index) {
-  if (memory_) memory_->end_use(reducers_[index].bucket);
 }
 
 void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized) {

@@ -100,9 +100,9 @@ class ExchangeRound {
 
   /// The position of the next bucket to begin; the number of buckets when all have begun.
   std::size_t next() const { return entries_.size(); }
-  /// Whether that bucket may begin in a backward. All collectives before it have been issued, and
-  /// no other group has operations on the device, as a batch norm has: these might come before the
-  /// bucket on some ranks only. Issues those that need no waiting.
+  /// Whether that bucket may begin in a backward: all collectives before it have been issued, and
+  /// no other group has operations on the device. Those of a batch norm might come before the
+  /// bucket on some ranks only. Issues collectives that need no waiting.
   bool may_begin();
   /// Issues all collectives before that bucket, and waits for earlier stages.
   void wait_to_begin() { run_slot(Blocking::yes); }
@@ -170,7 +170,8 @@ class BucketReducers {
   bool exchanges(SyncTarget target, std::int64_t step) const;
   /// Whether every step exchanges all gradients, and none exchanges parameters.
   bool exchanges_every_gradient() const { return strategies_.exchanges_every_gradient(); }
-  /// Whether the strategy of a bucket takes weights.
+  /// Whether every strategy, and that of a bucket, takes weights.
+  bool take_weights() const { return strategies_.take_weights(); }
   bool takes_weights(std::size_t index) const {
     return strategies_[reducers_[index].strategy].takes_weights();
   }
@@ -201,7 +202,9 @@ class BucketReducers {
   /// bucket this memory, when its exchange may begin; end_use() ends its use. No effect otherwise.
   bool is_transient() const { return memory_.has_value(); }
   void begin_use(std::size_t index);
-  void end_use(std::size_t index);
+  void end_use(std::size_t index) {
+    if (memory_) memory_->end_use(reducers_[index].bucket);
+  }
   /// Whether the bucket is to be exchanged in the memory of a gradient, by Bucket::move_to().
   bool takes_gradient(std::size_t index) const { return memory_ && memory_->takes_gradient(index); }
 

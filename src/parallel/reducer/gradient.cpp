@@ -52,6 +52,13 @@ bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
           gradient.strides() == values.strides());
 }
 
+bool has_places_of(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.is_cpu() && other.is_cpu() && tensor.layout() == at::kStrided &&
+         other.layout() == at::kStrided && tensor.scalar_type() == other.scalar_type() &&
+         tensor.sizes() == other.sizes() && tensor.strides() == other.strides() &&
+         tensor.is_neg() == other.is_neg();
+}
+
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources) {
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   // CUDA's kernel takes a list of one dtype, with equal strides.
@@ -90,13 +97,9 @@ std::uint32_t version_of(const at::Tensor& tensor) {
 /// Whether the mean in the slice was dropped or zeroed before the backward that added incoming. An
 /// assigned gradient was not.
 bool was_dropped(const at::Tensor& gradient, const at::Tensor& values, const at::Tensor& incoming) {
-  const bool comparable = incoming.defined() && incoming.is_cpu() && !incoming.is_neg() &&
-                          incoming.layout() == at::kStrided && gradient.layout() == at::kStrided &&
-                          incoming.scalar_type() == gradient.scalar_type() &&
-                          incoming.sizes() == gradient.sizes() &&
-                          incoming.strides() == gradient.strides();
-  return comparable ? digest_of_mean(gradient) == digest_of_mean(incoming)
-                    : !is_stored_in(gradient, values);
+  return incoming.defined() && has_places_of(incoming, gradient)
+             ? digest_of_mean(gradient) == digest_of_mean(incoming)
+             : !is_stored_in(gradient, values);
 }
 
 }  // namespace

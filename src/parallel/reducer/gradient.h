@@ -28,6 +28,9 @@ at::Tensor without_graph(const at::Tensor& values, const std::string& parameter)
 /// but not its memory.
 bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values);
 
+/// Whether both are dense, on the CPU, with elements of one dtype at the same places in memory.
+bool has_places_of(const at::Tensor& tensor, const at::Tensor& other);
+
 /// Copies each source to the tensor at its place, of the same sizes and device. On a GPU it takes a
 /// few kernels for all of them, where the strides of the two are equal. Changes no versions.
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);

@@ -31,9 +31,7 @@ void keep_for_current_stream(const at::Tensor& tensor) {
 
 /// Copies a gradient that the program, or the caller, may drop before a device has copied it.
 void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
-  if (values.is_cpu() && values.numel() > 0 && gradient.sizes() == values.sizes() &&
-      gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type() &&
-      !gradient.is_neg()) {
+  if (values.numel() > 0 && has_places_of(values, gradient)) {
     std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     return;
   }

@@ -122,6 +122,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void pause() { ++paused_; }
   void resume() { --paused_; }
 
+  /// Whether every strategy takes weights.
+  bool take_weights() const { return reducers_.take_weights(); }
   /// Sets this rank's weight at the next exchange. Ranks: all, or none.
   void set_weight(double samples);
   /// Call before the update of a step. Throws: InvalidArgument, on every rank, for weights that

@@ -299,10 +299,10 @@ void ReplicatedModel::watch(const at::Tensor& output,
 void ReplicatedModel::write_buffers() const { reducer_->buffers().prepare_forward(); }
 
 void ReplicatedModel::set_weight(double samples) const {
-  if (const ParameterStrategies strategies(options_); !strategies.take_weights()) {
+  if (!reducer_->take_weights()) {
     throw InvalidArgument(
         at_rank(operation_, group_, "got a weight of ", samples, " with strategy ",
-                strategies.text(),
+                ParameterStrategies(options_).text(),
                 ", which does not average every gradient at every step, expected none: omit "
                 "weight(), or use a strategy that averages gradients, such as fp32"),
         {.operation = "weight"});
