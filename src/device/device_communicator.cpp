@@ -121,11 +121,28 @@ void DeviceRequest::take_source() {
   if (source() == any_source) set_source(request_->source());
 }
 
+void DeviceRequest::abandon() noexcept {
+  request_->abandon();
+  end_use();
+}
+
+void DeviceRequest::end_use() const noexcept {
+  try {
+    stream_.block_current();
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
 void DeviceRequest::wait() {
-  if (wait_ == Wait::request) {
-    request_->wait();
-  } else {
-    request_->test();
+  try {
+    if (wait_ == Wait::request) {
+      request_->wait();
+    } else {
+      request_->test();
+    }
+  } catch (...) {
+    end_use();
+    throw;
   }
   take_source();
   const c10::Stream current = stream_.current();

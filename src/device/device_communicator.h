@@ -80,13 +80,16 @@ class DeviceRequest final : public detail::Request {
   bool complete() const override { return wait_ == Wait::nothing || request_->complete(); }
   bool test() override;
   void wait() override;
-  void abandon() noexcept override { request_->abandon(); }
+  void abandon() noexcept override;
   void check() override { request_->check(); }
   std::vector<int> missing() const override { return request_->missing(); }
 
  private:
   /// Takes the source of a receive from any source.
   void take_source();
+  /// Makes the current stream wait for what a failed operation has put on the CommStream: the
+  /// program may release its memory next.
+  void end_use() const noexcept;
 
   std::shared_ptr<detail::TaskRequest> request_;
   std::shared_ptr<const c10::Event> done_;

@@ -81,6 +81,26 @@ TEST_P(Failures, OperationsThatDiffer) {
   EXPECT_LT(Clock::now() - begin, soon());
 }
 
+// The progress thread may be about to copy the result, and the program releases the tensor.
+TEST_P(Failures, MemoryOfAnAbandonedOperationIsReleasedAfterIt) {
+  if (on_gpus()) GTEST_SKIP() << "of the simulated device";
+  for (const bool waits : {false, true}) {
+    const auto errors = errors_of(some_ranks(), GetParam(), [&](const Group& group) {
+      const auto device = group.device().index();
+      simulation::slow_down(device, 20'000);
+      const auto tensor = ones_on(group, 4);
+      auto work = group.all_reduce(tensor);
+      if (!waits) throw std::runtime_error("left");
+      group.communicator().fail("ended");
+      work.wait();
+    });
+    for (int device = 0; device < some_ranks(); ++device) simulation::slow_down(device, 0);
+    EXPECT_THAT(errors, Each(AnyOf(HasSubstr("left"), HasSubstr("ended"), HasSubstr("abandoned"))));
+  }
+  simulation::synchronize_all();
+  EXPECT_THAT(simulation::take_races(), IsEmpty());
+}
+
 TEST_P(Failures, ARankThatThrows) {
   const auto begin = Clock::now();
   const auto errors = errors_of(some_ranks(), GetParam(), [](const Group& group) {

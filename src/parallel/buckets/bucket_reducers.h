@@ -114,6 +114,8 @@ class ExchangeRound {
   /// Begins the remaining exchanges and completes all. Returns the first InvalidArgument of an
   /// exchange, which is the same on every rank, or null.
   std::exception_ptr complete();
+  /// Ends the exchanges that have begun, after a failure of the world.
+  void abandon() { entries_.clear(); }
 
  private:
   enum class Blocking : bool { no, yes };

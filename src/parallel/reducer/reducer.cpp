@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -45,8 +47,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
-/// the run even if the callback was not called.
+/// One run of autograd's engine. The engine's callback ends it when it is destroyed, so it ends
+/// with the run even if the callback was not called.
 class Reducer::Backward {
  public:
   Backward(Reducer& reducer, int id, bool is_first)
@@ -64,15 +66,23 @@ class Reducer::Backward {
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;
 
-  ~Backward() {
+  ~Backward() { end(); }
+
+  bool ended() const { return ended_; }
+  /// Ends the world if an exception has ended the backward after some buckets were sent. Later work
+  /// of the current stream may use their memory. Any thread; no effect from the second call on.
+  void end() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (ended_.exchange(true)) return;
     wrappers_->end(this);
     if (finished || round.begun() == 0) return;
+    group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
+                                      " of its gradient buckets were sent"));
+    round.abandon();  // the progress thread puts no more copies on the stream
     try {
       if (const auto comm = comm_stream_of(group_)) comm->block_current();
     } catch (const std::exception&) {  // the device has failed
     }
-    group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
-                                      " of its gradient buckets were sent"));
   }
 
   int task;                      ///< autograd's id of this run
@@ -89,6 +99,8 @@ class Reducer::Backward {
  private:
   Group group_;
   std::shared_ptr<GroupWrappers> wrappers_;
+  std::mutex mutex_;
+  std::atomic<bool> ended_ = false;
 };
 
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
@@ -115,7 +127,13 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
   update_membership();
 }
 
-Reducer::~Reducer() { wrappers_->remove_member(*this); }
+bool Reducer::in_backward() const { return backward_ && !backward_->ended(); }
+
+Reducer::~Reducer() {
+  // An exception has reached the program, and the device's thread of autograd has not ended yet.
+  if (backward_) backward_->end();
+  wrappers_->remove_member(*this);
+}
 
 /// The source of this wrapper's collectives.
 Source Reducer::source(Source::Content content) const {
@@ -169,13 +187,14 @@ std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task, bool is_first
 /// The current backward; of nested backwards, the outermost.
 std::shared_ptr<Reducer::Backward> Reducer::current_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (auto running = backward_.lock()) {
-    if (running->task != task) has_nested_ = true;
-    return running;
+  if (in_backward()) {
+    if (backward_->task != task) has_nested_ = true;
+    return backward_;
   }
   auto backward = new_backward(task);
+  const std::shared_ptr<Backward> run(backward.get(), [backward](Backward* self) { self->end(); });
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [reducer = weak_from_this(), backward] {
+      [reducer = weak_from_this(), backward = run] {
         const auto self = reducer.lock();
         if (self && !backward->finished) {
           as_operation("backward", [&] { self->wrappers_->finish(*self); });
@@ -187,8 +206,7 @@ std::shared_ptr<Reducer::Backward> Reducer::current_backward() {
 }
 
 void Reducer::finish_backward() {
-  auto backward = backward_.lock();
-  if (backward == nullptr) backward = new_backward(-1);
+  const auto backward = in_backward() ? backward_ : new_backward(-1);
   finish(*backward);
 }
 

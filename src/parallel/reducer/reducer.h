@@ -90,7 +90,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The number of the wrapper among those of its group.
   std::uint16_t number() const { return owner_.number; }
   /// Whether a backward runs that has reached the wrapper.
-  bool in_backward() const { return !backward_.expired(); }
+  bool in_backward() const;
   /// Completes the exchange of that backward. If there is none, takes part in that of other ranks
   /// without gradients. Ranks: all.
   void finish_backward();
@@ -228,7 +228,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   PositionCheck positions_;
   std::shared_ptr<BufferSync> buffers_;
   ParameterHooks hooks_;
-  std::weak_ptr<Backward> backward_;
+  std::shared_ptr<Backward> backward_;
   std::function<void()> check_model_;
   std::function<std::vector<UpdateOption>()> options_;  ///< null if ranks do not compare them
   std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
