@@ -244,11 +244,6 @@ bool Reducer::may_begin(const Backward& backward) const {
   return has_exchanged_ && !has_nested_ && wrappers_->may_begin(&backward);
 }
 
-/// Whether this step exchanges gradients. Sparse gradients are exchanged in every step.
-bool Reducer::exchanges_gradients() const {
-  return sparse_.size() > 0 || reducers_.exchanges(SyncTarget::gradients, step_);
-}
-
 /// Begins the step agreement of this backward, once.
 void Reducer::begin_agreement(Backward& backward) {
   if (!backward.agreement_begun && has_optimizer_) {
@@ -351,15 +346,6 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   const SourceScope scope(host_.communicator(), source(Source::Content::bucket_order));
   reducers_.set_order_once(backward.order);
   return error;
-}
-
-void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
-  hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
-                       graph);
-}
-
-void Reducer::end_local_backward(const at::Tensor& loss) {
-  find_replaced([&] { return ParameterHooks::graph_of(loss); });
 }
 
 Work Reducer::begin_flags() {

@@ -157,7 +157,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// ranks have ended their backward and their gradients can be read. Ranks: all.
   /// Throws: InvalidArgument, on every rank, for a gradient that is not finite (check_finite), and
   /// when the ranks' options differ.
-  void end_local_backward(const at::Tensor& loss);
+  void end_local_backward(const at::Tensor& loss) {
+    find_replaced([&] { return ParameterHooks::graph_of(loss); });
+  }
   double begin_without_exchange();
   std::span<const std::uint8_t> end_without_exchange();
   std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
@@ -194,14 +196,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Backward> new_backward(int task, bool is_first = true);
   std::shared_ptr<Backward> current_backward();
   bool may_begin(const Backward& backward) const;
-  bool exchanges_gradients() const;
+  /// Whether this step exchanges gradients. Sparse gradients are exchanged in every step.
+  bool exchanges_gradients() const {
+    return sparse_.size() > 0 || reducers_.exchanges(SyncTarget::gradients, step_);
+  }
   void begin_agreement(Backward& backward);
   void begin_next(Backward& backward);
   void finish(Backward& backward);
   void finish_on_stream(Backward& backward);
   std::exception_ptr exchange(Backward& backward);
   bool is_paused() const { return paused_ > 0 || reducers_.product() == Product::none; }
-  void find_replaced(const std::function<ParameterHooks::Graph()>& graph);
+  void find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
+    hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
+                         graph);
+  }
   Work begin_flags();
   std::exception_ptr end_flags();
   void exchange_flags();
