@@ -163,8 +163,10 @@ bool Rules::allow(const Backward& op) const {
   int synchronised = 0;
   for (const int index : units) {
     // Values that the rules do not know must not enter a mean.
+    const auto& weights = op.weights.empty() ? unit(index).weights : op.weights;
+    const bool some_zero = std::ranges::find(weights, 0) != weights.end();
     const bool uneven = op.without_loss != 0 && spec(index).buffers == Buffers::average;
-    if (uneven && !unit(index).buffers_known) return false;
+    if ((uneven || some_zero) && !unit(index).buffers_known) return false;
     if (!may_run(index)) return false;
     if (has_layer(spec(index), Layer::seen) && overwrites_saved_buffer(op, index)) return false;
     if (has(op.local, index)) {
@@ -325,8 +327,13 @@ bool Rules::allow(const Convert& op) const { return allow_conversion(op.unit); }
 
 bool Rules::allow_conversion(int index) const {
   if (!with(Category::hooks) || !between_steps(index) || spec(index).shared) return false;
-  // Rounding comes before or after a mean.
-  return unit(index).buffers_known || spec(index).buffers != Buffers::average;
+  return knows_exchanged(index);  // rounding comes before or after a mean
+}
+
+bool Rules::knows_exchanged(int index) const {
+  const bool takes_unknown =
+      spec(index).buffers == Buffers::average || has_layer(spec(index), Layer::norm);
+  return unit(index).buffers_known || !takes_unknown;
 }
 
 bool Rules::allow(const SaveCheckpoint& op) const {
@@ -344,7 +351,7 @@ bool Rules::allow(const Synchronize& op) const {
 bool Rules::allow(const Rewrap& op) const {
   const auto& now = unit(op.unit);
   if (anyone_behind() || !between_steps(op.unit)) return false;
-  if (spec(op.unit).buffers == Buffers::average && !now.buffers_known) return false;
+  if (!knows_exchanged(op.unit)) return false;
   // A batch norm changes its buffer without a change of the version, so it is not known whether
   // what was received still waits.
   if (now.buffers_received && now.buffers_may_differ) return false;
@@ -471,8 +478,7 @@ void Rules::apply(const Step& op) {
   const bool exchanged = std::exchange(now.exchanged, false);
   if (!is_optimizer(op.unit)) return;
   now.weights.clear();
-  // A mean of values that are not known is not known, either.
-  const bool knows_received = now.buffers_known || spec(op.unit).buffers != Buffers::average;
+  const bool knows_received = knows_exchanged(op.unit);
   if (now.local && is_fp32(op.unit)) {
     now.buffers_known = knows_received;
     now.buffers_may_differ = false;

@@ -77,6 +77,10 @@ class Rules {
   bool allow(const Backward& op) const;
   bool allow_synchronised(int index, const Backward& op) const;
   bool allow_conversion(int index) const;
+  /// Whether the values are known that an exchange gives the buffers. A mean of unknown values is
+  /// unknown. So is a batch norm's buffer of rank 0 that a step may have written: it may have taken
+  /// a later forward's values for those received.
+  bool knows_exchanged(int index) const;
   bool allow(const ZeroGrad& op) const;
   bool allow(const Step& op) const;
   bool allow(const Clip& op) const;
