@@ -144,9 +144,7 @@ TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {
 }
 
 TEST(WorldMemory, FitsALimitOfTheAddressSpace) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer maps more than any limit";
-#endif
+  if (is_sanitized) GTEST_SKIP() << "a sanitizer maps more than any limit";
   const auto under_limit = [](const std::string& command) {
     return Launched({"/bin/sh", "-c",
                      "ulimit -v 1000000 && exec '" + lockstep_program() + "' " + command})

@@ -13,13 +13,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// The handlers of sanitizers end the process themselves.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool is_sanitized = true;
-#else
-constexpr bool is_sanitized = false;
-#endif
-
 class Crash : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -24,6 +24,13 @@ std::string rank_program();
 /// For the shell, whatever folder it is in.
 inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
+/// Whether this is a build with a sanitizer.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+
 /// A TCP port that no socket of this host has, and that no outgoing connection gets.
 std::string free_port();
 

@@ -19,9 +19,7 @@ namespace {
 class LimitedGroup {
  public:
   explicit LimitedGroup(std::size_t bytes) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return;  // a sanitizer's own memory exceeds any limit that a rank is to exceed
-#endif
+    if (is_sanitized) return;  // its own memory exceeds any limit that a rank is to exceed
     const auto name = concat("lockstep-test-", ::getpid());
     // Version 1, then version 2 where the controller is handed down.
     for (const auto& [top, file] : {std::pair("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),

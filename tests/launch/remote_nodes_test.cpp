@@ -131,6 +131,7 @@ TEST_F(HostsBySsh, GiveRank0StdinIfAsked) {
 }
 
 TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
+  if (is_sanitized) GTEST_SKIP() << "four ranks that poll keep the hosts of other tests waiting";
   const auto logs = (folder_ / "logs").string();
   Launched launcher(
       hosts_.command({"--hosts", hosts_.list(), "--log-dir", logs, lockstep_program(), "bench",
