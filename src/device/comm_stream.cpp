@@ -3,6 +3,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/version.h>
 
+#include <exception>
+
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
@@ -22,7 +24,12 @@ void CommStream::order(const c10::Stream& earlier, const c10::Stream& later) {
 
 void CommStream::wait_for_current() const { order(current(), stream_); }
 
-void CommStream::block_current() const { order(stream_, current()); }
+void CommStream::block_current() const noexcept {
+  try {
+    order(stream_, current());
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
 
 namespace {
 

@@ -24,8 +24,10 @@ class CommStream {
   static void order(const c10::Stream& earlier, const c10::Stream& later);
   /// Makes later work of this stream wait for the work that the current stream has now.
   void wait_for_current() const;
-  /// Makes later work of the current stream wait for the work that this stream has now.
-  void block_current() const;
+  /// Makes later work of the current stream wait for the work that this stream has now. For the end
+  /// of a failed operation, whose memory the program may release next: no effect if the device has
+  /// failed.
+  void block_current() const noexcept;
 
  private:
   c10::Device device_;

@@ -123,14 +123,7 @@ void DeviceRequest::take_source() {
 
 void DeviceRequest::abandon() noexcept {
   request_->abandon();
-  end_use();
-}
-
-void DeviceRequest::end_use() const noexcept {
-  try {
-    stream_.block_current();
-  } catch (const std::exception&) {  // the device has failed
-  }
+  stream_.block_current();
 }
 
 void DeviceRequest::wait() {
@@ -141,7 +134,7 @@ void DeviceRequest::wait() {
       request_->test();
     }
   } catch (...) {
-    end_use();
+    stream_.block_current();
     throw;
   }
   take_source();

@@ -87,9 +87,6 @@ class DeviceRequest final : public detail::Request {
  private:
   /// Takes the source of a receive from any source.
   void take_source();
-  /// Makes the current stream wait for what a failed operation has put on the CommStream: the
-  /// program may release its memory next.
-  void end_use() const noexcept;
 
   std::shared_ptr<detail::TaskRequest> request_;
   std::shared_ptr<const c10::Event> done_;

@@ -79,10 +79,7 @@ class Reducer::Backward {
     group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
                                       " of its gradient buckets were sent"));
     round.abandon();  // the progress thread puts no more copies on the stream
-    try {
-      if (const auto comm = comm_stream_of(group_)) comm->block_current();
-    } catch (const std::exception&) {  // the device has failed
-    }
+    if (const auto comm = comm_stream_of(group_)) comm->block_current();
   }
 
   int task;                      ///< autograd's id of this run
