@@ -66,17 +66,10 @@ std::size_t contributed(const Operation& operation, int rank, int size) {
 Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
-  operation.source = issue.source;
+  operation.source = issue.source == Source{} ? source_ : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
-  operation.in_order = issue.in_order;
-  return issue_complete(std::move(operation), factor);
-}
-
-/// The same for an operation that has the optional arguments.
-Work Communicator::issue_complete(Operation&& operation, double factor) {
-  if (operation.source == Source{}) operation.source = source_;
-  operation.in_order = operation.in_order || !matches_by_tag();
+  operation.in_order = issue.in_order || !matches_by_tag();
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
@@ -317,7 +310,13 @@ Work Communicator::reissue(const Operation& operation) {
   auto again = operation;
   again.sequence = 0;
   again.group = 0;
-  return issue_complete(std::move(again), 1);
+  Issue options{.timeout = again.timeout,
+                .shape = std::move(again.shape),
+                .source = again.source,
+                .owner = std::move(again.owner),
+                .part_of = std::move(again.part_of),
+                .in_order = again.in_order};
+  return issue(std::move(again), std::move(options));
 }
 
 }  // namespace lockstep

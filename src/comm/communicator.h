@@ -202,7 +202,6 @@ class Communicator {
  private:
   /// factor: of this rank, for a premultiplied_sum.
   Work issue(Operation&& operation, Issue&& issue, double factor = 1);
-  Work issue_complete(Operation&& operation, double factor);
   void premultiply(Operation& operation, double factor);
   template <class... Parts>
   [[noreturn]] void refuse(const Operation& operation, const Parts&... what) const;

@@ -56,36 +56,6 @@ Range slice_of(std::size_t length, std::size_t element, int member, int members)
   return {.begin = begin, .length = std::min(share, length - begin)};
 }
 
-Shape::Shape(const Operation& operation, int size, int rank)
-    : operation_(operation),
-      size_(size),
-      rank_(rank),
-      parted_(operation.collective == Collective::reduce_scatter ||
-              operation.collective == Collective::scatter ||
-              operation.collective == Collective::all_to_all) {}
-
-bool Shape::is_source(int member) const {
-  const bool rooted = operation_.collective == Collective::broadcast ||
-                      operation_.collective == Collective::scatter;
-  return has_sources() && (!rooted || member == operation_.peer);
-}
-
-std::size_t Shape::length(int source, int part) const {
-  if (operation_.has_own_counts() && source != rank_) return operation_.received(source);
-  return operation_.part(parted_ ? part : source);
-}
-
-std::size_t Shape::total(int source) const {
-  return parted_ ? operation_.part_begin(size_) : operation_.part(source);
-}
-
-std::size_t Shape::longest_total() const { return parted_ ? total(0) : longest_part(); }
-
-std::size_t Shape::longest_part() const {
-  if (operation_.counts.empty()) return operation_.count;
-  return std::ranges::max(operation_.input_counts());
-}
-
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
@@ -97,45 +67,10 @@ std::string_view name(Collective collective) {
   return collectives.of(collective);
 }
 
-std::size_t Operation::part_begin(int rank) const {
-  if (counts.empty()) return count * static_cast<std::size_t>(rank);
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
-}
-
 std::size_t Operation::received_begin(int rank) const {
   if (!has_own_counts()) return part_begin(rank);
   const auto before = output_counts().first(static_cast<std::size_t>(rank));
   return std::accumulate(before.begin(), before.end(), std::size_t{0});
-}
-
-Buffers Operation::buffers(int rank, int size) const {
-  const std::size_t own = part(rank);
-  const std::size_t all = part_begin(size);
-  const bool is_root = peer == rank;
-  switch (collective) {
-    case Collective::barrier:
-      return {};
-    case Collective::all_reduce:
-    case Collective::broadcast:
-      return {.input = count, .output = count};
-    case Collective::all_gather:
-      return {.input = own, .output = all};
-    case Collective::reduce_scatter:
-      return {.input = all, .output = own};
-    case Collective::gather:
-      return {.input = own, .output = is_root ? all : 0};
-    case Collective::scatter:
-      return {.input = is_root ? all : 0, .output = own};
-    case Collective::all_to_all:
-      return {.input = all, .output = received_begin(size)};
-    case Collective::reduce:
-      return {.input = count, .output = is_root ? count : 0};
-    case Collective::send:
-      return {.input = count};
-    case Collective::recv:
-      return {.output = count};
-  }
-  return {};
 }
 
 std::string Operation::label() const {

@@ -113,7 +113,7 @@ void RankContext::expect_own_process() const {
              pid_, " that joined the world; use its groups in the process that joined"));
 }
 
-RankContext& RankContext::CallGuard::admitted(RankContext& context) {
+inline RankContext& RankContext::CallGuard::admitted(RankContext& context) {
   if (context.has_mutex_) context.expect_usable_thread();
   context.expect_own_process();
   if (!context.used_.exchange(true, std::memory_order_acquire)) return context;

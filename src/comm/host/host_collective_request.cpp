@@ -30,7 +30,8 @@ namespace lockstep::inline v0_2::host {
 CollectiveRequest::CollectiveRequest(HostCommunicator& group, Operation&& operation)
     : HostRequest(group, std::move(operation)),
       shape_(this->operation(), group.size(), group.rank()),
-      steps_(group.block(), group.rank(), this->operation().sequence) {}
+      steps_(group.block(), group.rank(), this->operation().sequence),
+      eager_begin_(counted().has_own_counts() ? CountTable::bytes(group.size()) : 0) {}
 
 bool CollectiveRequest::announce() { return steps_.announce(group().progress(), *this); }
 
@@ -51,14 +52,14 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   // or their counts.
   const std::size_t limit =
       offset == no_offset ? Block::eager_bytes : Block::eager_bytes_from_arena;
-  const std::size_t before = eager_begin();
-  entry.is_eager = before + shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
+  entry.is_eager =
+      eager_begin_ + shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
   std::byte* slot = group().block().slot(rank, operation().sequence);
   const bool copies = entry.is_eager != 0 && shape_.is_source(rank);
   const std::size_t bytes = copies ? shape_.total(rank) * size_of(operation().dtype) : 0;
-  populate(slot, before + bytes, group().populated_slot(operation().sequence));
-  if (before > 0) CountTable(slot, group().size()).write(counted());
-  if (bytes > 0) std::memcpy(slot + before, operation().input, bytes);
+  populate(slot, eager_begin_ + bytes, group().populated_slot(operation().sequence));
+  if (eager_begin_ > 0) CountTable(slot, group().size()).write(counted());
+  if (bytes > 0) std::memcpy(slot + eager_begin_, operation().input, bytes);
 }
 
 void CollectiveRequest::populate(std::byte* part, std::size_t bytes, std::size_t& populated) {
@@ -78,10 +79,6 @@ void CollectiveRequest::populate(std::byte* part, std::size_t bytes, std::size_t
 /// which it is part of.
 const Operation& CollectiveRequest::counted() const {
   return operation().has_own_counts() ? operation() : operation().announced();
-}
-
-std::size_t CollectiveRequest::eager_begin() const {
-  return counted().has_own_counts() ? CountTable::bytes(group().size()) : 0;
 }
 
 CountTable CollectiveRequest::counts_of(int member) const {
@@ -164,7 +161,7 @@ std::byte* CollectiveRequest::piece(int source, int part, std::uint64_t step) co
   // there, where it is the output.
   if (source == group().rank()) return const_cast<std::byte*>(operation().input) + in_source;
   if (steps_.path() == Path::eager)
-    return group().block().slot(source, operation().sequence) + eager_begin() + in_source;
+    return group().block().slot(source, operation().sequence) + eager_begin_ + in_source;
   const auto offset = offsets_[static_cast<std::size_t>(source)];
   if (offset != no_offset) return group().context().arena().at(offset) + in_source;
   return group().block().chunk(source, step) +

@@ -90,9 +90,7 @@ class CollectiveRequest final : public HostRequest {
   /// Throws: the world's failure, as which this rank records a shortage of memory.
   void populate(std::byte* part, std::size_t bytes, std::size_t& populated);
 
-  /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
   const Operation& counted() const;
-  std::size_t eager_begin() const;
   CountTable counts_of(int member) const;
 
   /// Whether each member reduces its own segment of the buffer.
@@ -124,6 +122,8 @@ class CollectiveRequest final : public HostRequest {
 
   detail::Shape shape_;
   CollectiveSteps<Block> steps_;
+  /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
+  std::size_t eager_begin_;
   std::vector<std::uint64_t> offsets_;  ///< of each member's input in the arena, or no_offset
   std::vector<std::uint64_t> outputs_;  ///< the same for the outputs
   std::size_t piece_elements_ = 0;      ///< elements of one part in one step
