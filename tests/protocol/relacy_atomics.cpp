@@ -52,9 +52,7 @@ void Kernel::wait(const void* word, bool has_expected_value) {
   yield();  // in that time all stores have become visible
 }
 
-void Kernel::wake(const void* word) { unblock(word); }
-
-void Kernel::unblock(const void* word) {
+void Kernel::wake(const void* word) {
   for (std::size_t rank = 0; rank < sleeps_on_.size(); ++rank) {
     if (sleeps_on_[rank] == nullptr || (word != nullptr && sleeps_on_[rank] != word)) continue;
     sleeps_on_[rank] = nullptr;
@@ -93,7 +91,7 @@ void Kernel::may_die() {
   ended_[rank].store(1, rl::mo_release, rl::debug_info("process ends", "", 0));
   dead_[rank] = true;
   ++deaths_;
-  unblock(nullptr);
+  wake(nullptr);
   stored();
   _longjmp(ends_[rank], 1);
 }

@@ -63,6 +63,7 @@ class Kernel {
   /// The latter happens only a few times after each death of a process: else, a sleep without a
   /// wake-up is a deadlock, which Relacy reports.
   void wait(const void* word, bool has_expected_value);
+  /// Ends the sleeps on the word, or all sleeps without one.
   void wake(const void* word);
 
   /// Blocks a rank that spins until ready() is true for the last values that were stored. A poll
@@ -89,8 +90,6 @@ class Kernel {
   bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)]; }
 
  private:
-  void unblock(const void* word);
-
   static constexpr unsigned naps_after_a_death = 3;
   static inline Kernel* current_ = nullptr;
   std::array<const void*, most_ranks> sleeps_on_{};
