@@ -3,28 +3,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstring>
 #include <map>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tests/protocol/checks.h"
 
 namespace lockstep::testing {
 namespace {
-
-constexpr const char* usage =
-    "Usage: protocol_proof [--long] [--weaken [NAME]] [--only TEXT] [--history]\n"
-    "\n"
-    "Explores the shared-memory protocol with Relacy. Exits with 1 if a check fails.\n"
-    "  --long            All checks (default: those of ctest)\n"
-    "  --weaken [NAME]   Runs the checks with each weaker order of each access, or of the access\n"
-    "                    NAME, and prints which check fails\n"
-    "  --only TEXT       Checks whose name contains TEXT\n"
-    "  --history         Prints the interleaving that fails\n";
 
 struct Arguments {
   bool is_long = false;
@@ -160,33 +148,19 @@ int weaken(const Arguments& arguments) {
   return 0;
 }
 
-bool parse(int count, char** values, Arguments& arguments) {
-  for (int i = 1; i < count; ++i) {
-    const std::string_view value = values[i];
-    const bool has_next = i + 1 < count && values[i + 1][0] != '-';
-    if (value == "--long") {
-      arguments.is_long = true;
-    } else if (value == "--history") {
-      arguments.history = true;
-    } else if (value == "--weaken") {
-      arguments.weakens = true;
-      if (has_next) arguments.access = values[++i];
-    } else if (value == "--only" && has_next) {
-      arguments.only = values[++i];
-    } else {
-      std::fprintf(stderr, "protocol_proof: unknown argument %s\n%s", values[i], usage);
-      return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace
 }  // namespace lockstep::testing
 
-int main(int count, char** values) {
+int main(int argc, char** argv) {
   using namespace lockstep::testing;
   Arguments arguments;
-  if (!parse(count, values, arguments)) return 2;
+  CLI::App app("Explores the shared-memory protocol with Relacy; exits with 1 if a check fails");
+  app.add_flag("--long", arguments.is_long, "All checks (default: those of ctest)");
+  app.add_flag("--weaken", arguments.weakens,
+               "Run the checks with each weaker order of each access, print which check fails");
+  app.add_option("--access", arguments.access, "With --weaken: this access only");
+  app.add_option("--only", arguments.only, "Checks whose name contains this text");
+  app.add_flag("--history", arguments.history, "Print the interleaving that fails");
+  CLI11_PARSE(app, argc, argv);
   return arguments.weakens ? weaken(arguments) : run_checks(arguments);
 }
