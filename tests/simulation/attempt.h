@@ -29,7 +29,6 @@ class Attempt {
   bool disturbed() const { return fault_began_ || disturbed_; }
   /// Whether all ranks had joined their world before the fault.
   bool all_had_joined() const { return joined_before_fault_; }
-  Time begin() const { return begin_; }
   Time fault_begin() const { return fault_begin_; }
   /// After FaultKind::reset: the rank at the other side, and whether messages use the connection.
   int other_side() const { return other_side_; }
@@ -63,7 +62,6 @@ class Attempt {
   SimulatedMpiJob job_;
   SimulatedMeeting meeting_;
   std::vector<RankOutcome> outcomes_;
-  Time begin_;
   bool fault_began_ = false;
   bool disturbed_ = false;
   bool joined_before_fault_ = false;

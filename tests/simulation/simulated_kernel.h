@@ -38,12 +38,10 @@ class SimulatedKernel {
   SimulatedNetwork& network() { return network_; }
 
   SimulatedProcess& start(int host, std::function<void()> main);
-  const std::vector<std::unique_ptr<SimulatedProcess>>& processes() const { return processes_; }
 
   /// Ends the process, as SIGKILL does.
   void kill(SimulatedProcess& process);
   void lose_power(int host);
-  void freeze(SimulatedProcess& process) { process.freeze(); }
   void thaw(SimulatedProcess& process);
 
   // Called in a simulated thread.

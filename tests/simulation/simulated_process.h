@@ -31,9 +31,6 @@ class SimulatedProcess {
   }
   void close(int descriptor);
   const std::map<int, std::shared_ptr<SimulatedFile>>& files() const { return files_; }
-  std::size_t open_files() const { return files_.size(); }
-  /// "listener, connection".
-  std::string describe_files() const;
 
   // State.
   bool over() const { return over_; }      ///< it has ended or died
