@@ -119,9 +119,8 @@ extern "C" {
 
 int __real_socket(int, int, int);
 int __wrap_socket(int domain, int type, int protocol) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_socket(domain, type, protocol);
-  kernel->enter();
   if (domain == AF_INET6) return static_cast<int>(result(-EAFNOSUPPORT));
   auto& process = SimulatedKernel::process();
   process.count_socket();
@@ -130,18 +129,15 @@ int __wrap_socket(int domain, int type, int protocol) {
 
 int __real_bind(int, const sockaddr*, socklen_t);
 int __wrap_bind(int fd, const sockaddr* address, socklen_t length) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_bind(fd, address, length);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_bind(fd, address, length);
   file<SimulatedConnection>(fd)->bind(address_of(address));
   return 0;
 }
 
 int __real_listen(int, int);
 int __wrap_listen(int fd, int backlog) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_listen(fd, backlog);
-  kernel->enter();
   auto& process = SimulatedKernel::process();
   const auto listener = std::make_shared<SimulatedListener>(kernel->network(), process);
   listener->address = file<SimulatedConnection>(fd)->local();
@@ -154,17 +150,13 @@ int __wrap_listen(int fd, int backlog) {
 
 int __real_connect(int, const sockaddr*, socklen_t);
 int __wrap_connect(int fd, const sockaddr* address, socklen_t length) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_connect(fd, address, length);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_connect(fd, address, length);
   return static_cast<int>(result(file<SimulatedConnection>(fd)->connect(address_of(address))));
 }
 
 int __real_accept4(int, sockaddr*, socklen_t*, int);
 int __wrap_accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_accept4(fd, address, length, flags);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_accept4(fd, address, length, flags);
   auto connection = file<SimulatedListener>(fd)->accept();
   if (connection == nullptr) return static_cast<int>(result(-EAGAIN));
   return SimulatedKernel::process().open(std::move(connection));
@@ -172,9 +164,8 @@ int __wrap_accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
 
 ssize_t __real_recv(int, void*, size_t, int);
 ssize_t __wrap_recv(int fd, void* data, size_t bytes, int flags) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_recv(fd, data, bytes, flags);
-  kernel->enter();
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto got = connection->read(static_cast<char*>(data), bytes);
@@ -184,9 +175,8 @@ ssize_t __wrap_recv(int fd, void* data, size_t bytes, int flags) {
 
 ssize_t __real_send(int, const void*, size_t, int);
 ssize_t __wrap_send(int fd, const void* data, size_t bytes, int flags) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_send(fd, data, bytes, flags);
-  kernel->enter();
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto sent = connection->write({static_cast<const char*>(data), bytes});
@@ -236,9 +226,8 @@ ssize_t __wrap_read(int fd, void* data, size_t bytes) {
 
 ssize_t __real_write(int, const void*, size_t);
 ssize_t __wrap_write(int fd, const void* data, size_t bytes) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_write(fd, data, bytes);
-  kernel->enter();
   auto& process = SimulatedKernel::process();
   if (fd == STDERR_FILENO) {
     process.stderr_text.append(static_cast<const char*>(data), bytes);
@@ -254,18 +243,15 @@ ssize_t __wrap_write(int fd, const void* data, size_t bytes) {
 
 int __real_close(int);
 int __wrap_close(int fd) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_close(fd);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_close(fd);
   SimulatedKernel::process().close(fd);
   return 0;
 }
 
 int __real_poll(pollfd*, nfds_t, int);
 int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_poll(entries, count, timeout);
-  kernel->enter();
   return wait_until(*kernel, limit(timeout), [&] {
     int ready = 0;
     for (nfds_t i = 0; i < count; ++i) {
@@ -281,17 +267,13 @@ int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
 
 int __real_epoll_create1(int);
 int __wrap_epoll_create1(int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_create1(flags);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_epoll_create1(flags);
   return SimulatedKernel::process().open(std::make_shared<SimulatedEpoll>());
 }
 
 int __real_epoll_ctl(int, int, int, epoll_event*);
 int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_ctl(epoll, operation, fd, event);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_epoll_ctl(epoll, operation, fd, event);
   auto& entries = file<SimulatedEpoll>(epoll)->entries;
   if (operation == EPOLL_CTL_DEL) {
     entries.erase(fd);
@@ -303,27 +285,23 @@ int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
 
 int __real_epoll_wait(int, epoll_event*, int, int);
 int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_epoll_wait(epoll, events, most, timeout);
-  kernel->enter();
   return await_events(*kernel, epoll, events, most, limit(timeout));
 }
 
 int __real_epoll_pwait2(int, epoll_event*, int, const timespec*, const sigset_t*);
 int __wrap_epoll_pwait2(int epoll, epoll_event* events, int most, const timespec* timeout,
                         const sigset_t* signals) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_epoll_pwait2(epoll, events, most, timeout, signals);
-  kernel->enter();
   return await_events(*kernel, epoll, events, most,
                       std::chrono::seconds(timeout->tv_sec) + Time(timeout->tv_nsec));
 }
 
 int __real_eventfd(unsigned, int);
 int __wrap_eventfd(unsigned count, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_eventfd(count, flags);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_eventfd(count, flags);
   return SimulatedKernel::process().open(std::make_shared<SimulatedEvent>());
 }
 

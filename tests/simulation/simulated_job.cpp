@@ -8,7 +8,6 @@
 #include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/simulation/attempt.h"
-#include "tests/simulation/promises.h"
 
 namespace lockstep::testing {
 namespace {

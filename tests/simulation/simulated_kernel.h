@@ -32,6 +32,12 @@ class SimulatedKernel {
   /// The kernel that serves the running simulated thread; null outside of simulated threads.
   static SimulatedKernel* current() { return Scheduler::current() == nullptr ? nullptr : active; }
   static inline SimulatedKernel* active = nullptr;
+  /// The same after enter().
+  static SimulatedKernel* entered() {
+    auto* kernel = current();
+    if (kernel != nullptr) kernel->enter();
+    return kernel;
+  }
 
   Random& random() { return random_; }
   Scheduler& scheduler() { return scheduler_; }

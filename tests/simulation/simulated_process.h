@@ -1,6 +1,5 @@
 #pragma once
 
-#include <any>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,6 +13,7 @@
 namespace lockstep::testing {
 
 class SimulatedFile;
+struct SimulatedMpi;
 
 /// A process with its threads and open files.
 class SimulatedProcess {
@@ -75,8 +75,8 @@ class SimulatedProcess {
   std::uint64_t news = 0;
   std::uint64_t news_read = 0;
 
-  std::any mpi;             ///< its MPI library
-  std::string stderr_text;  ///< what it has written to stderr
+  std::shared_ptr<SimulatedMpi> mpi;  ///< its MPI library
+  std::string stderr_text;            ///< what it has written to stderr
 
  private:
   int pid_;

@@ -78,9 +78,8 @@ int __wrap_clock_gettime(clockid_t clock, timespec* value) {
 
 int __real_nanosleep(const timespec*, timespec*);
 int __wrap_nanosleep(const timespec* time, timespec* left) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_nanosleep(time, left);
-  kernel->enter();
   const auto sleep = duration(*time);
   if (sleep <= std::chrono::milliseconds(1)) {
     kernel->pause(sleep);
@@ -92,9 +91,8 @@ int __wrap_nanosleep(const timespec* time, timespec* left) {
 
 int __real_sched_yield();
 int __wrap_sched_yield() {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_sched_yield();
-  kernel->enter();
   kernel->pause(std::chrono::microseconds(1));
   return 0;
 }
@@ -134,9 +132,8 @@ int __wrap_pthread_create(pthread_t* handle, const pthread_attr_t* attributes, v
 
 int __real_pthread_join(pthread_t, void**);
 int __wrap_pthread_join(pthread_t handle, void** value) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_pthread_join(handle, value);
-  kernel->enter();
   while (!thread_of(handle)->fiber.ended()) kernel->scheduler().wait(thread_of(handle));
   return 0;
 }
@@ -164,18 +161,15 @@ int __wrap_pthread_sigmask(int how, const sigset_t* set, sigset_t* old) {
 
 int __real_pthread_mutex_lock(pthread_mutex_t*);
 int __wrap_pthread_mutex_lock(pthread_mutex_t* mutex) {
-  auto* kernel = SimulatedKernel::current();
+  auto* kernel = SimulatedKernel::entered();
   if (kernel == nullptr) return __real_pthread_mutex_lock(mutex);
-  kernel->enter();
   lock(*kernel, mutex);
   return 0;
 }
 
 int __real_pthread_mutex_trylock(pthread_mutex_t*);
 int __wrap_pthread_mutex_trylock(pthread_mutex_t* mutex) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_pthread_mutex_trylock(mutex);
-  kernel->enter();
+  if (SimulatedKernel::entered() == nullptr) return __real_pthread_mutex_trylock(mutex);
   return try_lock(mutex) ? 0 : EBUSY;
 }
 
