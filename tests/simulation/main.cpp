@@ -81,13 +81,12 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (replayed) return replay(*replayed, joining, verbose);
   const auto begin = std::chrono::steady_clock::now();
-  WorldWorkers workers(seed, worlds, joining, jobs, most);
-  const auto failures = workers.run();
+  const auto total = run_worlds(seed, worlds, joining, jobs, most);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf("%llu worlds in %.1f s, %llu with a fault, %llu events: %llu broke a promise\n",
-              static_cast<unsigned long long>(workers.total.worlds), took.count(),
-              static_cast<unsigned long long>(workers.total.faulty),
-              static_cast<unsigned long long>(workers.total.events),
-              static_cast<unsigned long long>(failures));
-  return failures == 0 ? 0 : 1;
+              static_cast<unsigned long long>(total.worlds), took.count(),
+              static_cast<unsigned long long>(total.faulty),
+              static_cast<unsigned long long>(total.events),
+              static_cast<unsigned long long>(total.failures));
+  return total.failures == 0 ? 0 : 1;
 }
