@@ -1,10 +1,9 @@
-#include "tests/random_programs/generate.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
 
 #include "tests/random_programs/random.h"
+#include "tests/random_programs/rules.h"
 
 namespace lockstep::random_programs {
 namespace {

@@ -42,7 +42,11 @@ class Interpreter {
   void run(const Operation& operation) {
     std::visit([this](const auto& op) { run(op); }, operation);
   }
-  std::vector<Values> observe() { return rank_.observe(); }
+  std::vector<Values> observe() {
+    std::vector<Values> all;
+    for (auto& item : rank_.observe()) all.push_back(std::move(item.values));
+    return all;
+  }
 
  private:
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -13,7 +12,7 @@
 #include <vector>
 
 #include "tests/device/simulation/simulation.h"
-#include "tests/random_programs/search.h"
+#include "tests/random_programs/run.h"
 
 namespace {
 
@@ -26,8 +25,6 @@ struct Arguments {
   std::string without;
   std::string ranks = "both";
   std::string device;
-  int timeout = 20;
-  std::size_t failures = 5;
   std::string rank_of;
   std::string folder;
 };
@@ -45,16 +42,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->capture_default_str();
   app.add_option(
       "--without", arguments.without,
-      "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late, graphs, "
-      "kept, weights, repeated, collectives");
+      "Categories to leave out, of: order, clip, poke");
   app.add_option("--device", arguments.device,
                  "The simulated device, sim-staged or sim-nccl: through host memory, or over the "
                  "double of NCCL")
       ->check(CLI::IsMember({"sim-staged", "sim-nccl"}));
-  app.add_option("--timeout", arguments.timeout, "Longest wait for another rank, in seconds")
-      ->capture_default_str();
-  app.add_option("--failures", arguments.failures, "Failing programs to find before it gives up")
-      ->capture_default_str();
   app.add_option("--rank-of", arguments.rank_of, "Programs that this process is a rank of")
       ->group("");
   app.add_option("--folder", arguments.folder, "Where a rank process leaves its log")->group("");
@@ -78,8 +70,6 @@ Ranks ranks_of(const Arguments& arguments, bool processes) {
   if (!arguments.device.empty()) device = lockstep::simulation::device_type();
 #endif
   return {.processes = processes,
-          .timeout = std::chrono::seconds(arguments.timeout),
-          .program = std::filesystem::read_symlink("/proc/self/exe"),
           .without = arguments.without,
           .device = device};
 }
@@ -90,7 +80,7 @@ int replay(const Arguments& arguments, const std::vector<Category>& without) {
   const auto ranks = ranks_of(arguments, on_processes(arguments, source.seed));
   std::string what;
   const auto fails = [&](const Source& some) {
-    return run_all({some}, without, ranks, 1,
+    return run_all({some}, without, ranks,
                    [&](const Failure& failure) { what = failure.what; }) != 0;
   };
   if (!fails(source)) {
@@ -114,16 +104,16 @@ int search(const Arguments& arguments, const std::vector<Category>& without) {
       if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed});
     }
     const auto ranks = ranks_of(arguments, processes);
-    failed += run_all(sources, without, ranks, arguments.failures, [&](const Failure& failure) {
+    failed += run_all(sources, without, ranks, [&](const Failure& failure) {
       std::cout << "program " << before + failure.number << ": "
                 << command_of(arguments, failure.source, processes) << ": " << failure.what
                 << std::endl;
     });
-    if (failed >= arguments.failures) break;
+    if (failed >= most_failures) break;
     before += sources.size();
   }
   std::cout << arguments.programs << " programs from seed " << arguments.seed << ": " << failed
-            << (failed >= arguments.failures ? " or more" : "") << " failed\n";
+            << (failed >= most_failures ? " or more" : "") << " failed\n";
   return failed == 0 ? 0 : 1;
 }
 

@@ -44,6 +44,10 @@ struct Expected {
   bool ends = false;          ///< with an error the program ends
 };
 
+/// The expected outcome on all ranks after each operation. One process holds every rank's models.
+/// It applies the operations rank by rank with LibTorch alone and computes means itself.
+std::vector<Expected> expect(const Program& program);
+
 /// Describes the difference from the expected outcomes; nothing if there is none. Logs: of each
 /// rank.
 std::optional<std::string> difference(const std::vector<Expected>& expected,
