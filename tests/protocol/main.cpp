@@ -22,20 +22,7 @@ struct Arguments {
   std::string only;
 };
 
-std::string text_of(std::memory_order order) {
-  switch (order) {
-    case std::memory_order::relaxed:
-      return "relaxed";
-    case std::memory_order::acquire:
-      return "acquire";
-    case std::memory_order::release:
-      return "release";
-    case std::memory_order::acq_rel:
-      return "acq_rel";
-    default:
-      return "seq_cst";
-  }
-}
+const char* text_of(std::memory_order order) { return rl::format(relacy_order(order)); }
 
 std::string full_name(const Check& check) {
   const auto bound = check.bound == 0 ? "all" : "bound " + std::to_string(check.bound);
@@ -102,11 +89,11 @@ std::string in_child(const Fn& fn) {
 
 /// "name of the check: failure", or "" if all checks hold.
 std::string first_failure(const Arguments& arguments, const Weakening& weakening,
-                          const std::map<std::string, std::string>& uses) {
+                          const std::map<std::string, Accesses>& uses) {
   for (const auto& check : checks()) {
     if (!is_chosen(check, arguments)) continue;
     const auto name = full_name(check);
-    if (uses.at(name)[static_cast<std::size_t>(weakening.access)] == '0') continue;
+    if (!uses.at(name)[static_cast<std::size_t>(weakening.access)]) continue;
     const auto failure = in_child([&] {
       settings.weakening = weakening;
       return check.run().failure;
@@ -117,16 +104,13 @@ std::string first_failure(const Arguments& arguments, const Weakening& weakening
 }
 
 int weaken(const Arguments& arguments) {
-  std::map<std::string, std::string> uses;  // "01…": the accesses of each check
+  std::map<std::string, Accesses> uses;  // of each check
   for (const auto& check : checks()) {
     if (!is_chosen(check, arguments)) continue;
-    uses[full_name(check)] = in_child([&] {
-      settings.used.reset();
+    uses[full_name(check)] = Accesses(in_child([&] {
       check.run();
-      std::string used;
-      for (std::size_t i = 0; i < settings.used.size(); ++i) used += settings.used[i] ? '1' : '0';
-      return used;
-    });
+      return settings.used.to_string();
+    }));
   }
   std::printf("| access | order | weaker | check that fails |\n|---|---|---|---|\n");
   int green = 0;
@@ -138,8 +122,8 @@ int weaken(const Arguments& arguments) {
       green += failure.empty() ? 1 : 0;
       const bool none = rule.kind == AccessKind::fence && order == std::memory_order::relaxed;
       std::printf("| `%.*s` | %s | %s | %s |\n", static_cast<int>(rule.name.size()),
-                  rule.name.data(), text_of(rule.order).c_str(),
-                  none ? "none" : text_of(order).c_str(),
+                  rule.name.data(), text_of(rule.order),
+                  none ? "none" : text_of(order),
                   failure.empty() ? "none" : failure.c_str());
       std::fflush(stdout);
     }

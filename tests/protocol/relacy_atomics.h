@@ -20,10 +20,12 @@ struct Weakening {
   std::memory_order order;  ///< relaxed: no fence
 };
 
+using Accesses = std::bitset<static_cast<std::size_t>(Access::count)>;
+
 /// What the checks set, and what they record. Relacy runs all ranks in one thread.
 struct Settings {
   std::optional<Weakening> weakening;
-  std::bitset<static_cast<std::size_t>(Access::count)> used;  ///< accesses since the last reset
+  Accesses used;  ///< so far
   int victim = -1;  ///< the rank that dies before one of its accesses; -1: none
 };
 inline Settings settings;
@@ -43,7 +45,15 @@ constexpr bool has_one_writer(Access access) {
   return access == announcement_read || access == staged_read || access == finished_read;
 }
 
-rl::memory_order relacy_order(std::memory_order order);
+/// Both enumerations have the same values.
+constexpr rl::memory_order relacy_order(std::memory_order order) {
+  return static_cast<rl::memory_order>(order);
+}
+static_assert(relacy_order(std::memory_order::relaxed) == rl::mo_relaxed);
+static_assert(relacy_order(std::memory_order::acquire) == rl::mo_acquire);
+static_assert(relacy_order(std::memory_order::release) == rl::mo_release);
+static_assert(relacy_order(std::memory_order::acq_rel) == rl::mo_acq_rel);
+static_assert(relacy_order(std::memory_order::seq_cst) == rl::mo_seq_cst);
 rl::debug_info place_of(Order order);
 
 /// The system calls that the protocol uses, and the ends of processes. Nothing of them orders
