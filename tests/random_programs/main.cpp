@@ -22,11 +22,12 @@ struct Arguments {
   std::uint64_t seed = 1;
   int programs = 300;
   std::string replay;
-  std::string without;
   std::string ranks = "both";
   std::string device;
   std::string rank_of;
   std::string folder;
+
+  bool on_device() const { return !device.empty(); }
 };
 
 void add_options(CLI::App& app, Arguments& arguments) {
@@ -40,9 +41,6 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "threads, processes, or both: programs of odd seeds run on processes")
       ->check(CLI::IsMember({"threads", "processes", "both"}))
       ->capture_default_str();
-  app.add_option(
-      "--without", arguments.without,
-      "Categories to leave out, of: order, clip, poke");
   app.add_option("--device", arguments.device,
                  "The simulated device, sim-staged or sim-nccl: through host memory, or over the "
                  "double of NCCL")
@@ -56,31 +54,34 @@ bool on_processes(const Arguments& arguments, std::uint64_t seed) {
   return arguments.ranks == "processes" || (arguments.ranks == "both" && seed % 2 == 1);
 }
 
+/// The options of rank processes.
+std::string options_of(const Arguments& arguments) {
+  return arguments.on_device() ? " --device " + arguments.device : "";
+}
+
 std::string command_of(const Arguments& arguments, const Source& source, bool processes) {
   std::string text = "random_programs --replay " + to_text(source);
   text += processes ? " --ranks processes" : " --ranks threads";
-  if (!arguments.device.empty()) text += " --device " + arguments.device;
-  if (!arguments.without.empty()) text += " --without " + arguments.without;
-  return text;
+  return text + options_of(arguments);
 }
 
 Ranks ranks_of(const Arguments& arguments, bool processes) {
   std::optional<at::DeviceType> device;
 #ifdef LOCKSTEP_NCCL_DOUBLE
-  if (!arguments.device.empty()) device = lockstep::simulation::device_type();
+  if (arguments.on_device()) device = lockstep::simulation::device_type();
 #endif
   return {.processes = processes,
-          .without = arguments.without,
+          .options = options_of(arguments),
           .device = device};
 }
 
-int replay(const Arguments& arguments, const std::vector<Category>& without) {
-  const auto source = parse_sources(arguments.replay).at(0);
-  std::cout << to_text(program_of(source, without)) << std::flush;
+int replay(const Arguments& arguments) {
+  const auto source = parse_sources(arguments.replay, arguments.on_device()).at(0);
+  std::cout << to_text(program_of(source)) << std::flush;
   const auto ranks = ranks_of(arguments, on_processes(arguments, source.seed));
   std::string what;
   const auto fails = [&](const Source& some) {
-    return run_all({some}, without, ranks,
+    return run_all({some}, ranks,
                    [&](const Failure& failure) { what = failure.what; }) != 0;
   };
   if (!fails(source)) {
@@ -88,23 +89,23 @@ int replay(const Arguments& arguments, const std::vector<Category>& without) {
     return 0;
   }
   std::cout << "fails: " << what << std::endl;
-  const auto smallest = shrink(source, without, fails);
-  std::cout << "\nsmallest: " << to_text(program_of(smallest, without)) << "fails: " << what << '\n'
+  const auto smallest = shrink(source, fails);
+  std::cout << "\nsmallest: " << to_text(program_of(smallest)) << "fails: " << what << '\n'
             << command_of(arguments, smallest, ranks.processes) << '\n';
   return 1;
 }
 
-int search(const Arguments& arguments, const std::vector<Category>& without) {
+int search(const Arguments& arguments) {
   std::size_t failed = 0;
   std::size_t before = 0;
   for (const bool processes : {false, true}) {
     std::vector<Source> sources;
     for (int i = 0; i < arguments.programs; ++i) {
       const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
-      if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed});
+      if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed, .on_device = arguments.on_device()});
     }
     const auto ranks = ranks_of(arguments, processes);
-    failed += run_all(sources, without, ranks, [&](const Failure& failure) {
+    failed += run_all(sources, ranks, [&](const Failure& failure) {
       std::cout << "program " << before + failure.number << ": "
                 << command_of(arguments, failure.source, processes) << ": " << failure.what
                 << std::endl;
@@ -154,13 +155,12 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   use_device(arguments.device);
   try {
-    const auto without = parse_categories(arguments.without);
     if (!arguments.rank_of.empty()) {
-      run_as_rank(parse_sources(arguments.rank_of), without, arguments.folder);
+      run_as_rank(parse_sources(arguments.rank_of, arguments.on_device()), arguments.folder);
       return 0;
     }
     const int code =
-        arguments.replay.empty() ? search(arguments, without) : replay(arguments, without);
+        arguments.replay.empty() ? search(arguments) : replay(arguments);
     return streams_are_ordered() ? code : 1;
   } catch (const std::exception& error) {
     std::cerr << "random_programs: " << error.what() << '\n';

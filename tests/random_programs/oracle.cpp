@@ -16,7 +16,7 @@ using Kind = Synchronisation::Kind;
 class Oracle {
  public:
   explicit Oracle(const Program& program)
-      : program_(program), rules_(program, {}), units_(program.units.size()) {
+      : program_(program), rules_(program), units_(program.units.size()) {
     for (int rank = 0; rank < program.ranks; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(
           program, rank, [](const Model& model) { return model.unique_parameters(); }));

@@ -229,6 +229,7 @@ struct Program {
   std::uint64_t seed = 0;
   int ranks = 2;
   int width = 2;
+  bool on_device = false;  ///< ranks use devices, on which less is legal
   std::vector<Unit> units;
   std::vector<Operation> operations;
 };

@@ -1,11 +1,7 @@
 #include "tests/random_programs/rules.h"
 
 #include <algorithm>
-#include <array>
-#include <stdexcept>
 #include <utility>
-
-#include "core/text.h"
 
 namespace lockstep::random_programs {
 namespace {
@@ -50,21 +46,7 @@ Mask layers_of(const Backward& op, int rank, int unit) {
 
 }  // namespace
 
-std::vector<Category> parse_categories(const std::string& text) {
-  constexpr std::array names{"order", "clip", "poke"};
-  std::vector<Category> categories;
-  for (const auto& word : detail::lines_in(text, ',')) {
-    const auto found = std::find(names.begin(), names.end(), word);
-    if (found == names.end()) {
-      throw std::invalid_argument("got category '" + word + "', expected order, clip or poke");
-    }
-    categories.push_back(static_cast<Category>(found - names.begin()));
-  }
-  return categories;
-}
-
-Rules::Rules(const Program& program, const std::vector<Category>& without)
-    : program_(program), without_(without) {
+Rules::Rules(const Program& program) : program_(program) {
   for (const auto& unit : program.units) {
     UnitState state;
     const auto count = static_cast<std::size_t>(parameter_count(unit));
@@ -74,10 +56,6 @@ Rules::Rules(const Program& program, const std::vector<Category>& without)
     state.replaced.assign(count, false);
     units_.push_back(std::move(state));
   }
-}
-
-bool Rules::with(Category category) const {
-  return std::find(without_.begin(), without_.end(), category) == without_.end();
 }
 
 bool Rules::is_fp32(int index) const { return spec(index).synchronisation.kind == Kind::fp32; }
@@ -127,7 +105,7 @@ bool Rules::all_reach(int index, const Backward& op) const {
 }
 
 bool Rules::allow_units() const {
-  return with(Category::order) || std::ranges::none_of(program_.units, &Unit::own_group);
+  return !program_.on_device || std::ranges::none_of(program_.units, &Unit::own_group);
 }
 
 bool Rules::allow(const Operation& operation) const {
@@ -179,13 +157,13 @@ bool Rules::allow(const Backward& op) const {
     const bool alike = std::ranges::count(op.layers, op.layers[0]) == program_.ranks;
     if (!alike || op.paths.size() != 1 || op.without_loss != 0) return false;
   }
-  if (several_in_one_backward(op) && !with(Category::order)) return false;
+  if (several_in_one_backward(op) && program_.on_device) return false;
   if (op.swapped < 0) return true;
   const auto exchanges_in_world = [&](int index) {
     return !spec(index).own_group &&
            (!is_optimizer(index) || (any_reaches(index, op) && !is_replaced(index)));
   };
-  return with(Category::order) && op.paths.size() > 1 && !paths_meet(op) &&
+  return !program_.on_device && op.paths.size() > 1 && !paths_meet(op) &&
          synchronised == static_cast<int>(units.size()) &&
          std::all_of(units.begin(), units.end(), exchanges_in_world);
 }
@@ -246,12 +224,12 @@ bool Rules::allow(const Clip& op) const {
   if (now.unnoticed || now.behind != 0) return false;
   if (spec(op.unit).synchronisation.kind == Kind::partial_gradients) return false;
   // By gradients that differ, each rank scales what was averaged by a factor of its own.
-  return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && with(Category::clip));
+  return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && !program_.on_device);
 }
 
 bool Rules::allow(const SetGradient& op) const {
   const auto& now = unit(op.unit);
-  if (op.how == SetGradient::How::poke && !with(Category::poke)) return false;
+  if (op.how == SetGradient::How::poke && program_.on_device) return false;
   if (!is_optimizer(op.unit) || !is_fp32(op.unit) || now.behind != 0 || !now.weights.empty())
     return false;
   if (op.how == SetGradient::How::compute && !may_run(op.unit)) return false;
@@ -554,8 +532,8 @@ void Rules::apply(const Refuse& op) {
   if (op.what == Refuse::What::other_dtype) replace(op.unit);
 }
 
-bool is_legal(const Program& program, const std::vector<Category>& without) {
-  Rules rules(program, without);
+bool is_legal(const Program& program) {
+  Rules rules(program);
   if (!rules.allow_units()) return false;
   for (const auto& operation : program.operations) {
     if (!rules.allow(operation)) return false;

@@ -1,23 +1,16 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "tests/random_programs/program.h"
 
 namespace lockstep::random_programs {
 
-/// Kinds of programs that can be left out.
-enum class Category {
-  order,  ///< backwards through several wrappers, groups of their own, orders that differ
-  clip,   ///< gradients that are clipped while they differ between ranks
-  poke,   ///< one element of a gradient that a user changes
-};
-
-/// By name, as in "clip,poke". Throws: std::invalid_argument.
-std::vector<Category> parse_categories(const std::string& text);
-
 /// Says which operation may come next, and what is known of each unit before and after it. An
-/// operation is legal when semantics define its result, or that every rank refuses it.
+/// operation is legal when semantics define its result, or that every rank refuses it. On devices,
+/// front ends notice no gradient of which one element was changed, or that was clipped while it
+/// differed between ranks, and NCCL allows one order of collectives only.
 class Rules {
  public:
   struct UnitState {
@@ -42,9 +35,9 @@ class Rules {
     bool outside = false;              ///< gradients may lie in no bucket of the wrapper
   };
 
-  Rules(const Program& program, const std::vector<Category>& without);
+  explicit Rules(const Program& program);
 
-  /// Whether the units themselves are of no category that is left out.
+  /// Whether the units themselves are legal.
   bool allow_units() const;
   bool allow(const Operation& operation) const;
   /// The operation has run.
@@ -112,7 +105,6 @@ class Rules {
   /// The front end looks at those parameters that require a gradient.
   void notice(int index);
 
-  bool with(Category category) const;
   const Unit& spec(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
   UnitState& state(int index) { return units_[static_cast<std::size_t>(index)]; }
   bool is_optimizer(int index) const { return spec(index).front_end == FrontEnd::optimizer; }
@@ -133,15 +125,14 @@ class Rules {
   void follow_kept(int index);
 
   const Program& program_;
-  std::vector<Category> without_;
   std::vector<UnitState> units_;
   bool ended_ = false;
 };
 
-/// The program of a seed: the same everywhere, and of no category that is left out.
-Program generate(std::uint64_t seed, const std::vector<Category>& without);
+/// The program of a seed: the same everywhere. on_device: as Program::on_device.
+Program generate(std::uint64_t seed, bool on_device);
 
 /// Whether each operation is legal after those before it, and the program may end after the last.
-bool is_legal(const Program& program, const std::vector<Category>& without);
+bool is_legal(const Program& program);
 
 }  // namespace lockstep::random_programs

@@ -61,8 +61,7 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
   const auto command =
       concat(quoted(program.parent_path() / "lockstep"), " run -n ", ranks, " --timeout ",
              timeout.count(), ' ', quoted(program), " --rank-of ", quoted(list), " --folder ",
-             quoted(folder.path()), how.without.empty() ? "" : " --without ", how.without,
-             " </dev/null");
+             quoted(folder.path()), how.options, " </dev/null");
   // Ranks that end without a log have failed.
   [[maybe_unused]] const int status = std::system(command.c_str());
   std::vector<std::vector<Log>> logs;
@@ -81,10 +80,9 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
 /// Runs programs of equal numbers of ranks one after the other in one world, as long as it lasts.
 /// Returns each rank's logs, of all programs to which it has come.
 std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
-                                               const std::vector<Category>& without,
                                                const Ranks& ranks) {
   std::vector<Program> programs;
-  for (const auto& source : sources) programs.push_back(program_of(source, without));
+  for (const auto& source : sources) programs.push_back(program_of(source));
   return ranks.processes ? run_on_processes(sources, programs[0].ranks, ranks)
                          : run_on_threads(programs, ranks);
 }
@@ -103,8 +101,8 @@ bool goes_on(const std::vector<std::vector<Log>>& ranks, std::size_t i) {
 
 }  // namespace
 
-Program program_of(const Source& source, const std::vector<Category>& without) {
-  auto program = generate(source.seed, without);
+Program program_of(const Source& source) {
+  auto program = generate(source.seed, source.on_device);
   if (source.kept.empty()) return program;
   std::vector<Operation> operations;
   for (const int number : source.kept) {
@@ -118,10 +116,10 @@ std::string to_text(const Source& source) {
   return concat(source.seed, source.kept.empty() ? "" : ":", joined(source.kept, ","));
 }
 
-std::vector<Source> parse_sources(const std::string& text) {
+std::vector<Source> parse_sources(const std::string& text, bool on_device) {
   std::vector<Source> sources;
   for (const auto& word : lines_in(text, ' ')) {
-    sources.push_back({.seed = std::stoull(word)});
+    sources.push_back({.seed = std::stoull(word), .on_device = on_device});
     const auto colon = word.find(':');
     if (colon == std::string::npos) continue;
     for (const auto& number : lines_in(word.substr(colon + 1), ',')) {
@@ -131,11 +129,11 @@ std::vector<Source> parse_sources(const std::string& text) {
   return sources;
 }
 
-std::size_t run_all(const std::vector<Source>& sources, const std::vector<Category>& without,
+std::size_t run_all(const std::vector<Source>& sources,
                     const Ranks& ranks, const std::function<void(const Failure&)>& tell) {
   std::map<int, std::vector<Source>> by_ranks;
   for (const auto& source : sources) {
-    by_ranks[program_of(source, without).ranks].push_back(source);
+    by_ranks[program_of(source).ranks].push_back(source);
   }
   std::size_t failures = 0;
   std::size_t compared = 0;
@@ -144,11 +142,11 @@ std::size_t run_all(const std::vector<Source>& sources, const std::vector<Catego
       const auto last = std::min(next + programs_of_a_world, all.size());
       const std::vector<Source> batch(all.begin() + static_cast<std::ptrdiff_t>(next),
                                       all.begin() + static_cast<std::ptrdiff_t>(last));
-      const auto logs = run_in_one_world(batch, without, ranks);
+      const auto logs = run_in_one_world(batch, ranks);
       for (std::size_t i = 0; i < batch.size(); ++i) {
         ++next;
         ++compared;
-        const auto found = difference(expect(program_of(batch[i], without)), logs_of(logs, i));
+        const auto found = difference(expect(program_of(batch[i])), logs_of(logs, i));
         if (found) {
           ++failures;
           tell({.source = batch[i], .what = *found, .number = compared});
@@ -161,11 +159,11 @@ std::size_t run_all(const std::vector<Source>& sources, const std::vector<Catego
   return failures;
 }
 
-Source shrink(const Source& failing, const std::vector<Category>& without,
+Source shrink(const Source& failing,
               const std::function<bool(const Source&)>& fails) {
   auto smallest = failing;
   if (smallest.kept.empty()) {
-    smallest.kept.resize(program_of(failing, without).operations.size());
+    smallest.kept.resize(program_of(failing).operations.size());
     std::iota(smallest.kept.begin(), smallest.kept.end(), 0);
   }
   for (bool shrunk = true; shrunk;) {
@@ -173,7 +171,7 @@ Source shrink(const Source& failing, const std::vector<Category>& without,
     for (std::size_t i = smallest.kept.size(); i-- > 0 && smallest.kept.size() > 1;) {
       auto smaller = smallest;
       smaller.kept.erase(smaller.kept.begin() + static_cast<std::ptrdiff_t>(i));
-      if (!is_legal(program_of(smaller, without), without) || !fails(smaller)) continue;
+      if (!is_legal(program_of(smaller)) || !fails(smaller)) continue;
       smallest = std::move(smaller);
       shrunk = true;
     }
@@ -181,13 +179,13 @@ Source shrink(const Source& failing, const std::vector<Category>& without,
   return smallest;
 }
 
-void run_as_rank(const std::vector<Source>& sources, const std::vector<Category>& without,
+void run_as_rank(const std::vector<Source>& sources,
                  const std::filesystem::path& folder) {
   const auto world = lockstep::init();
   at::set_num_threads(1);
   std::ofstream out(folder / concat("rank", world.rank()), std::ios::binary);
   for (const auto& source : sources) {
-    const auto log = interpret(program_of(source, without), world, folder);
+    const auto log = interpret(program_of(source), world, folder);
     write(out, log);
     out.flush();
     if (ends_world(log)) return;
