@@ -252,17 +252,8 @@ class Interpreter {
 };
 
 std::string type_of(const std::exception& error) {
-  const auto is = [&error]<class Type>(const Type*) {
-    return dynamic_cast<const Type*>(&error) != nullptr;
-  };
-  if (is(static_cast<InvalidArgument*>(nullptr))) return "InvalidArgument";
-  if (is(static_cast<ReplicaError*>(nullptr))) return "ReplicaError";
-  if (is(static_cast<CheckpointError*>(nullptr))) return "CheckpointError";
-  if (is(static_cast<TimeoutError*>(nullptr))) return "TimeoutError";
-  if (is(static_cast<CommError*>(nullptr))) return "CommError";
-  if (is(static_cast<Error*>(nullptr))) return "Error";
-  if (is(static_cast<c10::Error*>(nullptr))) return "c10::Error";
-  return "exception";
+  if (const auto* own = dynamic_cast<const Error*>(&error)) return name(own->kind());
+  return dynamic_cast<const c10::Error*>(&error) != nullptr ? "c10::Error" : "exception";
 }
 
 }  // namespace

@@ -245,7 +245,7 @@ class Oracle {
       const auto& now = rules_.unit(index);
       if (has(op.local, index) || now.behind == 0 || !now.dropped) continue;
       // A mean that is dropped where it was seen, and still there where it was not.
-      expected.error = "InvalidArgument";
+      expected.error = "invalid_argument";
       expected.mentions = "call step() before zero_grad()";
       expected.may_fail = expected.ends = true;
       expected.later = op.update ? 0 : op.without_loss;
@@ -330,7 +330,7 @@ class Oracle {
 
   void run(const Refuse& op, Expected& expected) {
     using What = Refuse::What;
-    expected.error = op.what == What::other_layout ? "CheckpointError" : "InvalidArgument";
+    expected.error = op.what == What::other_layout ? "checkpoint" : "invalid_argument";
     if (op.what == What::in_place) expected.mentions = "detach()";
     if (op.what == What::not_finite) {
       expected.mentions = lockstep::detail::concat("on rank ", op.number, " has NaN or Inf");

@@ -24,7 +24,7 @@ using lockstep::detail::lines_in;
 using lockstep::detail::quoted;
 
 /// Longest wait for another rank.
-constexpr std::chrono::seconds timeout(20);
+constexpr std::chrono::seconds longest_wait(20);
 /// How many programs one world runs at most: a failure repeats those that came after it.
 constexpr std::size_t programs_of_a_world = 50;
 
@@ -32,7 +32,7 @@ constexpr std::size_t programs_of_a_world = 50;
 bool ends_world(const Log& log) {
   if (log.empty()) return false;
   const auto& error = log.back().error;
-  return !error.empty() && error != "InvalidArgument" && error != "CheckpointError";
+  return !error.empty() && error != "invalid_argument" && error != "checkpoint";
 }
 
 std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& programs,
@@ -48,7 +48,7 @@ std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& program
                       if (ends_world(mine.back())) return;
                     }
                   },
-                  {.device = ranks.device, .timeout = timeout});
+                  {.device = ranks.device, .timeout = longest_wait});
   return logs;
 }
 
@@ -60,7 +60,7 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
       joined(sources, " ", [](const Source& source) { return to_text(source); });
   const auto command =
       concat(quoted(program.parent_path() / "lockstep"), " run -n ", ranks, " --timeout ",
-             timeout.count(), ' ', quoted(program), " --rank-of ", quoted(list), " --folder ",
+             longest_wait.count(), ' ', quoted(program), " --rank-of ", quoted(list), " --folder ",
              quoted(folder.path()), how.options, " </dev/null");
   // Ranks that end without a log have failed.
   [[maybe_unused]] const int status = std::system(command.c_str());
