@@ -1,5 +1,3 @@
-#include "tests/random_programs/interpreter.h"
-
 #include <torch/torch.h>
 
 #include <exception>

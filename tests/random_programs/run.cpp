@@ -12,7 +12,6 @@
 
 #include "core/text.h"
 #include "lockstep/init.h"
-#include "tests/random_programs/interpreter.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::random_programs {
