@@ -1,6 +1,5 @@
 #include "tests/simulation/attempt.h"
 
-#include <algorithm>
 #include <cerrno>
 
 #include "tests/simulation/simulated_files.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,10 @@ class Attempt {
   const Scenario& scenario() const { return scenario_; }
   SimulatedProcess& process(int rank) { return job_.process(rank); }
   const RankOutcome& outcome(int rank) const { return outcomes_[static_cast<std::size_t>(rank)]; }
+  /// Whether some rank is in this state.
+  bool any(RankOutcome::State state) const {
+    return std::ranges::find(outcomes_, state, &RankOutcome::state) != outcomes_.end();
+  }
 
   bool has_fault() const { return with_fault_ && scenario_.fault.kind != FaultKind::none; }
   bool fault_has_begun() const { return fault_began_; }
