@@ -13,6 +13,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <thread>
 
 #include "core/text.h"
 #include "tests/simulation/simulated_job.h"
@@ -75,8 +76,9 @@ std::string violation_of(const WorkerReport& report, int status) {
 
 }  // namespace
 
-WorldCounts run_worlds(std::uint64_t first, std::uint64_t count, bool joining, int jobs,
+WorldCounts run_worlds(std::uint64_t first, std::uint64_t count, bool joining,
                        std::uint64_t most_failures) {
+  const std::size_t jobs = std::max(1U, std::thread::hardware_concurrency());
   WorldCounts total;
   std::map<pid_t, WorkerReport*> workers;
   const auto begin = [&](std::uint64_t seed, std::uint64_t last) {
@@ -89,7 +91,7 @@ WorldCounts run_worlds(std::uint64_t first, std::uint64_t count, bool joining, i
   const auto end = first + count;
   auto next = first;
   while (next < end || !workers.empty()) {
-    while (next < end && static_cast<int>(workers.size()) < jobs) {
+    while (next < end && workers.size() < jobs) {
       const auto seed = next;
       next = std::min(next + worlds_per_worker, end);
       begin(seed, next);
