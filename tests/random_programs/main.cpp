@@ -59,29 +59,26 @@ std::string options_of(const Arguments& arguments) {
   return arguments.on_device() ? " --device " + arguments.device : "";
 }
 
-std::string command_of(const Arguments& arguments, const Source& source, bool processes) {
-  std::string text = "random_programs --replay " + to_text(source);
-  text += processes ? " --ranks processes" : " --ranks threads";
-  return text + options_of(arguments);
-}
-
-Ranks ranks_of(const Arguments& arguments, bool processes) {
+Ranks ranks_of(const Arguments& arguments) {
   std::optional<at::DeviceType> device;
 #ifdef LOCKSTEP_NCCL_DOUBLE
   if (arguments.on_device()) device = lockstep::simulation::device_type();
 #endif
-  return {.processes = processes,
-          .options = options_of(arguments),
-          .device = device};
+  return {.options = options_of(arguments), .device = device};
+}
+
+std::string command_of(const Arguments& arguments, const Source& source) {
+  return "random_programs --replay " + to_text(source) +
+         (source.on_processes ? " --ranks processes" : " --ranks threads") + options_of(arguments);
 }
 
 int replay(const Arguments& arguments) {
-  const auto source = parse_sources(arguments.replay, arguments.on_device()).at(0);
+  auto source = parse_sources(arguments.replay, arguments.on_device()).at(0);
+  source.on_processes = on_processes(arguments, source.seed);
   std::cout << to_text(program_of(source)) << std::flush;
-  const auto ranks = ranks_of(arguments, on_processes(arguments, source.seed));
   std::string what;
   const auto fails = [&](const Source& some) {
-    return run_all({some}, ranks,
+    return run_all({some}, ranks_of(arguments),
                    [&](const Failure& failure) { what = failure.what; }) != 0;
   };
   if (!fails(source)) {
@@ -91,28 +88,22 @@ int replay(const Arguments& arguments) {
   std::cout << "fails: " << what << std::endl;
   const auto smallest = shrink(source, fails);
   std::cout << "\nsmallest: " << to_text(program_of(smallest)) << "fails: " << what << '\n'
-            << command_of(arguments, smallest, ranks.processes) << '\n';
+            << command_of(arguments, smallest) << '\n';
   return 1;
 }
 
 int search(const Arguments& arguments) {
-  std::size_t failed = 0;
-  std::size_t before = 0;
-  for (const bool processes : {false, true}) {
-    std::vector<Source> sources;
-    for (int i = 0; i < arguments.programs; ++i) {
-      const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
-      if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed, .on_device = arguments.on_device()});
-    }
-    const auto ranks = ranks_of(arguments, processes);
-    failed += run_all(sources, ranks, [&](const Failure& failure) {
-      std::cout << "program " << before + failure.number << ": "
-                << command_of(arguments, failure.source, processes) << ": " << failure.what
-                << std::endl;
-    });
-    if (failed >= most_failures) break;
-    before += sources.size();
+  std::vector<Source> sources;
+  for (int i = 0; i < arguments.programs; ++i) {
+    const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
+    sources.push_back({.seed = seed,
+                       .on_device = arguments.on_device(),
+                       .on_processes = on_processes(arguments, seed)});
   }
+  const auto failed = run_all(sources, ranks_of(arguments), [&](const Failure& failure) {
+    std::cout << "program " << failure.number << ": " << command_of(arguments, failure.source)
+              << ": " << failure.what << std::endl;
+  });
   std::cout << arguments.programs << " programs from seed " << arguments.seed << ": " << failed
             << (failed >= most_failures ? " or more" : "") << " failed\n";
   return failed == 0 ? 0 : 1;

@@ -76,14 +76,14 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
   return logs;
 }
 
-/// Runs programs of equal numbers of ranks one after the other in one world, as long as it lasts.
+/// Runs programs on ranks of one kind and number one after the other in one world, as long as it lasts.
 /// Returns each rank's logs, of all programs to which it has come.
 std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
                                                const Ranks& ranks) {
   std::vector<Program> programs;
   for (const auto& source : sources) programs.push_back(program_of(source));
-  return ranks.processes ? run_on_processes(sources, programs[0].ranks, ranks)
-                         : run_on_threads(programs, ranks);
+  return sources[0].on_processes ? run_on_processes(sources, programs[0].ranks, ranks)
+                                 : run_on_threads(programs, ranks);
 }
 
 /// The i-th program of each rank's logs.
@@ -130,13 +130,13 @@ std::vector<Source> parse_sources(const std::string& text, bool on_device) {
 
 std::size_t run_all(const std::vector<Source>& sources,
                     const Ranks& ranks, const std::function<void(const Failure&)>& tell) {
-  std::map<int, std::vector<Source>> by_ranks;
+  std::map<std::pair<bool, int>, std::vector<Source>> by_ranks;
   for (const auto& source : sources) {
-    by_ranks[program_of(source).ranks].push_back(source);
+    by_ranks[{source.on_processes, program_of(source).ranks}].push_back(source);
   }
   std::size_t failures = 0;
   std::size_t compared = 0;
-  for (const auto& [count, all] : by_ranks) {
+  for (const auto& [kind, all] : by_ranks) {
     for (std::size_t next = 0; next < all.size() && failures < most_failures;) {
       const auto last = std::min(next + programs_of_a_world, all.size());
       const std::vector<Source> batch(all.begin() + static_cast<std::ptrdiff_t>(next),

@@ -14,9 +14,8 @@
 
 namespace lockstep::random_programs {
 
-/// How ranks run programs.
+/// How this program was called.
 struct Ranks {
-  bool processes = false;                     ///< started by `lockstep run`, rather than threads
   std::string options = {};                   ///< of this program, for rank processes, too
   std::optional<at::DeviceType> device = {};  ///< of the ranks; default: as init() chooses
 };
@@ -25,6 +24,7 @@ struct Ranks {
 struct Source {
   std::uint64_t seed;
   bool on_device = false;      ///< as Program::on_device
+  bool on_processes = false;   ///< its ranks are started by `lockstep run`, rather than threads
   std::vector<int> kept = {};  ///< numbers of operations; empty for all
 };
 
