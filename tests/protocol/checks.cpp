@@ -30,8 +30,9 @@ CheckResult explore(unsigned bound) {
 }
 
 template <class Scenario>
-Check check(std::string name, unsigned bound, bool is_short, int victim = -1,
-            const std::function<void()>& prepare = [] {}) {
+Check check(
+    std::string name, unsigned bound, bool is_short, int victim = -1,
+    const std::function<void()>& prepare = [] {}) {
   return {.name = std::move(name),
           .ranks = Scenario::ranks,
           .bound = bound,
@@ -52,8 +53,7 @@ Check collectives(std::string name, const CollectiveCase& with, unsigned bound, 
 
 Check messages(std::string name, const MessageCase& with, unsigned bound, bool is_short,
                int victim = -1) {
-  return check<Messages>(std::move(name), bound, is_short, victim,
-                         [with] { message_case = with; });
+  return check<Messages>(std::move(name), bound, is_short, victim, [with] { message_case = with; });
 }
 
 constexpr bool in_ctest = true;

@@ -122,8 +122,7 @@ int weaken(const Arguments& arguments) {
       green += failure.empty() ? 1 : 0;
       const bool none = rule.kind == AccessKind::fence && order == std::memory_order::relaxed;
       std::printf("| `%.*s` | %s | %s | %s |\n", static_cast<int>(rule.name.size()),
-                  rule.name.data(), text_of(rule.order),
-                  none ? "none" : text_of(order),
+                  rule.name.data(), text_of(rule.order), none ? "none" : text_of(order),
                   failure.empty() ? "none" : failure.c_str());
       std::fflush(stdout);
     }

@@ -25,7 +25,7 @@ using Accesses = std::bitset<static_cast<std::size_t>(Access::count)>;
 /// What the checks set, and what they record. Relacy runs all ranks in one thread.
 struct Settings {
   std::optional<Weakening> weakening;
-  Accesses used;  ///< so far
+  Accesses used;    ///< so far
   int victim = -1;  ///< the rank that dies before one of its accesses; -1: none
 };
 inline Settings settings;

@@ -65,9 +65,9 @@ bool Hang::is_member(int rank) const { return std::ranges::find(group, rank) != 
 
 std::string Hang::text() const {
   return detail::concat(
-      "hang ", index, " of seed ", seed, ": ", names[static_cast<std::size_t>(fault)], ", rank ", culprit, " of ", size,
-      hosts == 2 ? " on two simulated hosts" : "", ", ", lockstep::name(last), " of ",
-      detail::rank_list(group), nested ? ", nested" : "",
+      "hang ", index, " of seed ", seed, ": ", names[static_cast<std::size_t>(fault)], ", rank ",
+      culprit, " of ", size, hosts == 2 ? " on two simulated hosts" : "", ", ",
+      lockstep::name(last), " of ", detail::rank_list(group), nested ? ", nested" : "",
       circle.empty() ? "" : detail::concat(", messages of ", detail::rank_list(circle)));
 }
 

@@ -150,8 +150,7 @@ int main(int argc, char** argv) {
       run_as_rank(parse_sources(arguments.rank_of, arguments.on_device()), arguments.folder);
       return 0;
     }
-    const int code =
-        arguments.replay.empty() ? search(arguments) : replay(arguments);
+    const int code = arguments.replay.empty() ? search(arguments) : replay(arguments);
     return streams_are_ordered() ? code : 1;
   } catch (const std::exception& error) {
     std::cerr << "random_programs: " << error.what() << '\n';

@@ -55,8 +55,7 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
                                                const Ranks& how) {
   const lockstep::testing::TemporaryFolder folder;
   const auto program = std::filesystem::read_symlink("/proc/self/exe");
-  const auto list =
-      joined(sources, " ", [](const Source& source) { return to_text(source); });
+  const auto list = joined(sources, " ", [](const Source& source) { return to_text(source); });
   const auto command =
       concat(quoted(program.parent_path() / "lockstep"), " run -n ", ranks, " --timeout ",
              longest_wait.count(), ' ', quoted(program), " --rank-of ", quoted(list), " --folder ",
@@ -76,8 +75,8 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
   return logs;
 }
 
-/// Runs programs on ranks of one kind and number one after the other in one world, as long as it lasts.
-/// Returns each rank's logs, of all programs to which it has come.
+/// Runs programs on ranks of one kind and number one after the other in one world, as long as it
+/// lasts. Returns each rank's logs, of all programs to which it has come.
 std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
                                                const Ranks& ranks) {
   std::vector<Program> programs;
@@ -128,8 +127,8 @@ std::vector<Source> parse_sources(const std::string& text, bool on_device) {
   return sources;
 }
 
-std::size_t run_all(const std::vector<Source>& sources,
-                    const Ranks& ranks, const std::function<void(const Failure&)>& tell) {
+std::size_t run_all(const std::vector<Source>& sources, const Ranks& ranks,
+                    const std::function<void(const Failure&)>& tell) {
   std::map<std::pair<bool, int>, std::vector<Source>> by_ranks;
   for (const auto& source : sources) {
     by_ranks[{source.on_processes, program_of(source).ranks}].push_back(source);
@@ -158,8 +157,7 @@ std::size_t run_all(const std::vector<Source>& sources,
   return failures;
 }
 
-Source shrink(const Source& failing,
-              const std::function<bool(const Source&)>& fails) {
+Source shrink(const Source& failing, const std::function<bool(const Source&)>& fails) {
   auto smallest = failing;
   if (smallest.kept.empty()) {
     smallest.kept.resize(program_of(failing).operations.size());
@@ -178,8 +176,7 @@ Source shrink(const Source& failing,
   return smallest;
 }
 
-void run_as_rank(const std::vector<Source>& sources,
-                 const std::filesystem::path& folder) {
+void run_as_rank(const std::vector<Source>& sources, const std::filesystem::path& folder) {
   const auto world = lockstep::init();
   at::set_num_threads(1);
   std::ofstream out(folder / concat("rank", world.rank()), std::ios::binary);

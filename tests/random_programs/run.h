@@ -47,16 +47,14 @@ inline constexpr std::size_t most_failures = 5;
 /// Runs programs, each on as many ranks as it asks for; those of the same number of ranks share
 /// worlds. Tells of each that fails as soon as it has, and ends after most_failures. Returns how
 /// many.
-std::size_t run_all(const std::vector<Source>& sources,
-const Ranks& ranks, const std::function<void(const Failure&)>& tell);
+std::size_t run_all(const std::vector<Source>& sources, const Ranks& ranks,
+                    const std::function<void(const Failure&)>& tell);
 
 /// The failing program without the operations that it fails without: any other that is left out
 /// makes it illegal, or right.
-Source shrink(const Source& failing,
-              const std::function<bool(const Source&)>& fails);
+Source shrink(const Source& failing, const std::function<bool(const Source&)>& fails);
 
 /// The body of a process that run_all() has started.
-void run_as_rank(const std::vector<Source>& sources,
-                 const std::filesystem::path& folder);
+void run_as_rank(const std::vector<Source>& sources, const std::filesystem::path& folder);
 
 }  // namespace lockstep::random_programs

@@ -1,4 +1,6 @@
 // The calls for files and the network.
+#include "tests/simulation/simulated_calls.h"
+
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -19,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "tests/simulation/simulated_calls.h"
 #include "tests/simulation/simulated_files.h"
 
 namespace lockstep::testing {
@@ -123,7 +124,8 @@ SIMULATED_CALL(int, socket, (int domain, int type, int protocol), (domain, type,
   return process.open(std::make_shared<SimulatedConnection>(kernel().network(), process));
 }
 
-SIMULATED_CALL(int, bind, (int fd, const sockaddr* address, socklen_t length), (fd, address, length)) {
+SIMULATED_CALL(int, bind, (int fd, const sockaddr* address, socklen_t length),
+               (fd, address, length)) {
   file<SimulatedConnection>(fd)->bind(address_of(address));
   return 0;
 }
@@ -139,17 +141,20 @@ SIMULATED_CALL(int, listen, (int fd, int backlog), (fd, backlog)) {
   return 0;
 }
 
-SIMULATED_CALL(int, connect, (int fd, const sockaddr* address, socklen_t length), (fd, address, length)) {
+SIMULATED_CALL(int, connect, (int fd, const sockaddr* address, socklen_t length),
+               (fd, address, length)) {
   return static_cast<int>(result(file<SimulatedConnection>(fd)->connect(address_of(address))));
 }
 
-SIMULATED_CALL(int, accept4, (int fd, sockaddr* address, socklen_t* length, int flags), (fd, address, length, flags)) {
+SIMULATED_CALL(int, accept4, (int fd, sockaddr* address, socklen_t* length, int flags),
+               (fd, address, length, flags)) {
   auto connection = file<SimulatedListener>(fd)->accept();
   if (connection == nullptr) return static_cast<int>(result(-EAGAIN));
   return SimulatedKernel::process().open(std::move(connection));
 }
 
-SIMULATED_CALL(ssize_t, recv, (int fd, void* data, size_t bytes, int flags), (fd, data, bytes, flags)) {
+SIMULATED_CALL(ssize_t, recv, (int fd, void* data, size_t bytes, int flags),
+               (fd, data, bytes, flags)) {
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto got = connection->read(static_cast<char*>(data), bytes);
@@ -157,7 +162,8 @@ SIMULATED_CALL(ssize_t, recv, (int fd, void* data, size_t bytes, int flags), (fd
   return result(got);
 }
 
-SIMULATED_CALL(ssize_t, send, (int fd, const void* data, size_t bytes, int flags), (fd, data, bytes, flags)) {
+SIMULATED_CALL(ssize_t, send, (int fd, const void* data, size_t bytes, int flags),
+               (fd, data, bytes, flags)) {
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto sent = connection->write({static_cast<const char*>(data), bytes});
@@ -218,7 +224,8 @@ SIMULATED_CALL(int, close, (int fd), (fd)) {
   return 0;
 }
 
-SIMULATED_CALL(int, poll, (pollfd* entries, nfds_t count, int timeout), (entries, count, timeout)) {
+SIMULATED_CALL(int, poll, (pollfd * entries, nfds_t count, int timeout),
+               (entries, count, timeout)) {
   return wait_until(limit(timeout), [&] {
     int ready = 0;
     for (nfds_t i = 0; i < count; ++i) {
@@ -236,7 +243,8 @@ SIMULATED_CALL(int, epoll_create1, (int flags), (flags)) {
   return SimulatedKernel::process().open(std::make_shared<SimulatedEpoll>());
 }
 
-SIMULATED_CALL(int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* event), (epoll, operation, fd, event)) {
+SIMULATED_CALL(int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* event),
+               (epoll, operation, fd, event)) {
   auto& entries = file<SimulatedEpoll>(epoll)->entries;
   if (operation == EPOLL_CTL_DEL) {
     entries.erase(fd);
@@ -246,11 +254,15 @@ SIMULATED_CALL(int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* e
   return 0;
 }
 
-SIMULATED_CALL(int, epoll_wait, (int epoll, epoll_event* events, int most, int timeout), (epoll, events, most, timeout)) {
+SIMULATED_CALL(int, epoll_wait, (int epoll, epoll_event* events, int most, int timeout),
+               (epoll, events, most, timeout)) {
   return await_events(epoll, events, most, limit(timeout));
 }
 
-SIMULATED_CALL(int, epoll_pwait2, (int epoll, epoll_event* events, int most, const timespec* timeout, const sigset_t* signals), (epoll, events, most, timeout, signals)) {
+SIMULATED_CALL(int, epoll_pwait2,
+               (int epoll, epoll_event* events, int most, const timespec* timeout,
+                const sigset_t* signals),
+               (epoll, events, most, timeout, signals)) {
   return await_events(epoll, events, most,
                       std::chrono::seconds(timeout->tv_sec) + Time(timeout->tv_nsec));
 }
@@ -270,27 +282,30 @@ SIMULATED(int, getpeername, (int fd, sockaddr* address, socklen_t* length), (fd,
   return static_cast<int>(give_address(file<SimulatedConnection>(fd)->remote(), address, length));
 }
 
-SIMULATED(int, getsockopt, (int fd, int level, int option, void* value, socklen_t* length), (fd, level, option, value, length)) {
+SIMULATED(int, getsockopt, (int fd, int level, int option, void* value, socklen_t* length),
+          (fd, level, option, value, length)) {
   const int error = option == SO_ERROR ? file<SimulatedConnection>(fd)->take_error() : 0;
   std::memcpy(value, &error, sizeof error);
   return 0;
 }
 
-SIMULATED(int, setsockopt, (int fd, int level, int option, const void* value, socklen_t length), (fd, level, option, value, length)) {
+SIMULATED(int, setsockopt, (int fd, int level, int option, const void* value, socklen_t length),
+          (fd, level, option, value, length)) {
   return 0;
 }
 
-SIMULATED(ssize_t, readlink, (const char* path, char* target, size_t bytes), (path, target, bytes)) {
+SIMULATED(ssize_t, readlink, (const char* path, char* target, size_t bytes),
+          (path, target, bytes)) {
   // The network namespace, which distinguishes hosts.
   return ::snprintf(target, bytes, "net:[%d]", SimulatedKernel::process().host());
 }
 
-SIMULATED(int, getifaddrs, (ifaddrs** first), (first)) {
+SIMULATED(int, getifaddrs, (ifaddrs * *first), (first)) {
   *first = (new Interfaces(SimulatedKernel::process().host()))->entries.data();
   return 0;
 }
 
-SIMULATED(void, freeifaddrs, (ifaddrs* first), (first)) {
+SIMULATED(void, freeifaddrs, (ifaddrs * first), (first)) {
   // The entries are the first member of Interfaces.
   delete reinterpret_cast<Interfaces*>(first);
 }

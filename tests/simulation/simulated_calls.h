@@ -12,13 +12,13 @@ inline SimulatedKernel& kernel() { return *SimulatedKernel::current(); }
 // SIMULATED(result, name, (parameters), (arguments)) { body } is what a function of the C library
 // does in simulated threads. The linker replaces NAME in the shipped code by __wrap_NAME, and
 // __real_NAME is the C library's. SIMULATED_CALL is the same for a call of the kernel.
-#define SIMULATED_IF(is_simulated, result, name, parameters, arguments)                    \
-  result __real_##name parameters;                                                         \
-  static result simulated_##name parameters;                                               \
-  result __wrap_##name parameters {                                                        \
-    return SimulatedKernel::is_simulated() != nullptr ? simulated_##name arguments         \
-                                                      : __real_##name arguments;           \
-  }                                                                                        \
+#define SIMULATED_IF(is_simulated, result, name, parameters, arguments)            \
+  result __real_##name parameters;                                                 \
+  static result simulated_##name parameters;                                       \
+  result __wrap_##name parameters {                                                \
+    return SimulatedKernel::is_simulated() != nullptr ? simulated_##name arguments \
+                                                      : __real_##name arguments;   \
+  }                                                                                \
   static result simulated_##name parameters
 #define SIMULATED(...) SIMULATED_IF(current, __VA_ARGS__)
 #define SIMULATED_CALL(...) SIMULATED_IF(entered, __VA_ARGS__)

@@ -167,13 +167,12 @@ void MpiTransport::Requests::match(Receive& receive) {
     return;
   }
   receive.request = ++mpi.last_request;
-  job.send(
-      rank, message.from,
-      [theirs = message.request, own = receive.request, to = rank](SimulatedMpi& sender) {
-        sender.granted.push_back(theirs);
-        sender.granted.push_back(own);
-        sender.granted.push_back(static_cast<std::uint64_t>(to));
-      });
+  job.send(rank, message.from,
+           [theirs = message.request, own = receive.request, to = rank](SimulatedMpi& sender) {
+             sender.granted.push_back(theirs);
+             sender.granted.push_back(own);
+             sender.granted.push_back(static_cast<std::uint64_t>(to));
+           });
 }
 
 void MpiTransport::Requests::send_granted() {

@@ -106,7 +106,10 @@ long __wrap_syscall(long number, ...) {
 
 SIMULATED(pid_t, getpid, (), ()) { return SimulatedKernel::process().pid(); }
 
-SIMULATED(int, pthread_create, (pthread_t* handle, const pthread_attr_t* attributes, void* (*body)(void*), void* argument), (handle, attributes, body, argument)) {
+SIMULATED(int, pthread_create,
+          (pthread_t * handle, const pthread_attr_t* attributes, void* (*body)(void*),
+           void* argument),
+          (handle, attributes, body, argument)) {
   auto& thread =
       kernel().scheduler().start(SimulatedKernel::process(), [body, argument] { body(argument); });
   *handle = reinterpret_cast<pthread_t>(&thread);
@@ -120,46 +123,56 @@ SIMULATED_CALL(int, pthread_join, (pthread_t handle, void** value), (handle, val
 
 SIMULATED(int, pthread_detach, (pthread_t handle), (handle)) { return 0; }
 
-SIMULATED(pthread_t, pthread_self, (), ()) { return reinterpret_cast<pthread_t>(Scheduler::current()); }
+SIMULATED(pthread_t, pthread_self, (), ()) {
+  return reinterpret_cast<pthread_t>(Scheduler::current());
+}
 
-SIMULATED(int, pthread_setname_np, (pthread_t handle, const char* name), (handle, name)) { return 0; }
+SIMULATED(int, pthread_setname_np, (pthread_t handle, const char* name), (handle, name)) {
+  return 0;
+}
 
-SIMULATED(int, pthread_sigmask, (int how, const sigset_t* set, sigset_t* old), (how, set, old)) { return 0; }
+SIMULATED(int, pthread_sigmask, (int how, const sigset_t* set, sigset_t* old), (how, set, old)) {
+  return 0;
+}
 
-SIMULATED_CALL(int, pthread_mutex_lock, (pthread_mutex_t* mutex), (mutex)) {
+SIMULATED_CALL(int, pthread_mutex_lock, (pthread_mutex_t * mutex), (mutex)) {
   lock(mutex);
   return 0;
 }
 
-SIMULATED_CALL(int, pthread_mutex_trylock, (pthread_mutex_t* mutex), (mutex)) {
+SIMULATED_CALL(int, pthread_mutex_trylock, (pthread_mutex_t * mutex), (mutex)) {
   return try_lock(mutex) ? 0 : EBUSY;
 }
 
-SIMULATED(int, pthread_mutex_unlock, (pthread_mutex_t* mutex), (mutex)) {
+SIMULATED(int, pthread_mutex_unlock, (pthread_mutex_t * mutex), (mutex)) {
   unlock(mutex);
   return 0;
 }
 
-SIMULATED(int, pthread_cond_clockwait, (pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* until), (condition, mutex, clock, until)) {
+SIMULATED(int, pthread_cond_clockwait,
+          (pthread_cond_t * condition, pthread_mutex_t* mutex, clockid_t clock,
+           const timespec* until),
+          (condition, mutex, clock, until)) {
   unlock(mutex);
   const bool notified = kernel().scheduler().wait(condition, time_of(*until));
   lock(mutex);
   return notified ? 0 : ETIMEDOUT;
 }
 
-SIMULATED(int, pthread_cond_wait, (pthread_cond_t* condition, pthread_mutex_t* mutex), (condition, mutex)) {
+SIMULATED(int, pthread_cond_wait, (pthread_cond_t * condition, pthread_mutex_t* mutex),
+          (condition, mutex)) {
   unlock(mutex);
   kernel().scheduler().wait(condition);
   lock(mutex);
   return 0;
 }
 
-SIMULATED(int, pthread_cond_broadcast, (pthread_cond_t* condition), (condition)) {
+SIMULATED(int, pthread_cond_broadcast, (pthread_cond_t * condition), (condition)) {
   kernel().scheduler().notify(condition);
   return 0;
 }
 
-SIMULATED(int, pthread_cond_signal, (pthread_cond_t* condition), (condition)) {
+SIMULATED(int, pthread_cond_signal, (pthread_cond_t * condition), (condition)) {
   kernel().scheduler().notify(condition, false);
   return 0;
 }

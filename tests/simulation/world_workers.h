@@ -13,8 +13,8 @@ struct WorldCounts {
 };
 
 /// Runs worlds in a process for each core, each some of the seeds, until too many have broken a
-/// promise. Prints those. A process that ends returns the memory of dead ranks, and reports the seed
-/// of a world that crashes.
+/// promise. Prints those. A process that ends returns the memory of dead ranks, and reports the
+/// seed of a world that crashes.
 WorldCounts run_worlds(std::uint64_t first, std::uint64_t count, bool joining,
                        std::uint64_t most_failures);
 
