@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <fstream>
 
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
@@ -10,12 +9,9 @@ namespace lockstep {
 namespace {
 
 using fuzzing::require;
+using fuzzing::write_file;
 
 constexpr std::size_t record_bytes = 1 + 3 * 32 * 32;
-
-void write(const std::filesystem::path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
 
 bool valid(std::string_view file) {
   if (file.empty() || file.size() % record_bytes != 0) return false;
@@ -38,9 +34,9 @@ std::string encoded(const Cifar10& data) {
 
 void check(const std::filesystem::path& folder, std::string_view first, std::string_view second) {
   const fuzzing::MemoryLimit memory(8 * (first.size() + second.size()) + (1 << 20));
-  write(folder / "data_batch_1.bin", first);
-  write(folder / "data_batch_2.bin", second);
-  write(folder / "test_batch.bin", first);
+  write_file(folder / "data_batch_1.bin", first);
+  write_file(folder / "data_batch_2.bin", second);
+  write_file(folder / "test_batch.bin", first);
   const auto train = fuzzing::accepted<DataError>(
       folder.string(), [&] { return Cifar10(folder, Cifar10::Split::train); });
   const auto test = fuzzing::accepted<DataError>(

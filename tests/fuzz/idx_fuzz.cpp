@@ -1,6 +1,4 @@
 #include <array>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "extras/data/idx.h"
@@ -13,10 +11,7 @@ namespace {
 
 using detail::IdxFile;
 using fuzzing::require;
-
-void write(const std::filesystem::path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
+using fuzzing::write_file;
 
 struct IdxArray {
   std::vector<std::uint32_t> sizes;
@@ -43,7 +38,7 @@ void check(const std::filesystem::path& folder, std::string_view file,
            std::span<const std::uint32_t> inner) {
   // deflate packs 1032 bytes into one.
   const fuzzing::MemoryLimit memory(2 * 1032 * file.size() + (4 << 20));
-  write(folder / "array", file);
+  write_file(folder / "array", file);
   const auto array = fuzzing::accepted<DataError>((folder / "array").string(),
                                                   [&] { return read_idx(folder, inner); });
   if (!array) return;
@@ -58,7 +53,7 @@ void check(const std::filesystem::path& folder, std::string_view file,
   const std::string plain = encoded(*array);
   const bool compressed = file.starts_with("\x1f\x8b");
   require(compressed || plain == file, "an uncompressed file holds the array and nothing else");
-  write(folder / "array", plain);
+  write_file(folder / "array", plain);
   const IdxArray again = read_idx(folder, inner);
   require(again.sizes == array->sizes && again.values == array->values,
           "the array read from its own encoding is equal");

@@ -1,7 +1,5 @@
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -19,15 +17,6 @@ namespace {
 
 using fuzzing::require;
 using nlohmann::json;
-
-void write(const std::filesystem::path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// Values from the input, in its order; zeros after its end.
 class Source {
@@ -56,8 +45,8 @@ class Source {
 
 void read(const std::filesystem::path& folder, const char* name, std::string_view bytes) {
   for (const char* file : {metrics_name, intervals_name, environment_name})
-    write(folder / file, "");
-  write(folder / name, bytes);
+    fuzzing::write_file(folder / file, "");
+  fuzzing::write_file(folder / name, bytes);
   const fuzzing::MemoryLimit memory(4096 * bytes.size() + (4 << 20));
   const Run run = read_run(folder);
   for (const Interval& interval : run.intervals) {
@@ -128,7 +117,7 @@ void write_trace(const std::filesystem::path& folder, Source source) {
   TraceFile file(folder / trace_name, origin);
   file.add(rank, host, spans, source.number<std::uint8_t>());
   file.commit();
-  const json trace = json::parse(content_of(folder / trace_name));
+  const json trace = json::parse(testing::content(folder / trace_name));
   for (const json& event : trace.at("traceEvents"))
     require(event.at("pid") == rank && !event.at("name").get<std::string>().empty(),
             "an event has its rank and a name");

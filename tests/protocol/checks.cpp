@@ -30,13 +30,16 @@ CheckResult explore(unsigned bound) {
 }
 
 template <class Scenario>
-Check check(std::string name, unsigned bound, bool is_short, int victim = -1) {
+Check check(
+    std::string name, unsigned bound, bool is_short, int victim = -1,
+    const std::function<void()>& prepare = [] {}) {
   return {.name = std::move(name),
           .ranks = Scenario::ranks,
           .bound = bound,
           .is_short = is_short,
           .run = [=] {
             settings.victim = victim;
+            prepare();
             return explore<Scenario>(bound);
           }};
 }
@@ -44,22 +47,13 @@ Check check(std::string name, unsigned bound, bool is_short, int victim = -1) {
 template <int ranks, std::uint64_t ring>
 Check collectives(std::string name, const CollectiveCase& with, unsigned bound, bool is_short,
                   int victim = -1) {
-  auto made = check<Collectives<ranks, ring>>(std::move(name), bound, is_short, victim);
-  made.run = [with, run = made.run] {
-    collective_case = with;
-    return run();
-  };
-  return made;
+  return check<Collectives<ranks, ring>>(std::move(name), bound, is_short, victim,
+                                         [with] { collective_case = with; });
 }
 
 Check messages(std::string name, const MessageCase& with, unsigned bound, bool is_short,
                int victim = -1) {
-  auto made = check<Messages>(std::move(name), bound, is_short, victim);
-  made.run = [with, run = made.run] {
-    message_case = with;
-    return run();
-  };
-  return made;
+  return check<Messages>(std::move(name), bound, is_short, victim, [with] { message_case = with; });
 }
 
 constexpr bool in_ctest = true;

@@ -194,7 +194,6 @@ struct Collectives : Scenario<Collectives<rank_count, ring>, rank_count> {
       expect(settings.victim >= 0 && this->kernel.is_dead(settings.victim), "failed without cause");
       expect(member.cause == settings.victim, "wrong cause of the failure");
     }
-    Waiter<Arena>::reset();
   }
 
   Arena arena;

@@ -3,28 +3,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstring>
 #include <map>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tests/protocol/checks.h"
 
 namespace lockstep::testing {
 namespace {
-
-constexpr const char* usage =
-    "Usage: protocol_proof [--long] [--weaken [NAME]] [--only TEXT] [--history]\n"
-    "\n"
-    "Explores the shared-memory protocol with Relacy. Exits with 1 if a check fails.\n"
-    "  --long            All checks (default: those of ctest)\n"
-    "  --weaken [NAME]   Runs the checks with each weaker order of each access, or of the access\n"
-    "                    NAME, and prints which check fails\n"
-    "  --only TEXT       Checks whose name contains TEXT\n"
-    "  --history         Prints the interleaving that fails\n";
 
 struct Arguments {
   bool is_long = false;
@@ -34,20 +22,7 @@ struct Arguments {
   std::string only;
 };
 
-std::string text_of(std::memory_order order) {
-  switch (order) {
-    case std::memory_order::relaxed:
-      return "relaxed";
-    case std::memory_order::acquire:
-      return "acquire";
-    case std::memory_order::release:
-      return "release";
-    case std::memory_order::acq_rel:
-      return "acq_rel";
-    default:
-      return "seq_cst";
-  }
-}
+const char* text_of(std::memory_order order) { return rl::format(relacy_order(order)); }
 
 std::string full_name(const Check& check) {
   const auto bound = check.bound == 0 ? "all" : "bound " + std::to_string(check.bound);
@@ -114,11 +89,11 @@ std::string in_child(const Fn& fn) {
 
 /// "name of the check: failure", or "" if all checks hold.
 std::string first_failure(const Arguments& arguments, const Weakening& weakening,
-                          const std::map<std::string, std::string>& uses) {
+                          const std::map<std::string, Accesses>& uses) {
   for (const auto& check : checks()) {
     if (!is_chosen(check, arguments)) continue;
     const auto name = full_name(check);
-    if (uses.at(name)[static_cast<std::size_t>(weakening.access)] == '0') continue;
+    if (!uses.at(name)[static_cast<std::size_t>(weakening.access)]) continue;
     const auto failure = in_child([&] {
       settings.weakening = weakening;
       return check.run().failure;
@@ -129,16 +104,13 @@ std::string first_failure(const Arguments& arguments, const Weakening& weakening
 }
 
 int weaken(const Arguments& arguments) {
-  std::map<std::string, std::string> uses;  // "01…": the accesses of each check
+  std::map<std::string, Accesses> uses;  // of each check
   for (const auto& check : checks()) {
     if (!is_chosen(check, arguments)) continue;
-    uses[full_name(check)] = in_child([&] {
-      settings.used.reset();
+    uses[full_name(check)] = Accesses(in_child([&] {
       check.run();
-      std::string used;
-      for (std::size_t i = 0; i < settings.used.size(); ++i) used += settings.used[i] ? '1' : '0';
-      return used;
-    });
+      return settings.used.to_string();
+    }));
   }
   std::printf("| access | order | weaker | check that fails |\n|---|---|---|---|\n");
   int green = 0;
@@ -150,8 +122,7 @@ int weaken(const Arguments& arguments) {
       green += failure.empty() ? 1 : 0;
       const bool none = rule.kind == AccessKind::fence && order == std::memory_order::relaxed;
       std::printf("| `%.*s` | %s | %s | %s |\n", static_cast<int>(rule.name.size()),
-                  rule.name.data(), text_of(rule.order).c_str(),
-                  none ? "none" : text_of(order).c_str(),
+                  rule.name.data(), text_of(rule.order), none ? "none" : text_of(order),
                   failure.empty() ? "none" : failure.c_str());
       std::fflush(stdout);
     }
@@ -160,33 +131,19 @@ int weaken(const Arguments& arguments) {
   return 0;
 }
 
-bool parse(int count, char** values, Arguments& arguments) {
-  for (int i = 1; i < count; ++i) {
-    const std::string_view value = values[i];
-    const bool has_next = i + 1 < count && values[i + 1][0] != '-';
-    if (value == "--long") {
-      arguments.is_long = true;
-    } else if (value == "--history") {
-      arguments.history = true;
-    } else if (value == "--weaken") {
-      arguments.weakens = true;
-      if (has_next) arguments.access = values[++i];
-    } else if (value == "--only" && has_next) {
-      arguments.only = values[++i];
-    } else {
-      std::fprintf(stderr, "protocol_proof: unknown argument %s\n%s", values[i], usage);
-      return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace
 }  // namespace lockstep::testing
 
-int main(int count, char** values) {
+int main(int argc, char** argv) {
   using namespace lockstep::testing;
   Arguments arguments;
-  if (!parse(count, values, arguments)) return 2;
+  CLI::App app("Explores the shared-memory protocol with Relacy; exits with 1 if a check fails");
+  app.add_flag("--long", arguments.is_long, "All checks (default: those of ctest)");
+  app.add_flag("--weaken", arguments.weakens,
+               "Run the checks with each weaker order of each access, print which check fails");
+  app.add_option("--access", arguments.access, "With --weaken: this access only");
+  app.add_option("--only", arguments.only, "Checks whose name contains this text");
+  app.add_flag("--history", arguments.history, "Print the interleaving that fails");
+  CLI11_PARSE(app, argc, argv);
   return arguments.weakens ? weaken(arguments) : run_checks(arguments);
 }

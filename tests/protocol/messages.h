@@ -91,7 +91,6 @@ struct Messages : Scenario<Messages, 2> {
   void failed(const Waiter<Arena>& waiter, int rank) {
     expect(waiter.cause() == settings.victim && rank != settings.victim, "wrong cause");
   }
-  void finish() { Waiter<Arena>::reset(); }
 
   Block::Mailbox& mailbox() { return arena.block().mailbox(0, 1); }
 

@@ -93,7 +93,6 @@ struct Failures : Scenario<Failures<rank_count>, rank_count> {
       expect(!first || *first == *seen, "two causes");
       first = seen;
     }
-    Waiter<Arena>::reset();
   }
 
   Arena arena;
@@ -115,7 +114,6 @@ struct FailsAfterPublishing : Scenario<FailsAfterPublishing, 2> {
     CounterWait<Arena> wait{.arena = arena, .member = 0};
     expect(waiter.wait(wait), "data from before the failure are missing");
   }
-  void finish() { Waiter<Arena>::reset(); }
 
   Arena arena;
 };

@@ -6,24 +6,6 @@ void fail_test(const char* what) {
   rl::ctx().fail_test(what, rl::test_result_user_assert_failed, rl::debug_info(what, "", 0));
 }
 
-rl::memory_order relacy_order(std::memory_order order) {
-  switch (order) {
-    case std::memory_order::relaxed:
-      return rl::mo_relaxed;
-    case std::memory_order::consume:
-      return rl::mo_consume;
-    case std::memory_order::acquire:
-      return rl::mo_acquire;
-    case std::memory_order::release:
-      return rl::mo_release;
-    case std::memory_order::acq_rel:
-      return rl::mo_acq_rel;
-    case std::memory_order::seq_cst:
-      break;
-  }
-  return rl::mo_seq_cst;
-}
-
 rl::debug_info place_of(Order order) { return {detail::rule_of(order.access).name.data(), "", 0}; }
 
 Order RelacyAtomics::order(Access access) {
@@ -52,9 +34,7 @@ void Kernel::wait(const void* word, bool has_expected_value) {
   yield();  // in that time all stores have become visible
 }
 
-void Kernel::wake(const void* word) { unblock(word); }
-
-void Kernel::unblock(const void* word) {
+void Kernel::wake(const void* word) {
   for (std::size_t rank = 0; rank < sleeps_on_.size(); ++rank) {
     if (sleeps_on_[rank] == nullptr || (word != nullptr && sleeps_on_[rank] != word)) continue;
     sleeps_on_[rank] = nullptr;
@@ -93,7 +73,7 @@ void Kernel::may_die() {
   ended_[rank].store(1, rl::mo_release, rl::debug_info("process ends", "", 0));
   dead_[rank] = true;
   ++deaths_;
-  unblock(nullptr);
+  wake(nullptr);
   stored();
   _longjmp(ends_[rank], 1);
 }

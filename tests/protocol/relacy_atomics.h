@@ -20,10 +20,12 @@ struct Weakening {
   std::memory_order order;  ///< relaxed: no fence
 };
 
+using Accesses = std::bitset<static_cast<std::size_t>(Access::count)>;
+
 /// What the checks set, and what they record. Relacy runs all ranks in one thread.
 struct Settings {
   std::optional<Weakening> weakening;
-  std::bitset<static_cast<std::size_t>(Access::count)> used;  ///< accesses since the last reset
+  Accesses used;    ///< so far
   int victim = -1;  ///< the rank that dies before one of its accesses; -1: none
 };
 inline Settings settings;
@@ -43,7 +45,15 @@ constexpr bool has_one_writer(Access access) {
   return access == announcement_read || access == staged_read || access == finished_read;
 }
 
-rl::memory_order relacy_order(std::memory_order order);
+/// Both enumerations have the same values.
+constexpr rl::memory_order relacy_order(std::memory_order order) {
+  return static_cast<rl::memory_order>(order);
+}
+static_assert(relacy_order(std::memory_order::relaxed) == rl::mo_relaxed);
+static_assert(relacy_order(std::memory_order::acquire) == rl::mo_acquire);
+static_assert(relacy_order(std::memory_order::release) == rl::mo_release);
+static_assert(relacy_order(std::memory_order::acq_rel) == rl::mo_acq_rel);
+static_assert(relacy_order(std::memory_order::seq_cst) == rl::mo_seq_cst);
 rl::debug_info place_of(Order order);
 
 /// The system calls that the protocol uses, and the ends of processes. Nothing of them orders
@@ -63,6 +73,7 @@ class Kernel {
   /// The latter happens only a few times after each death of a process: else, a sleep without a
   /// wake-up is a deadlock, which Relacy reports.
   void wait(const void* word, bool has_expected_value);
+  /// Ends the sleeps on the word, or all sleeps without one.
   void wake(const void* word);
 
   /// Blocks a rank that spins until ready() is true for the last values that were stored. A poll
@@ -89,8 +100,6 @@ class Kernel {
   bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)]; }
 
  private:
-  void unblock(const void* word);
-
   static constexpr unsigned naps_after_a_death = 3;
   static inline Kernel* current_ = nullptr;
   std::array<const void*, most_ranks> sleeps_on_{};

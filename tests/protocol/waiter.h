@@ -48,7 +48,7 @@ class Waiter {
   void fail(int cause) {
     auto& header = arena_.header();
     const bool first = header.failed.write_once([&] {
-      claimer_ = rank_;
+      arena_.failure_writer = rank_;
       header.failed_rank = cause;
     });
     if (first) host::wake_all(arena_);
@@ -57,7 +57,9 @@ class Waiter {
   /// The cause of the failure; empty if its writer has died, which HostRankContext notices by time.
   std::optional<int> cause() const {
     const auto& header = arena_.header();
-    const auto writer_died = [&] { return claimer_ >= 0 && kernel_.is_dead(claimer_); };
+    const auto writer_died = [&] {
+      return arena_.failure_writer >= 0 && kernel_.is_dead(arena_.failure_writer);
+    };
     const std::function<bool()> ready = [&] { return writer_died() || header.failed.readable(); };
     for (;;) {
       kernel_.spin_until(ready);
@@ -68,8 +70,6 @@ class Waiter {
     }
     return header.failed_rank;
   }
-
-  static void reset() { claimer_ = -1; }
 
  private:
   template <class Operation>
@@ -100,8 +100,6 @@ class Waiter {
       state = detail::WaitState::complete;
     }
   }
-
-  static inline int claimer_ = -1;  ///< the rank that began to write the failure
 
   const Arena& arena_;
   Kernel& kernel_;

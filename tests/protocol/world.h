@@ -62,6 +62,8 @@ class SmallArena {
   }
   const Block& block() const { return block_; }
 
+  mutable int failure_writer = -1;  ///< the rank that began to write the failure
+
  private:
   static std::byte* memory() {
     static auto* const memory =

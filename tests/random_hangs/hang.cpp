@@ -9,14 +9,16 @@
 
 namespace lockstep::testing {
 
-std::string_view name(Fault fault) {
-  constexpr std::array<std::string_view, std::size(all_faults)> names{
-      "sleeps",        "spins",       "stops",    "dies",          "skips",     "other_group",
-      "skips_wrapper", "never_waits", "receives", "silent_sender", "in_transit"};
-  return names.at(static_cast<std::size_t>(fault));
-}
+namespace {
 
-Hang Hang::make(std::uint64_t seed, std::uint64_t index, bool with_mpi) {
+/// Of each Fault.
+constexpr std::array<std::string_view, 11> names{
+    "sleeps",      "spins",    "stops",         "dies",          "skips",     "other_group",
+    "never_waits", "receives", "silent_sender", "skips_wrapper", "in_transit"};
+
+}  // namespace
+
+Hang Hang::make(std::uint64_t seed, std::uint64_t index) {
   std::mt19937_64 random(seed * 1'000'003 + index);
   const auto below = [&](std::size_t n) { return static_cast<int>(random() % n); };
   constexpr int sizes[] = {2, 3, 4, 7};
@@ -25,9 +27,9 @@ Hang Hang::make(std::uint64_t seed, std::uint64_t index, bool with_mpi) {
                                         Collective::barrier};
   Hang hang{.seed = seed, .index = index};
   // Starting MPI takes most of the time.
-  hang.hosts = with_mpi && index % 5 == 4 ? 2 : 1;
+  hang.hosts = index % 5 == 4 ? 2 : 1;
   hang.size = sizes[below(4)];
-  hang.fault = all_faults[static_cast<std::size_t>(below(std::size(all_faults)))];
+  hang.fault = static_cast<Fault>(below(names.size()));
   hang.culprit = below(static_cast<std::size_t>(hang.size));
   hang.last = collectives[below(std::size(collectives))];
   hang.before = below(12);
@@ -63,9 +65,9 @@ bool Hang::is_member(int rank) const { return std::ranges::find(group, rank) != 
 
 std::string Hang::text() const {
   return detail::concat(
-      "hang ", index, " of seed ", seed, ": ", name(fault), ", rank ", culprit, " of ", size,
-      hosts == 2 ? " on two simulated hosts" : "", ", ", lockstep::name(last), " of ",
-      detail::rank_list(group), nested ? ", nested" : "",
+      "hang ", index, " of seed ", seed, ": ", names[static_cast<std::size_t>(fault)], ", rank ",
+      culprit, " of ", size, hosts == 2 ? " on two simulated hosts" : "", ", ",
+      lockstep::name(last), " of ", detail::rank_list(group), nested ? ", nested" : "",
       circle.empty() ? "" : detail::concat(", messages of ", detail::rank_list(circle)));
 }
 

@@ -16,18 +16,12 @@ enum class Fault {
   dies,           ///< it is killed by SIGKILL; only without a watch of processes
   skips,          ///< it skips the last operation and issues one of another group
   other_group,    ///< it issues the same operation in a second group of the same members
-  skips_wrapper,  ///< of several wrappers, it skips the last, and begins the next step
   never_waits,    ///< it issues the operation, and computes instead of waiting for it
   receives,       ///< ranks receive from one another in a circle, before any of them sends
   silent_sender,  ///< another rank receives from it, and it sends nothing
+  skips_wrapper,  ///< of several wrappers, it skips the last, and begins the next step
   in_transit      ///< no fault: all ranks are in an operation that takes long
 };
-inline constexpr Fault all_faults[] = {Fault::sleeps,        Fault::spins,     Fault::stops,
-                                       Fault::dies,          Fault::skips,     Fault::other_group,
-                                       Fault::never_waits,   Fault::receives,  Fault::silent_sender,
-                                       Fault::skips_wrapper, Fault::in_transit};
-
-std::string_view name(Fault fault);
 
 /// One world that hangs. All its ranks derive it from seed and index.
 struct Hang {
@@ -45,7 +39,7 @@ struct Hang {
   Collective last = Collective::all_reduce;
   int before = 0;  ///< operations that all ranks complete before
 
-  static Hang make(std::uint64_t seed, std::uint64_t index, bool with_mpi);
+  static Hang make(std::uint64_t seed, std::uint64_t index);
 
   bool is_member(int rank) const;
   /// "hang 17 of seed 1: stops, rank 2 of 4, all_reduce of ranks 1, 2".

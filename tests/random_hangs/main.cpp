@@ -21,8 +21,6 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,13 +47,12 @@ using nlohmann::json;
 constexpr int world_fd = 100;
 constexpr auto far_off = 10min;
 constexpr int most_attempts = 5;
+constexpr double longest_answer = 1;  ///< seconds of one question
 
 struct Arguments {
   std::uint64_t seed = 1;
   std::uint64_t first = 0;
   std::uint64_t hangs = 20;
-  double answer_seconds = 1;  ///< longest time of one question
-  bool without_mpi = false;
   bool verbose = false;
   int rank = -1;  ///< of a process on one host
   bool is_mpi_rank = false;
@@ -78,7 +75,7 @@ std::filesystem::path second_host(const std::string& job) {
 }
 
 int run_as_rank(const Arguments& arguments) {
-  const auto hang = Hang::make(arguments.seed, arguments.first, !arguments.without_mpi);
+  const auto hang = Hang::make(arguments.seed, arguments.first);
   if (!arguments.is_mpi_rank) {
     run_rank(hang,
              host::create(host::World::attach(world_fd, hang.size), arguments.rank,
@@ -117,7 +114,7 @@ pid_t start(std::vector<std::string> words, const std::string& job, int inherite
 /// The processes of one world that hangs.
 class World {
  public:
-  World(const Hang& hang, const Arguments& arguments) : hang_(hang) {
+  explicit World(const Hang& hang) : hang_(hang) {
     job_ = concat("hang-", ::getpid(), "-", hang.index);
     const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
     std::vector<std::string> words{self,
@@ -127,7 +124,6 @@ class World {
                                    concat(hang.index),
                                    "--folder",
                                    folder_.path().string()};
-    if (arguments.without_mpi) words.emplace_back("--without-mpi");
     if (hang.hosts == 2) {
       auto command = mpirun(hang.size);
       command.insert(command.end(), words.begin(), words.end());
@@ -271,7 +267,7 @@ struct Result {
 };
 
 Result run(const Hang& hang, const Arguments& arguments) {
-  const World world(hang, arguments);
+  const World world(hang);
   const auto waits = world.await();
   const auto waiting =
       std::ranges::count_if(waits, [](const auto& wait) { return wait.second != "none"; });
@@ -298,7 +294,7 @@ Result run(const Hang& hang, const Arguments& arguments) {
     const std::chrono::duration<double> time = answer.time;
     longest = std::max(longest, time.count());
     auto wrong = check(hang, waits, answer.job);
-    if (wrong.empty() && time.count() > arguments.answer_seconds) {
+    if (wrong.empty() && time.count() > longest_answer) {
       wrong = concat("the answer took ", time.count(), " s");
     }
     if (wrong.empty() && --questions > 0) continue;
@@ -316,7 +312,7 @@ int run_all(const Arguments& arguments) {
   std::uint64_t remote = 0;
   std::vector<double> times;
   for (auto index = arguments.first; index < arguments.first + arguments.hangs; ++index) {
-    const auto hang = Hang::make(arguments.seed, index, !arguments.without_mpi);
+    const auto hang = Hang::make(arguments.seed, index);
     if (arguments.verbose) std::cout << hang.text() << std::endl;
     Result result;
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
@@ -335,8 +331,7 @@ int run_all(const Arguments& arguments) {
     if (result.wrong.empty()) continue;
     ++wrong;
     std::cout << hang.text() << ": " << result.wrong << "\n  random_hangs --seed " << hang.seed
-              << " --first " << hang.index << " --hangs 1 --verbose"
-              << (arguments.without_mpi ? " --without-mpi" : "") << std::endl;
+              << " --first " << hang.index << " --hangs 1 --verbose" << std::endl;
   }
   detail::remove_ended_flight_records();
   std::cout << arguments.hangs - wrong << " of " << arguments.hangs
@@ -358,10 +353,6 @@ int main(int argc, char** argv) {
   app.add_option("--hangs", arguments.hangs, "Number of hangs")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--answer-time", arguments.answer_seconds,
-                 "Longest time of an answer in seconds; more for a busy machine")
-      ->capture_default_str();
-  app.add_flag("--without-mpi", arguments.without_mpi, "Worlds on one host only");
   app.add_flag("--verbose", arguments.verbose, "Print each hang and its diagnosis");
   app.add_option("--rank", arguments.rank, "Be this rank")->group("");
   app.add_flag("--mpi-rank", arguments.is_mpi_rank, "Be a rank of an MPI job")->group("");

@@ -47,8 +47,6 @@ class Rank {
   Rank(const Hang& hang, const std::shared_ptr<Communicator>& world,
        const std::filesystem::path& folder)
       : hang_(hang), world_(world), folder_(folder), input_(most * 8), output_(most * 8) {
-    std::vector<int> all;
-    for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);
     // Groups are created by all ranks, whether they need them or not.
     group_ = world->split(hang.is_member(rank()) ? 0 : -1, rank());
     second_ = world->split(hang.is_member(rank()) ? 0 : -1, rank());

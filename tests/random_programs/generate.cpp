@@ -1,10 +1,9 @@
-#include "tests/random_programs/generate.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
 
 #include "tests/random_programs/random.h"
+#include "tests/random_programs/rules.h"
 
 namespace lockstep::random_programs {
 namespace {
@@ -74,9 +73,9 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
 /// Draws operations for a program, one after the other.
 class Generator {
  public:
-  Generator(std::uint64_t seed, const std::vector<Category>& without)
-      : random_(seed), without_(without) {
+  Generator(std::uint64_t seed, bool on_device) : random_(seed) {
     program_.seed = seed;
+    program_.on_device = on_device;
     program_.ranks = 2 + random_.below(2);
     program_.width = 1 + random_.below(3);
   }
@@ -84,8 +83,8 @@ class Generator {
   Program run() {
     do {
       draw_units();
-    } while (!Rules(program_, without_).allow_units());
-    Rules rules(program_, without_);
+    } while (!Rules(program_).allow_units());
+    Rules rules(program_);
     const int length = 4 + random_.below(18);
     for (int tries = 0; count() < length && tries < 40 * length && !rules.ended(); ++tries) {
       append(rules, draw(rules));
@@ -327,15 +326,12 @@ class Generator {
   }
 
   Random random_;
-  std::vector<Category> without_;
   Theme theme_ = Theme::single;
   Program program_;
 };
 
 }  // namespace
 
-Program generate(std::uint64_t seed, const std::vector<Category>& without) {
-  return Generator(seed, without).run();
-}
+Program generate(std::uint64_t seed, bool on_device) { return Generator(seed, on_device).run(); }
 
 }  // namespace lockstep::random_programs

@@ -1,5 +1,3 @@
-#include "tests/random_programs/interpreter.h"
-
 #include <torch/torch.h>
 
 #include <exception>
@@ -42,7 +40,11 @@ class Interpreter {
   void run(const Operation& operation) {
     std::visit([this](const auto& op) { run(op); }, operation);
   }
-  std::vector<Values> observe() { return rank_.observe(); }
+  std::vector<Values> observe() {
+    std::vector<Values> all;
+    for (auto& item : rank_.observe()) all.push_back(std::move(item.values));
+    return all;
+  }
 
  private:
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
@@ -248,17 +250,8 @@ class Interpreter {
 };
 
 std::string type_of(const std::exception& error) {
-  const auto is = [&error]<class Type>(const Type*) {
-    return dynamic_cast<const Type*>(&error) != nullptr;
-  };
-  if (is(static_cast<InvalidArgument*>(nullptr))) return "InvalidArgument";
-  if (is(static_cast<ReplicaError*>(nullptr))) return "ReplicaError";
-  if (is(static_cast<CheckpointError*>(nullptr))) return "CheckpointError";
-  if (is(static_cast<TimeoutError*>(nullptr))) return "TimeoutError";
-  if (is(static_cast<CommError*>(nullptr))) return "CommError";
-  if (is(static_cast<Error*>(nullptr))) return "Error";
-  if (is(static_cast<c10::Error*>(nullptr))) return "c10::Error";
-  return "exception";
+  if (const auto* own = dynamic_cast<const Error*>(&error)) return name(own->kind());
+  return dynamic_cast<const c10::Error*>(&error) != nullptr ? "c10::Error" : "exception";
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -13,7 +12,7 @@
 #include <vector>
 
 #include "tests/device/simulation/simulation.h"
-#include "tests/random_programs/search.h"
+#include "tests/random_programs/run.h"
 
 namespace {
 
@@ -23,13 +22,12 @@ struct Arguments {
   std::uint64_t seed = 1;
   int programs = 300;
   std::string replay;
-  std::string without;
   std::string ranks = "both";
   std::string device;
-  int timeout = 20;
-  std::size_t failures = 5;
   std::string rank_of;
   std::string folder;
+
+  bool on_device() const { return !device.empty(); }
 };
 
 void add_options(CLI::App& app, Arguments& arguments) {
@@ -43,18 +41,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "threads, processes, or both: programs of odd seeds run on processes")
       ->check(CLI::IsMember({"threads", "processes", "both"}))
       ->capture_default_str();
-  app.add_option(
-      "--without", arguments.without,
-      "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late, graphs, "
-      "kept, weights, repeated, collectives");
   app.add_option("--device", arguments.device,
                  "The simulated device, sim-staged or sim-nccl: through host memory, or over the "
                  "double of NCCL")
       ->check(CLI::IsMember({"sim-staged", "sim-nccl"}));
-  app.add_option("--timeout", arguments.timeout, "Longest wait for another rank, in seconds")
-      ->capture_default_str();
-  app.add_option("--failures", arguments.failures, "Failing programs to find before it gives up")
-      ->capture_default_str();
   app.add_option("--rank-of", arguments.rank_of, "Programs that this process is a rank of")
       ->group("");
   app.add_option("--folder", arguments.folder, "Where a rank process leaves its log")->group("");
@@ -64,33 +54,31 @@ bool on_processes(const Arguments& arguments, std::uint64_t seed) {
   return arguments.ranks == "processes" || (arguments.ranks == "both" && seed % 2 == 1);
 }
 
-std::string command_of(const Arguments& arguments, const Source& source, bool processes) {
-  std::string text = "random_programs --replay " + to_text(source);
-  text += processes ? " --ranks processes" : " --ranks threads";
-  if (!arguments.device.empty()) text += " --device " + arguments.device;
-  if (!arguments.without.empty()) text += " --without " + arguments.without;
-  return text;
+/// The options of rank processes.
+std::string options_of(const Arguments& arguments) {
+  return arguments.on_device() ? " --device " + arguments.device : "";
 }
 
-Ranks ranks_of(const Arguments& arguments, bool processes) {
+Ranks ranks_of(const Arguments& arguments) {
   std::optional<at::DeviceType> device;
 #ifdef LOCKSTEP_NCCL_DOUBLE
-  if (!arguments.device.empty()) device = lockstep::simulation::device_type();
+  if (arguments.on_device()) device = lockstep::simulation::device_type();
 #endif
-  return {.processes = processes,
-          .timeout = std::chrono::seconds(arguments.timeout),
-          .program = std::filesystem::read_symlink("/proc/self/exe"),
-          .without = arguments.without,
-          .device = device};
+  return {.options = options_of(arguments), .device = device};
 }
 
-int replay(const Arguments& arguments, const std::vector<Category>& without) {
-  const auto source = parse_sources(arguments.replay).at(0);
-  std::cout << to_text(program_of(source, without)) << std::flush;
-  const auto ranks = ranks_of(arguments, on_processes(arguments, source.seed));
+std::string command_of(const Arguments& arguments, const Source& source) {
+  return "random_programs --replay " + to_text(source) +
+         (source.on_processes ? " --ranks processes" : " --ranks threads") + options_of(arguments);
+}
+
+int replay(const Arguments& arguments) {
+  auto source = parse_sources(arguments.replay, arguments.on_device()).at(0);
+  source.on_processes = on_processes(arguments, source.seed);
+  std::cout << to_text(program_of(source)) << std::flush;
   std::string what;
   const auto fails = [&](const Source& some) {
-    return run_all({some}, without, ranks, 1,
+    return run_all({some}, ranks_of(arguments),
                    [&](const Failure& failure) { what = failure.what; }) != 0;
   };
   if (!fails(source)) {
@@ -98,32 +86,26 @@ int replay(const Arguments& arguments, const std::vector<Category>& without) {
     return 0;
   }
   std::cout << "fails: " << what << std::endl;
-  const auto smallest = shrink(source, without, fails);
-  std::cout << "\nsmallest: " << to_text(program_of(smallest, without)) << "fails: " << what << '\n'
-            << command_of(arguments, smallest, ranks.processes) << '\n';
+  const auto smallest = shrink(source, fails);
+  std::cout << "\nsmallest: " << to_text(program_of(smallest)) << "fails: " << what << '\n'
+            << command_of(arguments, smallest) << '\n';
   return 1;
 }
 
-int search(const Arguments& arguments, const std::vector<Category>& without) {
-  std::size_t failed = 0;
-  std::size_t before = 0;
-  for (const bool processes : {false, true}) {
-    std::vector<Source> sources;
-    for (int i = 0; i < arguments.programs; ++i) {
-      const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
-      if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed});
-    }
-    const auto ranks = ranks_of(arguments, processes);
-    failed += run_all(sources, without, ranks, arguments.failures, [&](const Failure& failure) {
-      std::cout << "program " << before + failure.number << ": "
-                << command_of(arguments, failure.source, processes) << ": " << failure.what
-                << std::endl;
-    });
-    if (failed >= arguments.failures) break;
-    before += sources.size();
+int search(const Arguments& arguments) {
+  std::vector<Source> sources;
+  for (int i = 0; i < arguments.programs; ++i) {
+    const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
+    sources.push_back({.seed = seed,
+                       .on_device = arguments.on_device(),
+                       .on_processes = on_processes(arguments, seed)});
   }
+  const auto failed = run_all(sources, ranks_of(arguments), [&](const Failure& failure) {
+    std::cout << "program " << failure.number << ": " << command_of(arguments, failure.source)
+              << ": " << failure.what << std::endl;
+  });
   std::cout << arguments.programs << " programs from seed " << arguments.seed << ": " << failed
-            << (failed >= arguments.failures ? " or more" : "") << " failed\n";
+            << (failed >= most_failures ? " or more" : "") << " failed\n";
   return failed == 0 ? 0 : 1;
 }
 
@@ -164,13 +146,11 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   use_device(arguments.device);
   try {
-    const auto without = parse_categories(arguments.without);
     if (!arguments.rank_of.empty()) {
-      run_as_rank(parse_sources(arguments.rank_of), without, arguments.folder);
+      run_as_rank(parse_sources(arguments.rank_of, arguments.on_device()), arguments.folder);
       return 0;
     }
-    const int code =
-        arguments.replay.empty() ? search(arguments, without) : replay(arguments, without);
+    const int code = arguments.replay.empty() ? search(arguments) : replay(arguments);
     return streams_are_ordered() ? code : 1;
   } catch (const std::exception& error) {
     std::cerr << "random_programs: " << error.what() << '\n';

@@ -87,6 +87,29 @@ class Returning : public Model {
   }
 };
 
+/// make.template operator()<output>() for this output.
+auto for_output(Output output, const auto& make) {
+  switch (output) {
+    case Output::tensor:
+      return make.template operator()<Output::tensor>();
+    case Output::tuple:
+      return make.template operator()<Output::tuple>();
+    case Output::list:
+      return make.template operator()<Output::list>();
+    case Output::optional:
+      return make.template operator()<Output::optional>();
+    case Output::map:
+      return make.template operator()<Output::map>();
+    case Output::ordered_dict:
+      return make.template operator()<Output::ordered_dict>();
+    case Output::structure:
+      return make.template operator()<Output::structure>();
+    case Output::opaque:
+      break;
+  }
+  return make.template operator()<Output::opaque>();
+}
+
 inline at::Tensor tensor_in(const at::Tensor& y) { return y; }
 inline at::Tensor tensor_in(const std::tuple<at::Tensor, at::Tensor>& y) { return std::get<0>(y); }
 inline at::Tensor tensor_in(const std::vector<at::Tensor>& y) { return y[1]; }

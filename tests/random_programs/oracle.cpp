@@ -1,13 +1,10 @@
-#include "tests/random_programs/oracle.h"
-
 #include <torch/torch.h>
 
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "core/text.h"
-#include "tests/random_programs/collective.h"
-#include "tests/random_programs/optimizer_state.h"
 #include "tests/random_programs/rank.h"
 #include "tests/random_programs/rules.h"
 
@@ -19,7 +16,7 @@ using Kind = Synchronisation::Kind;
 class Oracle {
  public:
   explicit Oracle(const Program& program)
-      : program_(program), rules_(program, {}), units_(program.units.size()) {
+      : program_(program), rules_(program), units_(program.units.size()) {
     for (int rank = 0; rank < program.ranks; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(
           program, rank, [](const Model& model) { return model.unique_parameters(); }));
@@ -41,8 +38,8 @@ class Oracle {
 
  private:
   struct Checkpoint {
-    std::vector<at::Tensor> model;  ///< rank 0's
-    std::vector<OptimizerState> optimizers;
+    std::vector<at::Tensor> model;        ///< rank 0's
+    std::vector<std::string> optimizers;  ///< of each rank, by torch::save
     int steps;
   };
   /// A rank's buffer that a DistributedOptimizer has received and writes in its step, unless it was
@@ -72,6 +69,13 @@ class Oracle {
     return (*ranks_[rank])[index].model->unique_parameters();
   }
 
+  /// A parameter on each rank.
+  std::vector<at::Tensor> of_ranks(int index, std::size_t number) {
+    std::vector<at::Tensor> values;
+    for (auto& rank : ranks_) values.push_back((*rank)[index].model->unique_parameters()[number]);
+    return values;
+  }
+
   /// Each rank's tensor = their mean, weighted.
   void average(std::vector<at::Tensor> tensors, std::vector<double> weights) {
     const torch::NoGradGuard no_grad;
@@ -86,26 +90,14 @@ class Oracle {
 
   /// weights: of this exchange; empty for those that have been set before, if any.
   void average_gradient(int index, std::size_t number, const std::vector<double>& weights) {
+    const auto parameters = of_ranks(index, number);
+    if (std::ranges::none_of(parameters, [](const auto& p) { return p.grad().defined(); })) return;
     std::vector<at::Tensor> gradients;
-    bool any = false;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      any = any || all(index, rank)[number].grad().defined();
-    }
-    if (!any) return;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const auto& parameter = all(index, rank)[number];
+    for (const auto& parameter : parameters) {
       if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
       gradients.push_back(parameter.grad());
     }
     average(gradients, weights.empty() ? rules_.unit(index).weights : weights);
-  }
-
-  void average_parameter(int index, std::size_t number) {
-    std::vector<at::Tensor> values;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      values.push_back(all(index, rank)[number]);
-    }
-    average(values, {});
   }
 
   /// weights: as average_gradient(). A rank of weight 0 does not count.
@@ -253,7 +245,7 @@ class Oracle {
       const auto& now = rules_.unit(index);
       if (has(op.local, index) || now.behind == 0 || !now.dropped) continue;
       // A mean that is dropped where it was seen, and still there where it was not.
-      expected.error = "InvalidArgument";
+      expected.error = "invalid_argument";
       expected.mentions = "call step() before zero_grad()";
       expected.may_fail = expected.ends = true;
       expected.later = op.update ? 0 : op.without_loss;
@@ -286,7 +278,7 @@ class Oracle {
     for (auto& rank : ranks_) (*rank)[index].optimizer->step();
     if (!is_optimizer(index)) return;
     const auto averaged = parameters_of_step(index);
-    for (const auto number : averaged) average_parameter(index, number);
+    for (const auto number : averaged) average(of_ranks(index, number), {});
     if (!averaged.empty()) synchronise_buffers(index);
     write_buffers(index);
     state(index).weights.clear();
@@ -300,7 +292,9 @@ class Oracle {
     if (buffer.defined()) saved.model.push_back(buffer.clone());
     for (auto& rank : ranks_) {
       auto& from = replicas_may_differ(op.unit) ? *rank : *ranks_[0];
-      saved.optimizers.push_back(state_of(from[op.unit]));
+      std::ostringstream out;
+      torch::save(*from[op.unit].optimizer, out);
+      saved.optimizers.push_back(out.str());
     }
     state(op.unit).checkpoint = std::move(saved);
   }
@@ -314,14 +308,16 @@ class Oracle {
         all(op.unit, rank)[i].copy_(saved.model[i]);
       }
       if (holding.model->buffer().defined()) holding.model->buffer().copy_(saved.model.back());
-      load_state(holding, saved.optimizers[rank]);
+      std::istringstream in(saved.optimizers[rank]);
+      holding.optimizer->state().clear();
+      torch::load(*holding.optimizer, in);
     }
     state(op.unit).steps = saved.steps;
   }
 
   void run(const Synchronize& op, Expected&) {
     if (!replicas_may_differ(op.unit)) return;
-    for (const auto number : in_buckets(op.unit)) average_parameter(op.unit, number);
+    for (const auto number : in_buckets(op.unit)) average(of_ranks(op.unit, number), {});
     synchronise_buffers(op.unit);
     write_buffers(op.unit);
   }
@@ -334,7 +330,7 @@ class Oracle {
 
   void run(const Refuse& op, Expected& expected) {
     using What = Refuse::What;
-    expected.error = op.what == What::other_layout ? "CheckpointError" : "InvalidArgument";
+    expected.error = op.what == What::other_layout ? "checkpoint" : "invalid_argument";
     if (op.what == What::in_place) expected.mentions = "detach()";
     if (op.what == What::not_finite) {
       expected.mentions = lockstep::detail::concat("on rank ", op.number, " has NaN or Inf");
@@ -378,12 +374,17 @@ class Oracle {
   }
 
   void describe(Expected& expected) {
-    for (const auto& item : ranks_[0]->items()) {
-      expected.names.push_back(to_text(item));
-      const bool was_refused = item.kind == Item::Kind::loss && !expected.error.empty();
-      expected.checks.push_back(was_refused ? Check::none : check_of(item));
+    for (auto& rank : ranks_) {
+      const bool is_first = expected.values.empty();
+      auto& values = expected.values.emplace_back();
+      for (auto& item : rank->observe()) {
+        values.push_back(std::move(item.values));
+        if (!is_first) continue;
+        expected.names.push_back(item.name);
+        const bool was_refused = item.kind == Item::Kind::loss && !expected.error.empty();
+        expected.checks.push_back(was_refused ? Check::none : check_of(item));
+      }
     }
-    for (auto& rank : ranks_) expected.values.push_back(rank->observe());
   }
 
   const Program& program_;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/group.h"
 #include "tests/random_programs/program.h"
 
 namespace lockstep::random_programs {
@@ -43,6 +44,15 @@ struct Expected {
   Mask later = 0;             ///< ranks that raise the error at a later operation
   bool ends = false;          ///< with an error the program ends
 };
+
+/// Carries the program out as one rank, with Lockstep, up to its end or the first error that it
+/// does not ask for. The folder is for checkpoints, the same on all ranks.
+/// Ranks: all of the world.
+Log interpret(const Program& program, const Group& world, const std::filesystem::path& folder);
+
+/// The expected outcome on all ranks after each operation. One process holds every rank's models.
+/// It applies the operations rank by rank with LibTorch alone and computes means itself.
+std::vector<Expected> expect(const Program& program);
 
 /// Describes the difference from the expected outcomes; nothing if there is none. Logs: of each
 /// rank.

@@ -160,36 +160,23 @@ struct Freeze {
   bool frozen;
 };
 
+/// Operations without arguments, each a type of its own.
+template <int number>
+struct OfUnit {
+  int unit;
+};
 /// torch::save and torch::load of the model. Each rank loads what it saved last.
-struct Save {
-  int unit;
-};
-struct Load {
-  int unit;
-};
-
+using Save = OfUnit<0>;
+using Load = OfUnit<1>;
 /// to() another precision and back.
-struct Convert {
-  int unit;
-};
-
+using Convert = OfUnit<2>;
 /// lockstep::Checkpoint.
-struct SaveCheckpoint {
-  int unit;
-};
-struct LoadCheckpoint {
-  int unit;
-};
-
+using SaveCheckpoint = OfUnit<3>;
+using LoadCheckpoint = OfUnit<4>;
 /// DistributedOptimizer::synchronize().
-struct Synchronize {
-  int unit;
-};
-
+using Synchronize = OfUnit<5>;
 /// The wrapper is destroyed, and the model wrapped again.
-struct Rewrap {
-  int unit;
-};
+using Rewrap = OfUnit<6>;
 
 /// A forward without a backward.
 struct Evaluate {
@@ -229,6 +216,7 @@ struct Program {
   std::uint64_t seed = 0;
   int ranks = 2;
   int width = 2;
+  bool on_device = false;  ///< ranks use devices, on which less is legal
   std::vector<Unit> units;
   std::vector<Operation> operations;
 };

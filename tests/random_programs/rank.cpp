@@ -12,25 +12,9 @@ namespace {
 using lockstep::detail::concat;
 
 std::shared_ptr<Model> make_model(const Unit& unit, int width, std::uint64_t seed) {
-  switch (unit.output) {
-    case Output::tensor:
-      return std::make_shared<Returning<Output::tensor>>(unit, width, seed);
-    case Output::tuple:
-      return std::make_shared<Returning<Output::tuple>>(unit, width, seed);
-    case Output::list:
-      return std::make_shared<Returning<Output::list>>(unit, width, seed);
-    case Output::optional:
-      return std::make_shared<Returning<Output::optional>>(unit, width, seed);
-    case Output::map:
-      return std::make_shared<Returning<Output::map>>(unit, width, seed);
-    case Output::ordered_dict:
-      return std::make_shared<Returning<Output::ordered_dict>>(unit, width, seed);
-    case Output::structure:
-      return std::make_shared<Returning<Output::structure>>(unit, width, seed);
-    case Output::opaque:
-      return std::make_shared<Returning<Output::opaque>>(unit, width, seed);
-  }
-  return nullptr;
+  return for_output(unit.output, [&]<Output output>() -> std::shared_ptr<Model> {
+    return std::make_shared<Returning<output>>(unit, width, seed);
+  });
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Unit& unit, const Model& model,
@@ -237,53 +221,72 @@ void Rank::run(const Convert& op) {
   model->to(model->dtype());
 }
 
-std::vector<Values> Rank::observe() {
-  auto all = std::exchange(losses_, {});
-  for (const auto& [model, optimizer, saved, kept] : holdings_) {
-    for (const auto& parameter : model->unique_parameters()) {
-      all.push_back(values_of(parameter));
-      all.push_back(values_of(parameter.grad()));
-    }
-    if (model->buffer().defined()) all.push_back(values_of(model->buffer()));
-    for (const auto& gradient : kept) all.push_back(values_of(gradient));
-  }
-  return all;
-}
-
-std::vector<Item> Rank::items() const {
+std::vector<Item> Rank::observe() {
   using enum Item::Kind;
   std::vector<Item> items;
-  const auto add = [&items](Item::Kind kind, std::size_t unit, std::size_t number) {
-    items.push_back(
-        {.kind = kind, .unit = static_cast<int>(unit), .number = static_cast<int>(number)});
-  };
-  for (std::size_t i = 0; i < losses_.size(); ++i) add(loss, 0, i);
+  for (std::size_t i = 0; i < losses_.size(); ++i) {
+    items.push_back({.kind = loss, .name = concat("loss ", i), .values = losses_[i]});
+  }
+  losses_.clear();
   for (std::size_t unit = 0; unit < holdings_.size(); ++unit) {
-    const auto& model = *holdings_[unit].model;
-    for (std::size_t i = 0; i < model.unique_parameters().size(); ++i) {
-      add(parameter, unit, i);
-      add(gradient, unit, i);
+    const auto add = [&](Item::Kind kind, const std::string& name, const at::Tensor& tensor) {
+      items.push_back({.kind = kind,
+                       .unit = static_cast<int>(unit),
+                       .name = concat("unit ", unit, ": ", name),
+                       .values = values_of(tensor)});
+    };
+    const auto& holding = holdings_[unit];
+    const auto& parameters = holding.model->unique_parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      add(parameter, concat("parameter ", i), parameters[i]);
+      add(gradient, concat("gradient ", i), parameters[i].grad());
     }
-    if (model.buffer().defined()) add(buffer, unit, 0);
-    for (std::size_t i = 0; i < holdings_[unit].kept.size(); ++i) add(kept_gradient, unit, i);
+    if (holding.model->buffer().defined()) add(buffer, "buffer", holding.model->buffer());
+    for (std::size_t i = 0; i < holding.kept.size(); ++i) {
+      add(kept_gradient, concat("kept gradient ", i), holding.kept[i]);
+    }
   }
   return items;
 }
 
-std::string to_text(const Item& item) {
-  switch (item.kind) {
-    case Item::Kind::loss:
-      return concat("loss ", item.number);
-    case Item::Kind::parameter:
-      return concat("unit ", item.unit, ": parameter ", item.number);
-    case Item::Kind::gradient:
-      return concat("unit ", item.unit, ": gradient ", item.number);
-    case Item::Kind::buffer:
-      return concat("unit ", item.unit, ": buffer");
-    case Item::Kind::kept_gradient:
-      return concat("unit ", item.unit, ": kept gradient ", item.number);
+namespace {
+
+/// A rank's result of a collective over the outputs of all ranks.
+at::Tensor combined(Collective collective, const std::vector<at::Tensor>& outputs,
+                    std::size_t rank) {
+  const auto count = static_cast<std::int64_t>(outputs.size());
+  switch (collective) {
+    case Collective::none:
+      return outputs[rank];
+    case Collective::all_reduce:
+      return torch::stack(outputs).sum(0);
+    case Collective::mean:
+      return torch::stack(outputs).mean(0);
+    case Collective::all_gather:
+      return torch::cat(outputs);
+    case Collective::reduce_scatter:
+      return torch::stack(outputs).sum(0).chunk(count)[rank];
+    case Collective::broadcast:
+      return outputs.back() + 0 * outputs[rank];
   }
-  return "";
+  return {};
+}
+
+}  // namespace
+
+void run_in_one_graph(const Backward& op, const std::vector<std::unique_ptr<Rank>>& ranks) {
+  std::vector<at::Tensor> outputs;
+  for (auto& rank : ranks) {
+    outputs.push_back(rank->before_collective(0, op, rank->own_forward()));
+  }
+  std::vector<at::Tensor> losses;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    losses.push_back(ranks[rank]->after_collective(0, op, ranks[rank]->own_forward(),
+                                                   combined(op.collective, outputs, rank)));
+  }
+  const auto sum = torch::stack(losses).sum();
+  if (op.twice) sum.backward({}, /*retain_graph=*/true);
+  sum.backward();
 }
 
 }  // namespace lockstep::random_programs

@@ -16,11 +16,10 @@ namespace lockstep::random_programs {
 /// One of the values that a rank shows after an operation.
 struct Item {
   enum class Kind { loss, parameter, gradient, buffer, kept_gradient } kind;
-  int unit;
-  int number;  ///< of the loss or the parameter
+  int unit = 0;
+  std::string name;
+  Values values;
 };
-
-std::string to_text(const Item& item);
 
 /// One rank's models and optimizers, and its operations without communication, by LibTorch. The
 /// oracle has one for every rank, the interpreter has its own.
@@ -73,9 +72,8 @@ class Rank {
     return [this](int unit, const at::Tensor& x, Mask layers) { return compute(unit, x, layers); };
   }
 
-  /// The observable items after an operation, and their values. observe() clears the losses.
-  std::vector<Item> items() const;
-  std::vector<Values> observe();
+  /// The observable values after an operation. Clears the losses.
+  std::vector<Item> observe();
 
  private:
   at::Tensor apply(int unit, std::size_t number, const Backward& op, const Forward& forward,
@@ -88,5 +86,8 @@ class Rank {
   std::vector<Holding> holdings_;
   std::vector<Values> losses_;
 };
+
+/// The backward of the sum of all ranks' losses, which a collective joins in one graph.
+void run_in_one_graph(const Backward& op, const std::vector<std::unique_ptr<Rank>>& ranks);
 
 }  // namespace lockstep::random_programs

@@ -1,20 +1,12 @@
 #include "tests/random_programs/rules.h"
 
 #include <algorithm>
-#include <array>
-#include <set>
-#include <sstream>
-#include <stdexcept>
 #include <utility>
 
 namespace lockstep::random_programs {
 namespace {
 
 using Kind = Synchronisation::Kind;
-
-bool is_of_libtorch_or_user(Output output) {
-  return output == Output::ordered_dict || output == Output::structure;
-}
 
 /// Whether some unit is passed by more than one path.
 bool paths_meet(const Backward& op) {
@@ -54,27 +46,7 @@ Mask layers_of(const Backward& op, int rank, int unit) {
 
 }  // namespace
 
-std::vector<Category> parse_categories(const std::string& text) {
-  constexpr std::array names{"hooks",   "stale",    "order",      "hand",   "poke",
-                             "clip",    "outputs",  "late",       "graphs", "kept",
-                             "weights", "repeated", "collectives"};
-  std::vector<Category> categories;
-  std::istringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    const auto found = std::find(names.begin(), names.end(), word);
-    if (found == names.end()) {
-      throw std::invalid_argument("got category '" + word +
-                                  "', expected hooks, stale, order, hand, poke, clip, outputs, "
-                                  "late, graphs, kept, weights, "
-                                  "repeated or collectives");
-    }
-    categories.push_back(static_cast<Category>(found - names.begin()));
-  }
-  return categories;
-}
-
-Rules::Rules(const Program& program, const std::vector<Category>& without)
-    : program_(program), without_(without) {
+Rules::Rules(const Program& program) : program_(program) {
   for (const auto& unit : program.units) {
     UnitState state;
     const auto count = static_cast<std::size_t>(parameter_count(unit));
@@ -84,10 +56,6 @@ Rules::Rules(const Program& program, const std::vector<Category>& without)
     state.replaced.assign(count, false);
     units_.push_back(std::move(state));
   }
-}
-
-bool Rules::with(Category category) const {
-  return std::find(without_.begin(), without_.end(), category) == without_.end();
 }
 
 bool Rules::is_fp32(int index) const { return spec(index).synchronisation.kind == Kind::fp32; }
@@ -136,16 +104,8 @@ bool Rules::all_reach(int index, const Backward& op) const {
   return true;
 }
 
-bool Rules::is_complete() const { return !anyone_behind(); }
-
 bool Rules::allow_units() const {
-  for (const auto& unit : program_.units) {
-    if (is_of_libtorch_or_user(unit.output) && !with(Category::outputs)) return false;
-    if (unit.own_group && !with(Category::order)) return false;
-    if (uses_buffer(unit) && !with(Category::graphs)) return false;
-    if (has_layer(unit, Layer::repeated) && !with(Category::repeated)) return false;
-  }
-  return true;
+  return !program_.on_device || std::ranges::none_of(program_.units, &Unit::own_group);
 }
 
 bool Rules::allow(const Operation& operation) const {
@@ -192,20 +152,18 @@ bool Rules::allow(const Backward& op) const {
   }
   if (op.separate && op.paths.size() < 2) return false;
   if (op.forwards_first && (!op.separate || op.swapped >= 0)) return false;
-  if ((op.forwards_first || op.evaluated != 0) && !with(Category::graphs)) return false;
   if (op.collective != Collective::none) {
     // Ranks take part with the same graph, so that all exchanges have one order.
     const bool alike = std::ranges::count(op.layers, op.layers[0]) == program_.ranks;
-    if (!with(Category::collectives) || !alike) return false;
-    if (op.paths.size() != 1 || op.without_loss != 0) return false;
+    if (!alike || op.paths.size() != 1 || op.without_loss != 0) return false;
   }
-  if (several_in_one_backward(op) && !with(Category::order)) return false;
+  if (several_in_one_backward(op) && program_.on_device) return false;
   if (op.swapped < 0) return true;
   const auto exchanges_in_world = [&](int index) {
     return !spec(index).own_group &&
            (!is_optimizer(index) || (any_reaches(index, op) && !is_replaced(index)));
   };
-  return with(Category::order) && op.paths.size() > 1 && !paths_meet(op) &&
+  return !program_.on_device && op.paths.size() > 1 && !paths_meet(op) &&
          synchronised == static_cast<int>(units.size()) &&
          std::all_of(units.begin(), units.end(), exchanges_in_world);
 }
@@ -227,11 +185,10 @@ bool Rules::allow_synchronised(int index, const Backward& op) const {
   if (op.without_loss != 0) {
     if (!any_reaches(index, op)) return false;
     // Ranks with a loss exchange more often before the step than those without.
-    if (!once && (spec(index).buffers == Buffers::average || !with(Category::late))) return false;
-    if ((now.exchanged || now.unnoticed) && !with(Category::stale)) return false;
+    if (!once && spec(index).buffers == Buffers::average) return false;
     if (now.behind != 0) {
       const bool skips = now.behind == op.without_loss && is_fp32(index) &&
-                         spec(index).buffers != Buffers::average && with(Category::late);
+                         spec(index).buffers != Buffers::average;
       if (!skips || weighted || op.twice) return false;
     } else if (now.exchanged && !is_fp32(index)) {
       return false;
@@ -239,14 +196,12 @@ bool Rules::allow_synchronised(int index, const Backward& op) const {
   } else if (now.behind != 0) {
     return false;
   }
-  if (op.update && now.exchanged && now.changed && !with(Category::stale)) return false;
   if (!weighted) return true;
   return any_reaches(index, op) && !now.unnoticed && !is_replaced(index);
 }
 
 bool Rules::allow(const ZeroGrad& op) const {
   if (op.by == ZeroGrad::By::front_end && !is_optimizer(op.unit)) return false;
-  if (unit(op.unit).behind != 0 && !with(Category::late)) return false;
   // Gradients may be local. Where some ranks have none, zero is not the same as none.
   if (starts_from_zero(op.unit) && !op.set_to_none) return false;
   return is_fp32(op.unit) || between_steps(op.unit);
@@ -256,7 +211,6 @@ bool Rules::allow(const Step& op) const {
   const auto& now = unit(op.unit);
   if (anyone_behind() && now.behind == 0) return false;
   if (!is_optimizer(op.unit)) return !now.changed && op.weights.empty();
-  if (now.exchanged && now.changed && is_fp32(op.unit) && !with(Category::stale)) return false;
   if (starts_from_zero(op.unit) && now.holds_mean && !now.exchanged) return false;
   // Without an exchange, no gradients would have the weights.
   const bool exchanges = now.local && !is_replaced(op.unit) && now.behind == 0;
@@ -270,15 +224,14 @@ bool Rules::allow(const Clip& op) const {
   if (now.unnoticed || now.behind != 0) return false;
   if (spec(op.unit).synchronisation.kind == Kind::partial_gradients) return false;
   // By gradients that differ, each rank scales what was averaged by a factor of its own.
-  return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && with(Category::clip));
+  return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && !program_.on_device);
 }
 
 bool Rules::allow(const SetGradient& op) const {
   const auto& now = unit(op.unit);
-  const auto category = op.how == SetGradient::How::poke ? Category::poke : Category::hand;
-  if (!with(category) || !is_optimizer(op.unit) || !is_fp32(op.unit) || now.behind != 0)
+  if (op.how == SetGradient::How::poke && program_.on_device) return false;
+  if (!is_optimizer(op.unit) || !is_fp32(op.unit) || now.behind != 0 || !now.weights.empty())
     return false;
-  if (!now.weights.empty()) return false;
   if (op.how == SetGradient::How::compute && !may_run(op.unit)) return false;
   for (std::size_t i = 0; i < now.trainable.size(); ++i) {
     const bool usable = now.trainable[i] && now.requires_grad[i];
@@ -292,12 +245,11 @@ bool Rules::allow(const SetGradient& op) const {
 bool Rules::allow(const Keep& op) const {
   const auto& now = unit(op.unit);
   // An exchange moves other gradients into a bucket, and handles keep what was there before.
-  return with(Category::kept) && now.exchanged && !now.changed && !now.unnoticed &&
-         now.behind == 0 && !now.outside;
+  return now.exchanged && !now.changed && !now.unnoticed && now.behind == 0 && !now.outside;
 }
 
 bool Rules::allow(const Weigh& op) const {
-  if (!with(Category::weights) || anyone_behind()) return false;
+  if (anyone_behind()) return false;
   if (is_optimizer(op.unit) && (unit(op.unit).unnoticed || is_replaced(op.unit))) return false;
   return may_weigh(op.unit, op.weights);
 }
@@ -319,15 +271,14 @@ bool Rules::allow(const Save& op) const {
 }
 
 bool Rules::allow(const Load& op) const {
-  return with(Category::hooks) && unit(op.unit).saved && between_steps(op.unit) &&
-         !spec(op.unit).shared;
+  return unit(op.unit).saved && between_steps(op.unit) && !spec(op.unit).shared;
 }
 
 bool Rules::allow(const Convert& op) const { return allow_conversion(op.unit); }
 
 bool Rules::allow_conversion(int index) const {
-  if (!with(Category::hooks) || !between_steps(index) || spec(index).shared) return false;
-  return knows_exchanged(index);  // rounding comes before or after a mean
+  // Rounding comes before or after a mean.
+  return between_steps(index) && !spec(index).shared && knows_exchanged(index);
 }
 
 bool Rules::knows_exchanged(int index) const {
@@ -362,13 +313,10 @@ bool Rules::allow(const Rewrap& op) const {
   // torch::load() gives parameters that a wrapper had moved together one memory, which shard
   // refuses.
   if (spec(op.unit).sharded && now.saved) return false;
-  const bool any = std::find(now.requires_grad.begin(), now.requires_grad.end(), true) !=
-                   now.requires_grad.end();
+  const bool any = std::ranges::count(now.requires_grad, true) > 0;
   if (!any || !now.changed) return any;
-  const bool all = std::find(now.requires_grad.begin(), now.requires_grad.end(), false) ==
-                   now.requires_grad.end();
   // The new wrapper has not seen how the gradients came to be.
-  return all && is_optimizer(op.unit) && with(Category::hand);
+  return std::ranges::count(now.requires_grad, false) == 0 && is_optimizer(op.unit);
 }
 
 bool Rules::allow(const Evaluate& op) const { return !anyone_behind() && may_run(op.unit); }
@@ -379,8 +327,6 @@ bool Rules::allow(const Refuse& op) const {
   if (anyone_behind() || !between_steps(op.unit)) return false;
   switch (op.what) {
     case What::second_weight:
-      if (!with(Category::weights)) return false;
-      [[fallthrough]];
     case What::negative_weight:
       return is_fp32(op.unit) && !is_replaced(op.unit) && reaches(op.unit, ~0U) && may_run(op.unit);
     case What::wrapped_twice:
@@ -389,18 +335,15 @@ bool Rules::allow(const Refuse& op) const {
       return !now.trainable[static_cast<std::size_t>(op.number)];
     case What::other_dtype:
       return allow_conversion(op.unit);
-    case What::other_layout:
-      return true;
-    case What::opaque:
-      return with(Category::outputs);
     case What::not_finite:
       if (!spec(op.unit).check_finite || (starts_from_zero(op.unit) && now.holds_mean))
         return false;
       return !is_replaced(op.unit) && reaches(op.unit, ~0U) && may_run(op.unit);
+    case What::other_layout:
+    case What::opaque:
     case What::listed_twice:
-      return with(Category::repeated);
     case What::in_place:
-      return with(Category::collectives);
+      return true;
   }
   return false;
 }
@@ -589,14 +532,14 @@ void Rules::apply(const Refuse& op) {
   if (op.what == Refuse::What::other_dtype) replace(op.unit);
 }
 
-bool is_legal(const Program& program, const std::vector<Category>& without) {
-  Rules rules(program, without);
+bool is_legal(const Program& program) {
+  Rules rules(program);
   if (!rules.allow_units()) return false;
   for (const auto& operation : program.operations) {
     if (!rules.allow(operation)) return false;
     rules.apply(operation);
   }
-  return rules.is_complete();
+  return !rules.anyone_behind();
 }
 
 }  // namespace lockstep::random_programs

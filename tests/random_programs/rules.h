@@ -1,33 +1,16 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "tests/random_programs/program.h"
 
 namespace lockstep::random_programs {
 
-/// Kinds of programs that can be left out.
-enum class Category {
-  hooks,     ///< parameters get other data: torch::load, to()
-  stale,     ///< gradients change between the backward that averaged them and the step
-  order,     ///< backwards through several wrappers, groups of their own, orders that differ
-  hand,      ///< gradients that a user writes
-  poke,      ///< one element of a gradient that a user changes
-  clip,      ///< gradients that are clipped while they differ between ranks
-  outputs,   ///< forwards that return structs or LibTorch's own containers
-  late,      ///< others zero gradients, or run another backward, before a rank without a loss joins
-  graphs,    ///< outputs that depend on buffers, evaluation mode, forwards before other backwards
-  kept,      ///< handles of gradients
-  weights,   ///< of an exchange, set before accumulation
-  repeated,  ///< modules that are registered twice
-  collectives,  ///< in graphs
-};
-
-/// By name, as in "hooks,stale". Throws: std::invalid_argument.
-std::vector<Category> parse_categories(const std::string& text);
-
 /// Says which operation may come next, and what is known of each unit before and after it. An
-/// operation is legal when semantics define its result, or that every rank refuses it.
+/// operation is legal when semantics define its result, or that every rank refuses it. On devices,
+/// front ends notice no gradient of which one element was changed, or that was clipped while it
+/// differed between ranks, and NCCL allows one order of collectives only.
 class Rules {
  public:
   struct UnitState {
@@ -52,16 +35,16 @@ class Rules {
     bool outside = false;              ///< gradients may lie in no bucket of the wrapper
   };
 
-  Rules(const Program& program, const std::vector<Category>& without);
+  explicit Rules(const Program& program);
 
-  /// Whether the units themselves are of no category that is left out.
+  /// Whether the units themselves are legal.
   bool allow_units() const;
   bool allow(const Operation& operation) const;
   /// The operation has run.
   void apply(const Operation& operation);
 
-  /// Whether the program may end here: no rank waits for another.
-  bool is_complete() const;
+  /// Whether a rank waits for another: the program may not end here.
+  bool anyone_behind() const;
   /// No further operation is legal: ranks may no longer agree, or their world has failed.
   bool ended() const { return ended_; }
   const UnitState& unit(int index) const { return units_[static_cast<std::size_t>(index)]; }
@@ -122,7 +105,6 @@ class Rules {
   /// The front end looks at those parameters that require a gradient.
   void notice(int index);
 
-  bool with(Category category) const;
   const Unit& spec(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
   UnitState& state(int index) { return units_[static_cast<std::size_t>(index)]; }
   bool is_optimizer(int index) const { return spec(index).front_end == FrontEnd::optimizer; }
@@ -141,15 +123,16 @@ class Rules {
   bool may_weigh(int index, const std::vector<double>& weights) const;
   /// Kept gradients change with those that are not determined.
   void follow_kept(int index);
-  bool anyone_behind() const;
 
   const Program& program_;
-  std::vector<Category> without_;
   std::vector<UnitState> units_;
   bool ended_ = false;
 };
 
+/// The program of a seed: the same everywhere. on_device: as Program::on_device.
+Program generate(std::uint64_t seed, bool on_device);
+
 /// Whether each operation is legal after those before it, and the program may end after the last.
-bool is_legal(const Program& program, const std::vector<Category>& without);
+bool is_legal(const Program& program);
 
 }  // namespace lockstep::random_programs

@@ -1,57 +1,37 @@
 #include "tests/random_programs/run.h"
 
 #include <ATen/Parallel.h>
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <fstream>
-#include <sstream>
-#include <stdexcept>
+#include <map>
+#include <numeric>
+#include <utility>
 
 #include "core/text.h"
 #include "lockstep/init.h"
-#include "tests/random_programs/generate.h"
-#include "tests/random_programs/interpreter.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::random_programs {
 namespace {
 
 using lockstep::detail::concat;
+using lockstep::detail::joined;
+using lockstep::detail::lines_in;
+using lockstep::detail::quoted;
+
+/// Longest wait for another rank.
+constexpr std::chrono::seconds longest_wait(20);
+/// How many programs one world runs at most: a failure repeats those that came after it.
+constexpr std::size_t programs_of_a_world = 50;
 
 /// An error of a world ends it: no further program can run.
 bool ends_world(const Log& log) {
   if (log.empty()) return false;
   const auto& error = log.back().error;
-  return !error.empty() && error != "InvalidArgument" && error != "CheckpointError";
-}
-
-/// Numbers as in "0-3,5".
-std::string ranges(const std::vector<int>& numbers) {
-  std::string text;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += concat(text.empty() ? "" : ",", numbers[i]);
-    if (last > i) text += concat('-', numbers[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
-std::vector<int> parse_ranges(const std::string& text) {
-  std::vector<int> numbers;
-  std::istringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    const auto dash = word.find('-');
-    const int first = std::stoi(word);
-    const int last = dash == std::string::npos ? first : std::stoi(word.substr(dash + 1));
-    for (int i = first; i <= last; ++i) numbers.push_back(i);
-  }
-  return numbers;
+  return !error.empty() && error != "invalid_argument" && error != "checkpoint";
 }
 
 std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& programs,
@@ -67,45 +47,21 @@ std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& program
                       if (ends_world(mine.back())) return;
                     }
                   },
-                  {.device = ranks.device, .timeout = ranks.timeout});
+                  {.device = ranks.device, .timeout = longest_wait});
   return logs;
-}
-
-/// Runs a command with its output discarded and waits for its end.
-void run_command(std::vector<std::string> words) {
-  std::vector<char*> arguments;
-  for (auto& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  pid_t pid = -1;
-  const int error =
-      posix_spawn(&pid, words[0].c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) throw std::runtime_error("cannot start " + words[0]);
-  while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
 }
 
 std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& sources, int ranks,
                                                const Ranks& how) {
   const lockstep::testing::TemporaryFolder folder;
-  std::string list;
-  for (const auto& source : sources) list += concat(list.empty() ? "" : " ", to_text(source));
-  std::vector<std::string> command{(how.program.parent_path() / "lockstep").string(),
-                                   "run",
-                                   "-n",
-                                   std::to_string(ranks),
-                                   "--timeout",
-                                   std::to_string(how.timeout.count()),
-                                   how.program.string(),
-                                   "--rank-of",
-                                   list,
-                                   "--folder",
-                                   folder.path().string()};
-  if (!how.without.empty()) command.insert(command.end(), {"--without", how.without});
-  run_command(std::move(command));
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  const auto list = joined(sources, " ", [](const Source& source) { return to_text(source); });
+  const auto command =
+      concat(quoted(program.parent_path() / "lockstep"), " run -n ", ranks, " --timeout ",
+             longest_wait.count(), ' ', quoted(program), " --rank-of ", quoted(list), " --folder ",
+             quoted(folder.path()), how.options, " </dev/null");
+  // Ranks that end without a log have failed.
+  [[maybe_unused]] const int status = std::system(command.c_str());
   std::vector<std::vector<Log>> logs;
   for (int rank = 0; rank < ranks; ++rank) {
     std::ifstream in(folder / concat("rank", rank), std::ios::binary);
@@ -119,10 +75,32 @@ std::vector<std::vector<Log>> run_on_processes(const std::vector<Source>& source
   return logs;
 }
 
+/// Runs programs on ranks of one kind and number one after the other in one world, as long as it
+/// lasts. Returns each rank's logs, of all programs to which it has come.
+std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
+                                               const Ranks& ranks) {
+  std::vector<Program> programs;
+  for (const auto& source : sources) programs.push_back(program_of(source));
+  return sources[0].on_processes ? run_on_processes(sources, programs[0].ranks, ranks)
+                                 : run_on_threads(programs, ranks);
+}
+
+/// The i-th program of each rank's logs.
+std::vector<Log> logs_of(const std::vector<std::vector<Log>>& ranks, std::size_t i) {
+  std::vector<Log> logs;
+  for (const auto& rank : ranks) logs.push_back(i < rank.size() ? rank[i] : Log());
+  return logs;
+}
+
+/// Whether every rank's world was still there after the i-th program.
+bool goes_on(const std::vector<std::vector<Log>>& ranks, std::size_t i) {
+  return std::ranges::all_of(ranks, [i](const auto& rank) { return i + 1 < rank.size(); });
+}
+
 }  // namespace
 
-Program program_of(const Source& source, const std::vector<Category>& without) {
-  auto program = generate(source.seed, without);
+Program program_of(const Source& source) {
+  auto program = generate(source.seed, source.on_device);
   if (source.kept.empty()) return program;
   std::vector<Operation> operations;
   for (const int number : source.kept) {
@@ -133,38 +111,77 @@ Program program_of(const Source& source, const std::vector<Category>& without) {
 }
 
 std::string to_text(const Source& source) {
-  return source.kept.empty() ? std::to_string(source.seed)
-                             : concat(source.seed, ':', ranges(source.kept));
+  return concat(source.seed, source.kept.empty() ? "" : ":", joined(source.kept, ","));
 }
 
-std::vector<Source> parse_sources(const std::string& text) {
+std::vector<Source> parse_sources(const std::string& text, bool on_device) {
   std::vector<Source> sources;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
+  for (const auto& word : lines_in(text, ' ')) {
+    sources.push_back({.seed = std::stoull(word), .on_device = on_device});
     const auto colon = word.find(':');
-    Source source{.seed = std::stoull(word)};
-    if (colon != std::string::npos) source.kept = parse_ranges(word.substr(colon + 1));
-    sources.push_back(std::move(source));
+    if (colon == std::string::npos) continue;
+    for (const auto& number : lines_in(word.substr(colon + 1), ',')) {
+      sources.back().kept.push_back(std::stoi(number));
+    }
   }
   return sources;
 }
 
-std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
-                                               const std::vector<Category>& without,
-                                               const Ranks& ranks) {
-  std::vector<Program> programs;
-  for (const auto& source : sources) programs.push_back(program_of(source, without));
-  return ranks.processes ? run_on_processes(sources, programs[0].ranks, ranks)
-                         : run_on_threads(programs, ranks);
+std::size_t run_all(const std::vector<Source>& sources, const Ranks& ranks,
+                    const std::function<void(const Failure&)>& tell) {
+  std::map<std::pair<bool, int>, std::vector<Source>> by_ranks;
+  for (const auto& source : sources) {
+    by_ranks[{source.on_processes, program_of(source).ranks}].push_back(source);
+  }
+  std::size_t failures = 0;
+  std::size_t compared = 0;
+  for (const auto& [kind, all] : by_ranks) {
+    for (std::size_t next = 0; next < all.size() && failures < most_failures;) {
+      const auto last = std::min(next + programs_of_a_world, all.size());
+      const std::vector<Source> batch(all.begin() + static_cast<std::ptrdiff_t>(next),
+                                      all.begin() + static_cast<std::ptrdiff_t>(last));
+      const auto logs = run_in_one_world(batch, ranks);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        ++next;
+        ++compared;
+        const auto found = difference(expect(program_of(batch[i])), logs_of(logs, i));
+        if (found) {
+          ++failures;
+          tell({.source = batch[i], .what = *found, .number = compared});
+        }
+        // Results after a failure in the same world are meaningless.
+        if (found || !goes_on(logs, i)) break;
+      }
+    }
+  }
+  return failures;
 }
 
-void run_as_rank(const std::vector<Source>& sources, const std::vector<Category>& without,
-                 const std::filesystem::path& folder) {
+Source shrink(const Source& failing, const std::function<bool(const Source&)>& fails) {
+  auto smallest = failing;
+  if (smallest.kept.empty()) {
+    smallest.kept.resize(program_of(failing).operations.size());
+    std::iota(smallest.kept.begin(), smallest.kept.end(), 0);
+  }
+  for (bool shrunk = true; shrunk;) {
+    shrunk = false;
+    for (std::size_t i = smallest.kept.size(); i-- > 0 && smallest.kept.size() > 1;) {
+      auto smaller = smallest;
+      smaller.kept.erase(smaller.kept.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!is_legal(program_of(smaller)) || !fails(smaller)) continue;
+      smallest = std::move(smaller);
+      shrunk = true;
+    }
+  }
+  return smallest;
+}
+
+void run_as_rank(const std::vector<Source>& sources, const std::filesystem::path& folder) {
   const auto world = lockstep::init();
   at::set_num_threads(1);
   std::ofstream out(folder / concat("rank", world.rank()), std::ios::binary);
   for (const auto& source : sources) {
-    const auto log = interpret(program_of(source, without), world, folder);
+    const auto log = interpret(program_of(source), world, folder);
     write(out, log);
     out.flush();
     if (ends_world(log)) return;

@@ -2,8 +2,8 @@
 
 #include <c10/core/DeviceType.h>
 
-#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,36 +14,47 @@
 
 namespace lockstep::random_programs {
 
-/// How ranks run programs.
+/// How this program was called.
 struct Ranks {
-  bool processes = false;                     ///< started by `lockstep run`, rather than threads
-  std::chrono::seconds timeout{20};           ///< longest wait for another rank
-  std::filesystem::path program = {};         ///< this executable, which rank processes run
-  std::string without = {};                   ///< the categories that are left out, as text
+  std::string options = {};                   ///< of this program, for rank processes, too
   std::optional<at::DeviceType> device = {};  ///< of the ranks; default: as init() chooses
 };
 
 /// A program that is generated from its seed, whole or some of its operations.
 struct Source {
   std::uint64_t seed;
+  bool on_device = false;      ///< as Program::on_device
+  bool on_processes = false;   ///< its ranks are started by `lockstep run`, rather than threads
   std::vector<int> kept = {};  ///< numbers of operations; empty for all
 };
 
 /// Throws: std::invalid_argument when an operation is kept that the program does not have.
-Program program_of(const Source& source, const std::vector<Category>& without);
+Program program_of(const Source& source);
 
-/// "17" or "17:0-3,5", and a list of such with spaces between.
+/// "17" or "17:0,1,5", and a list of such with spaces between.
 std::string to_text(const Source& source);
-std::vector<Source> parse_sources(const std::string& text);
+std::vector<Source> parse_sources(const std::string& text, bool on_device);
 
-/// Runs programs of equal numbers of ranks one after the other in one world, as long as it lasts.
-/// Returns each rank's logs, of all programs to which it has come.
-std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& sources,
-                                               const std::vector<Category>& without,
-                                               const Ranks& ranks);
+struct Failure {
+  Source source;
+  std::string what;
+  std::size_t number = 0;  ///< programs compared so far, this one among them
+};
 
-/// The body of a process that run_in_one_world() has started.
-void run_as_rank(const std::vector<Source>& sources, const std::vector<Category>& without,
-                 const std::filesystem::path& folder);
+/// How many failing programs end a search.
+inline constexpr std::size_t most_failures = 5;
+
+/// Runs programs, each on as many ranks as it asks for; those of the same number of ranks share
+/// worlds. Tells of each that fails as soon as it has, and ends after most_failures. Returns how
+/// many.
+std::size_t run_all(const std::vector<Source>& sources, const Ranks& ranks,
+                    const std::function<void(const Failure&)>& tell);
+
+/// The failing program without the operations that it fails without: any other that is left out
+/// makes it illegal, or right.
+Source shrink(const Source& failing, const std::function<bool(const Source&)>& fails);
+
+/// The body of a process that run_all() has started.
+void run_as_rank(const std::vector<Source>& sources, const std::filesystem::path& folder);
 
 }  // namespace lockstep::random_programs

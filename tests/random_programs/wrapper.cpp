@@ -66,28 +66,9 @@ std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, co
   if (unit.front_end == FrontEnd::optimizer) {
     return std::make_unique<OptimizerWrapper>(holding, group, options);
   }
-  const auto make = [&]<Output output>() -> std::unique_ptr<Wrapper> {
+  return for_output(unit.output, [&]<Output output>() -> std::unique_ptr<Wrapper> {
     return std::make_unique<DataParallelWrapper<output>>(holding, group, options);
-  };
-  switch (unit.output) {
-    case Output::tensor:
-      return make.template operator()<Output::tensor>();
-    case Output::tuple:
-      return make.template operator()<Output::tuple>();
-    case Output::list:
-      return make.template operator()<Output::list>();
-    case Output::optional:
-      return make.template operator()<Output::optional>();
-    case Output::map:
-      return make.template operator()<Output::map>();
-    case Output::ordered_dict:
-      return make.template operator()<Output::ordered_dict>();
-    case Output::structure:
-      return make.template operator()<Output::structure>();
-    case Output::opaque:
-      return make.template operator()<Output::opaque>();
-  }
-  return nullptr;
+  });
 }
 
 void fuse(std::unique_ptr<torch::optim::Optimizer>& optimizer) {

@@ -1,6 +1,5 @@
 #include "tests/simulation/attempt.h"
 
-#include <algorithm>
 #include <cerrno>
 
 #include "tests/simulation/simulated_files.h"
@@ -12,8 +11,7 @@ Attempt::Attempt(SimulatedKernel& kernel, const Scenario& scenario, bool with_fa
       scenario_(scenario),
       with_fault_(with_fault),
       job_(kernel, scenario.eager_bytes),
-      outcomes_(static_cast<std::size_t>(scenario.ranks)),
-      begin_(kernel.scheduler().now()) {
+      outcomes_(static_cast<std::size_t>(scenario.ranks)) {
   for (int rank = 0; rank < scenario.ranks; ++rank) {
     job_.add(kernel.start(scenario.hosts[static_cast<std::size_t>(rank)], [this, rank] {
       run_rank(scenario_, rank, with_fault_, meeting_, outcomes_[static_cast<std::size_t>(rank)],
@@ -112,7 +110,7 @@ std::vector<std::shared_ptr<SimulatedConnection>> Attempt::connections(int rank,
 
 void Attempt::freeze(int rank, Time duration) {
   auto& frozen = process(rank);
-  kernel_.freeze(frozen);
+  frozen.freeze();
   if (duration == forever) return;
   kernel_.scheduler().after(duration, [this, &frozen] { kernel_.thaw(frozen); });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,10 @@ class Attempt {
   const Scenario& scenario() const { return scenario_; }
   SimulatedProcess& process(int rank) { return job_.process(rank); }
   const RankOutcome& outcome(int rank) const { return outcomes_[static_cast<std::size_t>(rank)]; }
+  /// Whether some rank is in this state.
+  bool any(RankOutcome::State state) const {
+    return std::ranges::find(outcomes_, state, &RankOutcome::state) != outcomes_.end();
+  }
 
   bool has_fault() const { return with_fault_ && scenario_.fault.kind != FaultKind::none; }
   bool fault_has_begun() const { return fault_began_; }
@@ -29,7 +34,6 @@ class Attempt {
   bool disturbed() const { return fault_began_ || disturbed_; }
   /// Whether all ranks had joined their world before the fault.
   bool all_had_joined() const { return joined_before_fault_; }
-  Time begin() const { return begin_; }
   Time fault_begin() const { return fault_begin_; }
   /// After FaultKind::reset: the rank at the other side, and whether messages use the connection.
   int other_side() const { return other_side_; }
@@ -63,7 +67,6 @@ class Attempt {
   SimulatedMpiJob job_;
   SimulatedMeeting meeting_;
   std::vector<RankOutcome> outcomes_;
-  Time begin_;
   bool fault_began_ = false;
   bool disturbed_ = false;
   bool joined_before_fault_ = false;
@@ -72,5 +75,10 @@ class Attempt {
   Time fault_begin_{};
   Time fault_end_{};
 };
+
+/// Checks the promises of Lockstep for an attempt. Without a failure, every rank succeeds with
+/// correct results. Otherwise every rank gets an error in time. Its first cause is the same on all
+/// ranks and names a rank at fault. Returns the first violation; empty if there is none.
+std::string broken_promise(Attempt& attempt);
 
 }  // namespace lockstep::testing

@@ -4,14 +4,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "core/log.h"
 #include "core/text.h"
@@ -65,13 +63,10 @@ int replay(std::uint64_t seed, bool joining, bool verbose) {
 int main(int argc, char** argv) {
   std::uint64_t worlds = 1000, seed = 1, most = 10;
   std::optional<std::uint64_t> replayed;
-  int jobs = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   bool joining = false, verbose = false;
   CLI::App app("Runs simulated worlds and checks the promises of Lockstep");
   app.add_option("--worlds", worlds, "number of worlds (default: 1000)");
   app.add_option("--seed", seed, "seed of the first world; the next ones follow (default: 1)");
-  app.add_option("--jobs", jobs, "processes that run worlds (default: number of cores)")
-      ->check(CLI::Range(1, 1'000));
   app.add_option("--most-failures", most, "stop after so many failures (default: 10)")
       ->check(CLI::Range(1, 1'000));
   app.add_flag("--joining", joining,
@@ -81,13 +76,10 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (replayed) return replay(*replayed, joining, verbose);
   const auto begin = std::chrono::steady_clock::now();
-  WorldWorkers workers(seed, worlds, joining, jobs, most);
-  const auto failures = workers.run();
+  const auto total = run_worlds(seed, worlds, joining, most);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  std::printf("%llu worlds in %.1f s, %llu with a fault, %llu events: %llu broke a promise\n",
-              static_cast<unsigned long long>(workers.total.worlds), took.count(),
-              static_cast<unsigned long long>(workers.total.faulty),
-              static_cast<unsigned long long>(workers.total.events),
-              static_cast<unsigned long long>(failures));
-  return failures == 0 ? 0 : 1;
+  std::cout << total.worlds << " worlds in " << lockstep::detail::fixed(took.count(), 1) << " s, "
+            << total.faulty << " with a fault, " << total.events << " events: " << total.failures
+            << " broke a promise\n";
+  return total.failures == 0 ? 0 : 1;
 }

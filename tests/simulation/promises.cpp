@@ -1,10 +1,7 @@
-#include "tests/simulation/promises.h"
-
-#include <algorithm>
 #include <sstream>
-#include <vector>
 
 #include "core/text.h"
+#include "tests/simulation/attempt.h"
 
 namespace lockstep::testing {
 namespace {

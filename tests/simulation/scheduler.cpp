@@ -17,11 +17,7 @@ void Scheduler::push(Event event) {
 }
 
 void Scheduler::at(Time when, std::function<void()> action) {
-  push({.when = std::max(when, now_),
-        .order = 0,
-        .thread = nullptr,
-        .wait = 0,
-        .action = std::move(action)});
+  push({.when = std::max(when, now_), .action = std::move(action)});
 }
 
 SimulatedThread& Scheduler::start(SimulatedProcess& process, std::function<void()> body) {
@@ -29,7 +25,7 @@ SimulatedThread& Scheduler::start(SimulatedProcess& process, std::function<void(
                                                        std::move(body)));
   auto& thread = *threads_.back();
   process.add(thread);
-  push({.when = now_, .order = 0, .thread = &thread, .wait = 0, .action = {}});
+  push({.when = now_, .thread = &thread});
   return thread;
 }
 
@@ -73,11 +69,7 @@ bool Scheduler::wait(const void* what, Time until) {
   thread.awaited = what;
   if (what != nullptr) waiting_.push_back(&thread);
   if (until != forever) {
-    push({.when = std::max(until, now_),
-          .order = 0,
-          .thread = &thread,
-          .wait = thread.waits,
-          .action = {}});
+    push({.when = std::max(until, now_), .thread = &thread, .wait = thread.waits});
   }
   thread.fiber.suspend();
   return thread.notified;
@@ -99,14 +91,14 @@ void Scheduler::notify(const void* what, bool all) {
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     thread.awaited = nullptr;
     thread.notified = true;
-    push({.when = now_, .order = 0, .thread = &thread, .wait = thread.waits, .action = {}});
+    push({.when = now_, .thread = &thread, .wait = thread.waits});
     if (!all) return;
   }
 }
 
 void Scheduler::thaw(SimulatedProcess& process) {
   for (const auto& [thread, wait] : process.take_deferred()) {
-    push({.when = now_, .order = 0, .thread = thread, .wait = wait, .action = {}});
+    push({.when = now_, .thread = thread, .wait = wait});
   }
 }
 

@@ -72,10 +72,10 @@ class Scheduler {
  private:
   struct Event {
     Time when;
-    std::uint64_t order;      ///< among events of the same time
-    SimulatedThread* thread;  ///< that continues, or null
-    std::uint64_t wait;       ///< the thread's wait that ends
-    std::function<void()> action;
+    std::uint64_t order = 0;            ///< among events of the same time
+    SimulatedThread* thread = nullptr;  ///< that continues, or null
+    std::uint64_t wait = 0;             ///< the thread's wait that ends
+    std::function<void()> action = {};
   };
   struct Later {
     bool operator()(const Event& a, const Event& b) const {

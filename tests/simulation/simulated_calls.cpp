@@ -1,5 +1,6 @@
-// The calls for files and the network. The linker replaces each NAME of the C library in the
-// shipped code by __wrap_NAME, and __real_NAME is the C library's.
+// The calls for files and the network.
+#include "tests/simulation/simulated_calls.h"
+
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -21,7 +22,6 @@
 #include <vector>
 
 #include "tests/simulation/simulated_files.h"
-#include "tests/simulation/simulated_kernel.h"
 
 namespace lockstep::testing {
 namespace {
@@ -79,17 +79,17 @@ Time limit(int timeout_ms) {
 
 /// Waits until found() is not 0 or the time limit is over.
 template <class Found>
-int wait_until(SimulatedKernel& kernel, Time limit, const Found& found) {
-  const auto until = limit == forever ? forever : kernel.scheduler().now() + limit;
+int wait_until(Time limit, const Found& found) {
+  const auto until = limit == forever ? forever : kernel().scheduler().now() + limit;
   for (;;) {
     if (const int count = found()) return count;
-    if (kernel.scheduler().now() >= until || !kernel.wait_for_files(until)) return found();
+    if (kernel().scheduler().now() >= until || !kernel().wait_for_files(until)) return found();
   }
 }
 
-int await_events(SimulatedKernel& kernel, int epoll, epoll_event* events, int most, Time limit) {
+int await_events(int epoll, epoll_event* events, int most, Time limit) {
   const auto open = file<SimulatedEpoll>(epoll);
-  return wait_until(kernel, limit, [&] {
+  return wait_until(limit, [&] {
     std::vector<epoll_event> ready;
     for (const auto& [fd, entry] : open->entries) {
       const auto watched = entry.file.lock();
@@ -102,7 +102,7 @@ int await_events(SimulatedKernel& kernel, int epoll, epoll_event* events, int mo
     }
     // The kernel promises no order.
     for (std::size_t i = ready.size(); i > 1; --i) {
-      std::swap(ready[i - 1], ready[kernel.random().bits() % i]);
+      std::swap(ready[i - 1], ready[kernel().random().bits() % i]);
     }
     const auto count = std::min(ready.size(), static_cast<std::size_t>(most));
     std::copy_n(ready.begin(), count, events);
@@ -117,87 +117,61 @@ using namespace lockstep::testing;  // NOLINT: the functions below have C linkag
 
 extern "C" {
 
-int __real_socket(int, int, int);
-int __wrap_socket(int domain, int type, int protocol) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_socket(domain, type, protocol);
-  kernel->enter();
+SIMULATED_CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) {
   if (domain == AF_INET6) return static_cast<int>(result(-EAFNOSUPPORT));
   auto& process = SimulatedKernel::process();
   process.count_socket();
-  return process.open(std::make_shared<SimulatedConnection>(kernel->network(), process));
+  return process.open(std::make_shared<SimulatedConnection>(kernel().network(), process));
 }
 
-int __real_bind(int, const sockaddr*, socklen_t);
-int __wrap_bind(int fd, const sockaddr* address, socklen_t length) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_bind(fd, address, length);
-  kernel->enter();
+SIMULATED_CALL(int, bind, (int fd, const sockaddr* address, socklen_t length),
+               (fd, address, length)) {
   file<SimulatedConnection>(fd)->bind(address_of(address));
   return 0;
 }
 
-int __real_listen(int, int);
-int __wrap_listen(int fd, int backlog) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_listen(fd, backlog);
-  kernel->enter();
+SIMULATED_CALL(int, listen, (int fd, int backlog), (fd, backlog)) {
   auto& process = SimulatedKernel::process();
-  const auto listener = std::make_shared<SimulatedListener>(kernel->network(), process);
+  const auto listener = std::make_shared<SimulatedListener>(kernel().network(), process);
   listener->address = file<SimulatedConnection>(fd)->local();
   listener->address.sin_port =
-      htons(kernel->network().bind(process.host(), ntohs(listener->address.sin_port), listener));
+      htons(kernel().network().bind(process.host(), ntohs(listener->address.sin_port), listener));
   listener->listen();
   process.replace(fd, listener);
   return 0;
 }
 
-int __real_connect(int, const sockaddr*, socklen_t);
-int __wrap_connect(int fd, const sockaddr* address, socklen_t length) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_connect(fd, address, length);
-  kernel->enter();
+SIMULATED_CALL(int, connect, (int fd, const sockaddr* address, socklen_t length),
+               (fd, address, length)) {
   return static_cast<int>(result(file<SimulatedConnection>(fd)->connect(address_of(address))));
 }
 
-int __real_accept4(int, sockaddr*, socklen_t*, int);
-int __wrap_accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_accept4(fd, address, length, flags);
-  kernel->enter();
+SIMULATED_CALL(int, accept4, (int fd, sockaddr* address, socklen_t* length, int flags),
+               (fd, address, length, flags)) {
   auto connection = file<SimulatedListener>(fd)->accept();
   if (connection == nullptr) return static_cast<int>(result(-EAGAIN));
   return SimulatedKernel::process().open(std::move(connection));
 }
 
-ssize_t __real_recv(int, void*, size_t, int);
-ssize_t __wrap_recv(int fd, void* data, size_t bytes, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_recv(fd, data, bytes, flags);
-  kernel->enter();
+SIMULATED_CALL(ssize_t, recv, (int fd, void* data, size_t bytes, int flags),
+               (fd, data, bytes, flags)) {
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto got = connection->read(static_cast<char*>(data), bytes);
-  kernel->scheduler().trace("reads", SimulatedKernel::process().pid(), got);
+  kernel().scheduler().trace("reads", SimulatedKernel::process().pid(), got);
   return result(got);
 }
 
-ssize_t __real_send(int, const void*, size_t, int);
-ssize_t __wrap_send(int fd, const void* data, size_t bytes, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_send(fd, data, bytes, flags);
-  kernel->enter();
+SIMULATED_CALL(ssize_t, send, (int fd, const void* data, size_t bytes, int flags),
+               (fd, data, bytes, flags)) {
   const auto connection = file<SimulatedConnection>(fd);
   if (connection == nullptr) return result(-EBADF);
   const auto sent = connection->write({static_cast<const char*>(data), bytes});
-  kernel->scheduler().trace("writes", SimulatedKernel::process().pid(), sent);
+  kernel().scheduler().trace("writes", SimulatedKernel::process().pid(), sent);
   return result(sent);
 }
 
-ssize_t __real_sendmsg(int, const msghdr*, int);
-ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_sendmsg(fd, message, flags);
+SIMULATED(ssize_t, sendmsg, (int fd, const msghdr* message, int flags), (fd, message, flags)) {
   std::string bytes;
   for (std::size_t i = 0; i < message->msg_iovlen; ++i) {
     const auto& part = message->msg_iov[i];
@@ -206,13 +180,10 @@ ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
   return __wrap_send(fd, bytes.data(), bytes.size(), flags);
 }
 
-ssize_t __real_readv(int, const iovec*, int);
-ssize_t __wrap_readv(int fd, const iovec* parts, int count) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_readv(fd, parts, count);
+SIMULATED(ssize_t, readv, (int fd, const iovec* parts, int count), (fd, parts, count)) {
   std::size_t asked = 0;
   for (int i = 0; i < count; ++i) asked += parts[i].iov_len;
-  std::string bytes(std::min(asked, kernel->network().settings().buffer), '\0');
+  std::string bytes(std::min(asked, kernel().network().settings().buffer), '\0');
   const auto got = __wrap_recv(fd, bytes.data(), bytes.size(), 0);
   std::size_t given = 0;
   for (int i = 0; i < count && got > 0; ++i) {
@@ -234,11 +205,7 @@ ssize_t __wrap_read(int fd, void* data, size_t bytes) {
   return sizeof value;
 }
 
-ssize_t __real_write(int, const void*, size_t);
-ssize_t __wrap_write(int fd, const void* data, size_t bytes) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_write(fd, data, bytes);
-  kernel->enter();
+SIMULATED_CALL(ssize_t, write, (int fd, const void* data, size_t bytes), (fd, data, bytes)) {
   auto& process = SimulatedKernel::process();
   if (fd == STDERR_FILENO) {
     process.stderr_text.append(static_cast<const char*>(data), bytes);
@@ -248,25 +215,18 @@ ssize_t __wrap_write(int fd, const void* data, size_t bytes) {
   std::memcpy(&value, data, sizeof value);
   file<SimulatedEvent>(fd)->count += value;
   ++process.news;
-  kernel->scheduler().notify(&process);
+  kernel().scheduler().notify(&process);
   return static_cast<ssize_t>(bytes);
 }
 
-int __real_close(int);
-int __wrap_close(int fd) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_close(fd);
-  kernel->enter();
+SIMULATED_CALL(int, close, (int fd), (fd)) {
   SimulatedKernel::process().close(fd);
   return 0;
 }
 
-int __real_poll(pollfd*, nfds_t, int);
-int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_poll(entries, count, timeout);
-  kernel->enter();
-  return wait_until(*kernel, limit(timeout), [&] {
+SIMULATED_CALL(int, poll, (pollfd * entries, nfds_t count, int timeout),
+               (entries, count, timeout)) {
+  return wait_until(limit(timeout), [&] {
     int ready = 0;
     for (nfds_t i = 0; i < count; ++i) {
       const auto open = SimulatedKernel::process().file(entries[i].fd);
@@ -279,19 +239,12 @@ int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
   });
 }
 
-int __real_epoll_create1(int);
-int __wrap_epoll_create1(int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_create1(flags);
-  kernel->enter();
+SIMULATED_CALL(int, epoll_create1, (int flags), (flags)) {
   return SimulatedKernel::process().open(std::make_shared<SimulatedEpoll>());
 }
 
-int __real_epoll_ctl(int, int, int, epoll_event*);
-int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_ctl(epoll, operation, fd, event);
-  kernel->enter();
+SIMULATED_CALL(int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* event),
+               (epoll, operation, fd, event)) {
   auto& entries = file<SimulatedEpoll>(epoll)->entries;
   if (operation == EPOLL_CTL_DEL) {
     entries.erase(fd);
@@ -301,93 +254,66 @@ int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
   return 0;
 }
 
-int __real_epoll_wait(int, epoll_event*, int, int);
-int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_wait(epoll, events, most, timeout);
-  kernel->enter();
-  return await_events(*kernel, epoll, events, most, limit(timeout));
+SIMULATED_CALL(int, epoll_wait, (int epoll, epoll_event* events, int most, int timeout),
+               (epoll, events, most, timeout)) {
+  return await_events(epoll, events, most, limit(timeout));
 }
 
-int __real_epoll_pwait2(int, epoll_event*, int, const timespec*, const sigset_t*);
-int __wrap_epoll_pwait2(int epoll, epoll_event* events, int most, const timespec* timeout,
-                        const sigset_t* signals) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_epoll_pwait2(epoll, events, most, timeout, signals);
-  kernel->enter();
-  return await_events(*kernel, epoll, events, most,
+SIMULATED_CALL(int, epoll_pwait2,
+               (int epoll, epoll_event* events, int most, const timespec* timeout,
+                const sigset_t* signals),
+               (epoll, events, most, timeout, signals)) {
+  return await_events(epoll, events, most,
                       std::chrono::seconds(timeout->tv_sec) + Time(timeout->tv_nsec));
 }
 
-int __real_eventfd(unsigned, int);
-int __wrap_eventfd(unsigned count, int flags) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_eventfd(count, flags);
-  kernel->enter();
+SIMULATED_CALL(int, eventfd, (unsigned count, int flags), (count, flags)) {
   return SimulatedKernel::process().open(std::make_shared<SimulatedEvent>());
 }
 
-int __real_getsockname(int, sockaddr*, socklen_t*);
-int __wrap_getsockname(int fd, sockaddr* address, socklen_t* length) {
-  if (SimulatedKernel::current() == nullptr) return __real_getsockname(fd, address, length);
+SIMULATED(int, getsockname, (int fd, sockaddr* address, socklen_t* length), (fd, address, length)) {
   const auto listener = file<SimulatedListener>(fd);
   return static_cast<int>(
       give_address(listener != nullptr ? listener->address : file<SimulatedConnection>(fd)->local(),
                    address, length));
 }
 
-int __real_getpeername(int, sockaddr*, socklen_t*);
-int __wrap_getpeername(int fd, sockaddr* address, socklen_t* length) {
-  if (SimulatedKernel::current() == nullptr) return __real_getpeername(fd, address, length);
+SIMULATED(int, getpeername, (int fd, sockaddr* address, socklen_t* length), (fd, address, length)) {
   return static_cast<int>(give_address(file<SimulatedConnection>(fd)->remote(), address, length));
 }
 
-int __real_getsockopt(int, int, int, void*, socklen_t*);
-int __wrap_getsockopt(int fd, int level, int option, void* value, socklen_t* length) {
-  if (SimulatedKernel::current() == nullptr) {
-    return __real_getsockopt(fd, level, option, value, length);
-  }
+SIMULATED(int, getsockopt, (int fd, int level, int option, void* value, socklen_t* length),
+          (fd, level, option, value, length)) {
   const int error = option == SO_ERROR ? file<SimulatedConnection>(fd)->take_error() : 0;
   std::memcpy(value, &error, sizeof error);
   return 0;
 }
 
-int __real_setsockopt(int, int, int, const void*, socklen_t);
-int __wrap_setsockopt(int fd, int level, int option, const void* value, socklen_t length) {
-  if (SimulatedKernel::current() == nullptr) {
-    return __real_setsockopt(fd, level, option, value, length);
-  }
+SIMULATED(int, setsockopt, (int fd, int level, int option, const void* value, socklen_t length),
+          (fd, level, option, value, length)) {
   return 0;
 }
 
-ssize_t __real_readlink(const char*, char*, size_t);
-ssize_t __wrap_readlink(const char* path, char* target, size_t bytes) {
-  if (SimulatedKernel::current() == nullptr) return __real_readlink(path, target, bytes);
+SIMULATED(ssize_t, readlink, (const char* path, char* target, size_t bytes),
+          (path, target, bytes)) {
   // The network namespace, which distinguishes hosts.
   return ::snprintf(target, bytes, "net:[%d]", SimulatedKernel::process().host());
 }
 
-int __real_getifaddrs(ifaddrs**);
-int __wrap_getifaddrs(ifaddrs** first) {
-  if (SimulatedKernel::current() == nullptr) return __real_getifaddrs(first);
+SIMULATED(int, getifaddrs, (ifaddrs * *first), (first)) {
   *first = (new Interfaces(SimulatedKernel::process().host()))->entries.data();
   return 0;
 }
 
-void __real_freeifaddrs(ifaddrs*);
-void __wrap_freeifaddrs(ifaddrs* first) {
-  if (SimulatedKernel::current() == nullptr) return __real_freeifaddrs(first);
+SIMULATED(void, freeifaddrs, (ifaddrs * first), (first)) {
   // The entries are the first member of Interfaces.
   delete reinterpret_cast<Interfaces*>(first);
 }
 
-void __real_randombytes_buf(void*, size_t);
-void __wrap_randombytes_buf(void* data, size_t bytes) {
-  auto* kernel = SimulatedKernel::current();
-  if (kernel == nullptr) return __real_randombytes_buf(data, bytes);
+SIMULATED(void, randombytes_buf, (void* data, size_t bytes), (data, bytes)) {
   auto* const begin = static_cast<unsigned char*>(data);
   std::generate_n(begin, bytes,
-                  [&] { return static_cast<unsigned char>(kernel->random().bits()); });
+                  [&] { return static_cast<unsigned char>(kernel().random().bits()); });
 }
 
 }  // extern "C"

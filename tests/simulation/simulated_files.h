@@ -23,7 +23,6 @@ class SimulatedFile {
   SimulatedFile(const SimulatedFile&) = delete;
   SimulatedFile& operator=(const SimulatedFile&) = delete;
 
-  virtual std::string_view kind() const = 0;
   /// The events that poll() reports.
   virtual short ready() const = 0;
   virtual void close() {}
@@ -43,7 +42,6 @@ class SimulatedConnection final : public SimulatedFile,
   SimulatedConnection(SimulatedNetwork& network, SimulatedProcess& process)
       : network_(network), process_(process) {}
 
-  std::string_view kind() const override { return "connection"; }
   short ready() const override;
   void close() override;
   void vanish() override { closed_ = true; }
@@ -100,7 +98,6 @@ class SimulatedListener final : public SimulatedFile {
   SimulatedListener(SimulatedNetwork& network, SimulatedProcess& process)
       : network_(network), process_(process) {}
 
-  std::string_view kind() const override { return "listener"; }
   short ready() const override;
   void close() override;
   void vanish() override { listens_ = false; }
@@ -124,7 +121,6 @@ class SimulatedListener final : public SimulatedFile {
 /// An eventfd.
 class SimulatedEvent final : public SimulatedFile {
  public:
-  std::string_view kind() const override { return "event"; }
   short ready() const override;
   std::uint64_t count = 0;
 };
@@ -132,7 +128,6 @@ class SimulatedEvent final : public SimulatedFile {
 /// An epoll instance. Level-triggered.
 class SimulatedEpoll final : public SimulatedFile {
  public:
-  std::string_view kind() const override { return "epoll"; }
   short ready() const override { return 0; }
 
   struct Entry {

@@ -1,20 +1,18 @@
 #include "tests/simulation/simulated_job.h"
 
-#include <algorithm>
 #include <memory>
-#include <ranges>
 #include <vector>
 
 #include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/simulation/attempt.h"
-#include "tests/simulation/promises.h"
 
 namespace lockstep::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using State = RankOutcome::State;
 
 /// Time after which a world that is not over hangs.
 constexpr Time longest_world = seconds(120);
@@ -46,23 +44,17 @@ class Job {
     if (attempt.over() && failed_at_ > Time(0) && !host_is_out_of_reach()) {
       return kernel_.scheduler().after(backoff_.after(milliseconds(0)), [this] { restart(); });
     }
-    if (!has_succeeded(attempt) && now < longest_world)
+    const bool succeeded = !attempt.any(State::running) && !attempt.any(State::failed);
+    if (!succeeded && now < longest_world)
       kernel_.scheduler().after(between_looks, [this] { look(); });
   }
 
   bool has_failed(Attempt& attempt) {
     for (int rank = 0; rank < scenario_.ranks; ++rank) {
-      const bool succeeded = attempt.outcome(rank).state == RankOutcome::State::succeeded;
+      const bool succeeded = attempt.outcome(rank).state == State::succeeded;
       if (attempt.process(rank).over() && !succeeded) return true;
     }
     return false;
-  }
-
-  bool has_succeeded(Attempt& attempt) {
-    for (int rank = 0; rank < scenario_.ranks; ++rank) {
-      if (attempt.outcome(rank).state != RankOutcome::State::succeeded) return false;
-    }
-    return true;
   }
 
   void kill_reachable(Attempt& attempt) {
@@ -135,9 +127,7 @@ Verdict run_world(const Scenario& scenario, bool prints_trace) {
   if (!over && verdict.violation.empty()) verdict.violation = "the world does not end";
   if (scenario.restarts && verdict.violation.empty() && verdict.faulty &&
       scenario.fault.kind != FaultKind::lose_power && job.attempts().size() < 2 &&
-      std::ranges::any_of(std::views::iota(0, scenario.ranks), [&](int rank) {
-        return job.attempts().front()->outcome(rank).state == RankOutcome::State::failed;
-      })) {
+      job.attempts().front()->any(State::failed)) {
     verdict.violation = "the job was not started again";
   }
   SimulatedKernel::active = nullptr;

@@ -32,18 +32,22 @@ class SimulatedKernel {
   /// The kernel that serves the running simulated thread; null outside of simulated threads.
   static SimulatedKernel* current() { return Scheduler::current() == nullptr ? nullptr : active; }
   static inline SimulatedKernel* active = nullptr;
+  /// The same after enter().
+  static SimulatedKernel* entered() {
+    auto* kernel = current();
+    if (kernel != nullptr) kernel->enter();
+    return kernel;
+  }
 
   Random& random() { return random_; }
   Scheduler& scheduler() { return scheduler_; }
   SimulatedNetwork& network() { return network_; }
 
   SimulatedProcess& start(int host, std::function<void()> main);
-  const std::vector<std::unique_ptr<SimulatedProcess>>& processes() const { return processes_; }
 
   /// Ends the process, as SIGKILL does.
   void kill(SimulatedProcess& process);
   void lose_power(int host);
-  void freeze(SimulatedProcess& process) { process.freeze(); }
   void thaw(SimulatedProcess& process);
 
   // Called in a simulated thread.

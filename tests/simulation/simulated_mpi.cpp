@@ -3,7 +3,6 @@
 #include "tests/simulation/simulated_mpi.h"
 
 #include <algorithm>
-#include <any>
 #include <cstring>
 #include <string>
 
@@ -16,22 +15,14 @@ namespace lockstep::testing {
 
 void SimulatedMpiJob::add(SimulatedProcess& process) {
   ranks_.push_back(&process);
-  process.mpi = SimulatedMpi{.job = this, .process = std::make_shared<SimulatedMpiProcess>()};
+  process.mpi = std::make_shared<SimulatedMpi>(SimulatedMpi{.job = *this});
 }
 
 int SimulatedMpiJob::rank_of(const SimulatedProcess& process) const {
   return static_cast<int>(std::ranges::find(ranks_, &process) - ranks_.begin());
 }
 
-SimulatedMpiJob& SimulatedMpiJob::current() {
-  return *std::any_cast<SimulatedMpi&>(SimulatedKernel::process().mpi).job;
-}
-
-SimulatedMpiProcess& SimulatedMpiJob::own() {
-  return *std::any_cast<SimulatedMpi&>(SimulatedKernel::process().mpi).process;
-}
-
-void SimulatedMpiJob::send(int from, int to, std::function<void(SimulatedMpiProcess&)> deliver) {
+void SimulatedMpiJob::send(int from, int to, std::function<void(SimulatedMpi&)> deliver) {
   auto& pipe = pipes_[{from, to}];
   if (pipe == nullptr) {
     pipe = std::make_shared<Pipe>(kernel_.network(), process(from).host(), process(to).host());
@@ -39,7 +30,7 @@ void SimulatedMpiJob::send(int from, int to, std::function<void(SimulatedMpiProc
   pipe->send([&receiver = process(to), deliver = std::move(deliver)] {
     if (receiver.over()) return;
     ++receiver.news;
-    deliver(*std::any_cast<SimulatedMpi&>(receiver.mpi).process);
+    deliver(*receiver.mpi);
   });
 }
 
@@ -49,8 +40,7 @@ namespace lockstep::inline v0_2::mpi {
 
 using testing::SimulatedKernel;
 using testing::SimulatedMessage;
-using testing::SimulatedMpiJob;
-using testing::SimulatedMpiProcess;
+using testing::SimulatedMpi;
 
 std::string available() { return {}; }
 std::string version() { return "simulated"; }
@@ -87,8 +77,8 @@ struct MpiTransport::Requests {
     Done done = {};
   };
 
-  SimulatedMpiJob& job = SimulatedMpiJob::current();
-  SimulatedMpiProcess& mpi = SimulatedMpiJob::own();
+  SimulatedMpi& mpi = *SimulatedKernel::process().mpi;
+  testing::SimulatedMpiJob& job = mpi.job;
   int rank = job.rank_of(SimulatedKernel::process());
   std::vector<Send> sends = {};
   std::vector<Receive> receives = {};
@@ -148,7 +138,7 @@ void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
   SimulatedMessage message{.from = all.rank, .tag = tag, .bytes = bytes, .request = request};
   if (eager) message.data = copy_of(data, bytes);
   all.job.send(all.rank, to,
-               [message](SimulatedMpiProcess& receiver) { receiver.arrived.push_back(message); });
+               [message](SimulatedMpi& receiver) { receiver.arrived.push_back(message); });
 }
 
 void MpiTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
@@ -177,13 +167,12 @@ void MpiTransport::Requests::match(Receive& receive) {
     return;
   }
   receive.request = ++mpi.last_request;
-  job.send(
-      rank, message.from,
-      [theirs = message.request, own = receive.request, to = rank](SimulatedMpiProcess& sender) {
-        sender.granted.push_back(theirs);
-        sender.granted.push_back(own);
-        sender.granted.push_back(static_cast<std::uint64_t>(to));
-      });
+  job.send(rank, message.from,
+           [theirs = message.request, own = receive.request, to = rank](SimulatedMpi& sender) {
+             sender.granted.push_back(theirs);
+             sender.granted.push_back(own);
+             sender.granted.push_back(static_cast<std::uint64_t>(to));
+           });
 }
 
 void MpiTransport::Requests::send_granted() {
@@ -192,7 +181,7 @@ void MpiTransport::Requests::send_granted() {
     if (found == sends.end()) continue;
     job.send(rank, static_cast<int>(mpi.granted[i + 2]),
              [request = mpi.granted[i + 1], data = copy_of(found->data, found->bytes)](
-                 SimulatedMpiProcess& receiver) { receiver.data.emplace_back(request, data); });
+                 SimulatedMpi& receiver) { receiver.data.emplace_back(request, data); });
     found->complete = true;
   }
   mpi.granted.clear();

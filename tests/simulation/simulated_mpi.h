@@ -22,8 +22,11 @@ struct SimulatedMessage {
   std::uint64_t request = 0;  ///< the sender's, if the sender waits for the receiver; else 0
 };
 
+class SimulatedMpiJob;
+
 /// The MPI library of one process: what has arrived from other processes.
-struct SimulatedMpiProcess {
+struct SimulatedMpi {
+  SimulatedMpiJob& job;
   std::deque<SimulatedMessage> arrived = {};
   std::vector<std::uint64_t> granted = {};  ///< own sends whose receivers have asked for the data
   std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> data = {};  ///< by own receives
@@ -41,27 +44,16 @@ class SimulatedMpiJob {
   int rank_of(const SimulatedProcess& process) const;
   SimulatedProcess& process(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   std::size_t eager_bytes() const { return eager_bytes_; }
-  SimulatedKernel& kernel() { return kernel_; }
 
   /// Delivers something from one rank to another. Two ranks have one connection, so the order of
   /// sending is the order of arrival.
-  void send(int from, int to, std::function<void(SimulatedMpiProcess&)> deliver);
-
-  /// Of the running process.
-  static SimulatedMpiJob& current();
-  static SimulatedMpiProcess& own();
+  void send(int from, int to, std::function<void(SimulatedMpi&)> deliver);
 
  private:
   SimulatedKernel& kernel_;
   std::size_t eager_bytes_;
   std::vector<SimulatedProcess*> ranks_;
   std::map<std::pair<int, int>, std::shared_ptr<Pipe>> pipes_;
-};
-
-/// The value of SimulatedProcess::mpi.
-struct SimulatedMpi {
-  SimulatedMpiJob* job;
-  std::shared_ptr<SimulatedMpiProcess> process;
 };
 
 }  // namespace lockstep::testing

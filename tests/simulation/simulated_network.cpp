@@ -57,17 +57,8 @@ Time SimulatedNetwork::delay(int from, int to) {
   return delay;
 }
 
-bool SimulatedNetwork::is_cut(int from, int to) const {
-  const auto found = cut_.find({from, to});
-  return found != cut_.end() && found->second;
-}
-
-void SimulatedNetwork::keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to) {
-  kept_[{from, to}].push_back(std::move(pipe));
-}
-
 void SimulatedNetwork::heal(int from, int to) {
-  cut_[{from, to}] = false;
+  cut_.erase({from, to});
   for (const auto& kept : std::exchange(kept_[{from, to}], {})) {
     kept->resume();
   }

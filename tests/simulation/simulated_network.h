@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -72,10 +73,12 @@ class SimulatedNetwork {
 
   // Faults.
   /// Cuts the link in one direction.
-  void cut(int from, int to) { cut_[{from, to}] = true; }
+  void cut(int from, int to) { cut_.insert({from, to}); }
   void heal(int from, int to);
-  bool is_cut(int from, int to) const;
-  void keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to);
+  bool is_cut(int from, int to) const { return cut_.contains({from, to}); }
+  void keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to) {
+    kept_[{from, to}].push_back(std::move(pipe));
+  }
   void lose_power(int host) { hosts_[static_cast<std::size_t>(host)].powered = false; }
   bool powered(int host) const { return hosts_[static_cast<std::size_t>(host)].powered; }
 
@@ -100,7 +103,7 @@ class SimulatedNetwork {
   Random& random_;
   Settings settings_;
   std::vector<Host> hosts_;
-  std::map<std::pair<int, int>, bool> cut_;
+  std::set<std::pair<int, int>> cut_;
   std::map<std::pair<int, int>, std::vector<std::shared_ptr<Pipe>>> kept_;
   std::uint16_t next_client_port_ = 40000;
 };

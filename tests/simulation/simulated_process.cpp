@@ -34,14 +34,6 @@ void SimulatedProcess::close(int descriptor) {
   file->close();
 }
 
-std::string SimulatedProcess::describe_files() const {
-  std::string text;
-  for (const auto& [descriptor, file] : files_) {
-    text += (text.empty() ? "" : ", ") + std::string(file->kind());
-  }
-  return text;
-}
-
 void SimulatedProcess::end(bool closes_files) {
   over_ = true;
   auto files = std::exchange(files_, {});

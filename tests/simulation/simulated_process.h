@@ -1,6 +1,5 @@
 #pragma once
 
-#include <any>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,6 +13,7 @@
 namespace lockstep::testing {
 
 class SimulatedFile;
+struct SimulatedMpi;
 
 /// A process with its threads and open files.
 class SimulatedProcess {
@@ -31,9 +31,6 @@ class SimulatedProcess {
   }
   void close(int descriptor);
   const std::map<int, std::shared_ptr<SimulatedFile>>& files() const { return files_; }
-  std::size_t open_files() const { return files_.size(); }
-  /// "listener, connection".
-  std::string describe_files() const;
 
   // State.
   bool over() const { return over_; }      ///< it has ended or died
@@ -78,8 +75,8 @@ class SimulatedProcess {
   std::uint64_t news = 0;
   std::uint64_t news_read = 0;
 
-  std::any mpi;             ///< its MPI library
-  std::string stderr_text;  ///< what it has written to stderr
+  std::shared_ptr<SimulatedMpi> mpi;  ///< its MPI library
+  std::string stderr_text;            ///< what it has written to stderr
 
  private:
   int pid_;

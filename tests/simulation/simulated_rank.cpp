@@ -356,8 +356,8 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, SimulatedMeet
   auto& process = SimulatedKernel::process();
   // After a failure, operations are kept with their world until the process ends.
   if (outcome.state == RankOutcome::State::failed) return process.make_exit_calls(1);
-  if (process.open_files() > 0 && outcome.wrong.empty()) {
-    outcome.wrong = concat("open files at its end: ", process.describe_files());
+  if (!process.files().empty() && outcome.wrong.empty()) {
+    outcome.wrong = concat(process.files().size(), " open files at its end");
   }
   if (process.running_threads() > 1 && outcome.wrong.empty()) {
     outcome.wrong = concat(process.running_threads() - 1, " threads at its end");
