@@ -37,7 +37,7 @@ class Transport {
 std::shared_ptr<std::byte> own_memory(std::size_t bytes);
 
 /// A communicator of this library.
-class CommunicatorTransport final : public Transport {
+class CommunicatorTransport : public Transport {
  public:
   explicit CommunicatorTransport(std::shared_ptr<Communicator> communicator)
       : communicator_(std::move(communicator)) {}
