@@ -5,9 +5,6 @@
 
 // Each is in a file of its own and parses its own command line.
 namespace lockstep::bench {
-namespace activations {
-int program(int argc, char** argv);
-}
 namespace checkpoint {
 int program(int argc, char** argv);
 }
@@ -44,7 +41,6 @@ struct Program {
 };
 
 constexpr Program programs[] = {
-    {"activations", activations::program},
     {"checkpoint", checkpoint::program},
     {"denormals", denormals::program},
     {"exchange", exchange::program},
