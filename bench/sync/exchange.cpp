@@ -4,10 +4,6 @@
 //
 //   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
 //
-// or, to see what selecting takes of data that are hard to select from:
-//
-//   lockstep run -n 2 bench_exchange --selections [--elements N]
-//
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
 #include <kernels/select_largest.h>
@@ -28,7 +24,6 @@
 #include <vector>
 
 #include "bench/clock.h"
-#include "bench/kernels/selection_data.h"
 #include "bench/read_pass.h"
 #include "bench/train/largest.h"
 
@@ -40,7 +35,6 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   std::int64_t elements = 25'000'000;
   int rounds = 9;
-  bool selections = false;
   std::vector<std::string> strategies{
       "fp32", "fp16", "bf16", "topk:0.01", "threshold:2.58", "int8", "int8:feedback=off"};
 };
@@ -92,19 +86,6 @@ std::function<void(std::int64_t)> selection_of(std::span<const float> from) {
   };
 }
 
-/// Selections of each kind of data. A read pass before each brings the caches into the same state.
-std::vector<Timed> all_selections(const Settings& settings, int rank) {
-  std::vector<Timed> all;
-  for (const auto kind : all_selection_data) {
-    const auto data = std::make_shared<std::vector<float>>(selection_data(
-        kind, static_cast<std::size_t>(settings.elements), static_cast<unsigned>(rank + 1)));
-    const auto read = [data] { read_result = read_pass(*data); };
-    if (all.empty()) all.push_back({"read pass", [=](std::int64_t) { read(); }, read});
-    all.push_back({"select_top, " + std::string(name(kind)), selection_of(*data), read});
-  }
-  return all;
-}
-
 std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& world,
                              const at::Tensor& gradient) {
   const std::int64_t k = std::max<std::int64_t>(1, settings.elements / 100);
@@ -129,8 +110,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
           .normal_(
               0, 1,
               at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
-  auto all = settings.selections ? all_selections(settings, world.rank())
-                                 : all_timed(settings, world, gradient);
+  auto all = all_timed(settings, world, gradient);
   // The first round is a warm-up that allocates buffers.
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto& timed : all) {
@@ -166,8 +146,6 @@ int program(int argc, char** argv) {
   app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--selections", settings.selections,
-               "Time selections of each kind of data, and no strategy");
   app.add_option("strategies", settings.strategies, "As --strategy of the examples takes them")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
