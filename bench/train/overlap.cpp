@@ -35,7 +35,6 @@ struct Settings {
   std::string model = "mlp";
   std::int64_t batch_size = 64;
   int rounds = 9;
-  int bucket_mib = 0;  ///< 0 takes the default
 };
 
 double milliseconds(std::chrono::nanoseconds time) {
@@ -61,11 +60,7 @@ class Overlap {
     targets_ = torch::randint(10, {settings.batch_size}, torch::kLong);
     alone_ = std::make_shared<Layers>(work.model());
     exchanged_ = std::make_shared<Layers>(work.model());
-    lockstep::DataParallelOptions options;
-    if (settings.bucket_mib > 0) {
-      options.buckets.rest = static_cast<std::size_t>(settings.bucket_mib) << 20;
-    }
-    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(exchanged_, world_, options);
+    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(exchanged_, world_);
     constexpr int first_steps = 3;  // buckets learn their order
     for (int i = 0; i < first_steps; ++i) {
       backward();
@@ -185,9 +180,6 @@ int program(int argc, char** argv) {
   app.add_option("--batch-size", settings.batch_size, "A rank's")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  app.add_option("--bucket-mib", settings.bucket_mib,
-                 "How large buckets after the first may become")
-      ->check(CLI::Range(1, 1000));
   app.add_option("--rounds", settings.rounds, "Turns of the three")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
