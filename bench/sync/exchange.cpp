@@ -11,10 +11,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iomanip>
 #include <iostream>
@@ -29,8 +27,6 @@
 
 namespace lockstep::bench::exchange {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   std::int64_t elements = 25'000'000;
@@ -61,15 +57,6 @@ struct Timed {
   std::function<void()> prepare = [] {};
   std::vector<double> seconds = {};
 };
-
-/// The slowest rank's seconds for fn, which all begin at once.
-template <class Fn>
-double time(const lockstep::Group& world, const Fn& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
-}
 
 volatile float read_result;
 
@@ -115,7 +102,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto& timed : all) {
       timed.prepare();
-      const double seconds = time(world, [&] { timed.run(round + 1); });
+      const double seconds = slowest_seconds(world, [&] { timed.run(round + 1); });
       if (round >= 0) timed.seconds.push_back(seconds);
     }
   }
@@ -136,26 +123,18 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Times strategies on one bucket. Start it with: lockstep run -n 2 bench_exchange",
-               "bench_exchange");
-  app.add_option("--elements", settings.elements, "float32 elements of the bucket")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--elements", settings->elements, "float32 elements of the bucket")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+  command.add_option("--rounds", settings->rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("strategies", settings.strategies, "As --strategy of the examples takes them")
+  command
+      .add_option("strategies", settings->strategies, "As --strategy of the examples takes them")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_exchange: " << error.what() << std::endl;
-    return 1;
-  }
+  return [=] { run(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::exchange

@@ -11,10 +11,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iomanip>
@@ -29,22 +27,12 @@
 namespace lockstep::bench::checkpoint {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Settings {
   std::int64_t parameters = 25'000'000;
   bool unprepared = false;
   int rounds = 7;
   std::string folder = ".";
 };
-
-/// The slowest rank's seconds for fn, which all begin at once.
-double time(const lockstep::Group& world, const std::function<void()>& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
-}
 
 /// As many parameters as wanted, in layers as those of ResNet-50.
 torch::nn::Sequential model_of(std::int64_t parameters) {
@@ -72,8 +60,8 @@ void run(const Settings& settings, const lockstep::Group& world) {
   double preparing = 0;
   double taking = 0;
   if (!settings.unprepared) {
-    preparing = time(world, [&] { writer.prepare(checkpoint); });
-    taking = time(world, [&] { writer.wait(); });
+    preparing = slowest_seconds(world, [&] { writer.prepare(checkpoint); });
+    taking = slowest_seconds(world, [&] { writer.wait(); });
   }
   for (const auto& parameter : model->parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
@@ -97,7 +85,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
       [&] { checkpoint.save(file, {}, world); }, [&] { checkpoint.load(file, world); }};
   for (int round = 0; round <= settings.rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const double seconds = time(world, work[i]);
+      const double seconds = slowest_seconds(world, work[i]);
       if (round == 0)
         all[i].first = seconds;
       else
@@ -121,29 +109,20 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app(
-      "Times checkpoints of a large model. Start it with: lockstep run -n 2 bench_checkpoint",
-      "bench_checkpoint");
-  app.add_option("--parameters", settings.parameters, "float32 parameters of the model")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--parameters", settings->parameters, "float32 parameters of the model")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--unprepared", settings.unprepared,
-               "Take memory for the copy in the first save, and not before");
-  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+  command.add_flag("--unprepared", settings->unprepared,
+                   "Take memory for the copy in the first save, and not before");
+  command.add_option("--rounds", settings->rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--folder", settings.folder, "Where the file is written, and removed at the end")
+  command
+      .add_option("--folder", settings->folder, "Where the file is written, and removed at the end")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_checkpoint: " << error.what() << std::endl;
-    return 1;
-  }
+  return [=] { run(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::checkpoint

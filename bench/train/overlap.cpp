@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -29,7 +29,6 @@ namespace lockstep::bench::overlap {
 namespace {
 
 using lockstep::Collective;
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   std::string model = "mlp";
@@ -39,15 +38,6 @@ struct Settings {
 
 double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
-}
-
-/// Milliseconds that the slowest rank takes from a barrier on.
-template <class Fn>
-double time(const lockstep::Group& world, const Fn& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(milliseconds(Clock::now() - begin), world);
 }
 
 class Overlap {
@@ -75,12 +65,12 @@ class Overlap {
   double backward() {
     alone_->zero_grad();
     const auto of_alone = loss(alone_->forward(inputs_));
-    return time(world_, [&] { of_alone.backward(); });
+    return 1000 * slowest_seconds(world_, [&] { of_alone.backward(); });
   }
 
   double exchange() {
     for (auto& bucket : buckets_) bucket.fill_(1);
-    return time(world_, [&] {
+    return 1000 * slowest_seconds(world_, [&] {
       std::vector<lockstep::Work> works;
       for (auto& bucket : buckets_) {
         works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
@@ -93,7 +83,7 @@ class Overlap {
     exchanged_->zero_grad();
     const auto of_both = loss((*ddp_)(inputs_));
     const auto before = overlap();
-    const double took = time(world_, [&] { of_both.backward(); });
+    const double took = 1000 * slowest_seconds(world_, [&] { of_both.backward(); });
     const auto after = overlap();
     communicating_ = milliseconds(after.first - before.first);
     hidden_ = milliseconds(after.second - before.second);
@@ -171,27 +161,21 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Measures what part of the communication is hidden behind backward");
-  app.add_option("--model", settings.model, "cnn, mlp or resnet9")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--model", settings->model, "cnn, mlp or resnet9")
       ->check(CLI::IsMember({"cnn", "mlp", "resnet9"}))
       ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "A rank's")
+  command.add_option("--batch-size", settings->batch_size, "A rank's")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "Turns of the three")
+  command.add_option("--rounds", settings->rounds, "Turns of the three")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return [=] {
     torch::manual_seed(0);
-    measure(settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_overlap: " << error.what() << std::endl;
-    return 1;
-  }
+    measure(*settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
+  };
 }
 
 }  // namespace lockstep::bench::overlap
