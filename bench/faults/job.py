@@ -26,6 +26,17 @@ def mounts_work():
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
+def prepare(parser, options):
+    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own."""
+    options.build = options.build.resolve()
+    for name in ("lockstep", "bench_victim"):
+        if not (options.build / "bin" / name).exists():
+            parser.error(f"--build: got {options.build}, which has no bin/{name}; build that target first")
+    options.private = mounts_work()
+    if not options.private:
+        print("no mount namespace can be made here (not root?): files in /dev/shm and /tmp are not checked")
+
+
 def as_usual():
     """Signals that this program was started with ignored, as in the background, end its jobs all the same."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGCHLD):
