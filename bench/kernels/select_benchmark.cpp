@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/read_pass.h"
+#include "bench/machine.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
 #include "kernels/select_largest.h"

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "bench/clock.h"
-#include "bench/read_pass.h"
+#include "bench/machine.h"
 #include "bench/train/largest.h"
 
 namespace lockstep::bench::exchange {

@@ -1,4 +1,4 @@
-#include "bench/collective_bench.h"
+#include "bench/session.h"
 
 #include <limits>
 #include <memory>
@@ -10,8 +10,6 @@
 
 #include "bench/pattern.h"
 #include "bench/ranks.h"
-#include "bench/row.h"
-#include "bench/session.h"
 #include "bench/settings.h"
 #include "lockstep/error.h"
 #include "lockstep/types.h"
