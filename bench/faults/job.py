@@ -44,6 +44,10 @@ def as_usual():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+class Undisturbed(Exception):
+    """A job that nobody disturbed has failed."""
+
+
 class Job:
     timeout = 120  # seconds; that of Lockstep's waits
     heartbeat = 2  # seconds without a heartbeat; nothing: the default
@@ -103,6 +107,16 @@ class Job:
             time.sleep(LOOK)
         return self.exit_code
 
+    def digest(self, until):
+        """Runs the job to its end. The digest of all ranks' results."""
+        self.start()
+        code = self.wait(until)
+        digests = self.lines("done")
+        if code != 0 or len(digests) != self.kill.ranks or len(set(digests.values())) != 1:
+            self.end()
+            raise Undisturbed(f"{self.kill.name}: the undisturbed job ended with {code}: {self.out}{self.err}")
+        return digests[0]
+
     # Output
 
     @property
@@ -125,6 +139,14 @@ class Job:
 
     def processes(self):
         return SCANNER.of(self.marker)
+
+    def left(self, until, waits=True):
+        """Processes that exist: now, or if it waits at that time, unless all have ended before."""
+        found = self.processes()
+        while waits and found and time.monotonic() < until:
+            time.sleep(4 * LOOK)
+            found = self.processes()
+        return found
 
     def victims(self):
         """Processes of the kill's victim that exist now, in the order of their pids."""
