@@ -236,17 +236,19 @@ std::function<void()> program(CLI::App& command) {
   const auto settings = std::make_shared<Settings>();
   command.add_flag("--train", settings->train, "Train instead of plain collectives");
   command.add_option("--steps", settings->steps, "Number of steps")->capture_default_str();
-  command.add_option("--pause", settings->pause, "Pause after each step, in ms")->capture_default_str();
+  command.add_option("--pause", settings->pause, "Pause after each step, in ms")
+      ->capture_default_str();
   command.add_option("--child", settings->child, "Forked child of each rank")
       ->check(CLI::IsMember({"none", "worker", "stays"}));
-  command.add_option("--checkpoints", settings->checkpoints, "Folder to save to and to resume from");
+  command.add_option("--checkpoints", settings->checkpoints,
+                     "Folder to save to and to resume from");
   command.add_option("--shard", settings->shard, "Train with AdamW, whose state is divided so")
       ->check(CLI::IsMember({"none", "optimizer", "gradients", "share_memory"}));
   command.add_option("--kill-call", settings->kill_call,
-                 "Number of the update of a parameter in which to kill");
+                     "Number of the update of a parameter in which to kill");
   command.add_option("--kill-rank", settings->kill_rank, "The rank to kill");
   command.add_option("--kill-once", settings->kill_once,
-                 "File that a kill creates and that prevents one");
+                     "File that a kill creates and that prevents one");
   auto* const fault = command.add_option("--fault", settings->fault, "What one rank does wrong")
                           ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
   command.add_option("--fault-rank", settings->fault_rank, "The rank that does it")->needs(fault);

@@ -61,8 +61,8 @@ TEST(PlanCommand, SaysThatItKnowsNothingOfConvergenceBeforeItRanks) {
 
 TEST(PlanCommand, WritesOneObjectALine) {
   const auto rows = rows_of(
-      "--nodes 2 --link 10Mbit --latency 0 --parameters 1000000 --step-ms 100 --batch 8 --overlap 0 "
-      "--strategy fp32 --strategy local_sgd:2");
+      "--nodes 2 --link 10Mbit --latency 0 --parameters 1000000 --step-ms 100 --batch 8 "
+      "--overlap 0 --strategy fp32 --strategy local_sgd:2");
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0]["strategy"], "local_sgd:2");
   EXPECT_EQ(rows[1]["strategy"], "fp32");
