@@ -232,8 +232,7 @@ std::function<void()> program(CLI::App& command) {
   command.add_flag("--fused", settings->fused, "FusedAdamW instead of torch's AdamW");
   command.add_option("--bf16", settings->bf16, "Parameters of bfloat16, with FusedAdamW")
       ->check(CLI::IsMember({"master", "stochastic", "kahan"}));
-  command.add_option("--batch-size", settings->batch_size, "Samples a rank")
-      ->capture_default_str();
+  command.add_option("--batch-size", settings->batch_size, "Samples a rank")->capture_default_str();
   command.add_option("--rounds", settings->rounds, "Rounds of timed steps")->capture_default_str();
   command.add_option("--steps", settings->steps, "Steps of a round")->capture_default_str();
   return [=] { measure(*settings, lockstep::init()); };

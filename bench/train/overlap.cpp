@@ -71,12 +71,12 @@ class Overlap {
   double exchange() {
     for (auto& bucket : buckets_) bucket.fill_(1);
     return 1000 * slowest_seconds(world_, [&] {
-      std::vector<lockstep::Work> works;
-      for (auto& bucket : buckets_) {
-        works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
-      }
-      for (auto& work : works) work.wait();
-    });
+             std::vector<lockstep::Work> works;
+             for (auto& bucket : buckets_) {
+               works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
+             }
+             for (auto& work : works) work.wait();
+           });
   }
 
   double both() {

@@ -1,5 +1,3 @@
-#include "bench/session.h"
-
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +8,7 @@
 
 #include "bench/pattern.h"
 #include "bench/ranks.h"
+#include "bench/session.h"
 #include "bench/settings.h"
 #include "lockstep/error.h"
 #include "lockstep/types.h"

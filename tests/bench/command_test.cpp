@@ -18,8 +18,8 @@ Ended run_bench(const std::string& arguments) {
 
 TEST(BenchCommand, MeasuresProcessesAndThreads) {
   for (const std::string how : {"", "--threads "}) {
-    const auto ended = run_bench(
-        "all_reduce -n 3 " + how + "--min 1KiB --max 64KiB --factor 64 --repeats 2 --check --json");
+    const auto ended = run_bench("all_reduce -n 3 " + how +
+                                 "--min 1KiB --max 64KiB --factor 64 --repeats 2 --check --json");
     EXPECT_EQ(ended.code, 0) << ended.err;
     std::istringstream lines(ended.out + ended.err);
     int rows = 0;
