@@ -4,16 +4,12 @@
     bench/compare_builds.py --before OTHER/build --after build
     bench/compare_builds.py --before OTHER/build --after build --simulated-hosts    as root
     bench/compare_builds.py --flight-recorder --after build
-    bench/compare_builds.py --shared-huge-pages --after build                       as root
 
 With --simulated-hosts it takes an all_reduce and steps of strategies with several stages instead: a rank
 with one thread on each of the two hosts that tools/two-hosts simulates, in steps with a progress thread.
 
 With --flight-recorder it compares one build without and with the flight recorder, in the operations that a
 record delays most and in training steps.
-
-With --shared-huge-pages it compares one build while the kernel's shmem_enabled is never and advise, and leaves
-the setting as it was.
 
 The builds take turns within one run, and which of them is first alternates. The table has the
 median of each build's times, the ratio of these medians, and the ratio of the least times, which a
@@ -52,24 +48,20 @@ STEPS_OVER_A_LINK = {
     "MLP, int8, 1 Gbit/s": ("1gbit", ["--model", "mlp", "--steps", 3, "--strategy", "int8"]),
     "CNN, int8, 100 Mbit/s": ("100mbit", ["--model", "cnn", "--steps", 20, "--strategy", "int8"]),
 }
-SHMEM_ENABLED = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 TWO_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "tools" / "two-hosts"
 MPIRUN = ["mpirun", "--allow-run-as-root", "-n", 2, "-x", "OMP_NUM_THREADS=1"]
 
 
 @dataclasses.dataclass
 class Build:
-    """A folder of programs, environment variables for them, and the kernel's pages of shared memory."""
+    """A folder of programs, and environment variables for them."""
     binaries: pathlib.Path
     variables: dict = dataclasses.field(default_factory=dict)
-    shared_pages: str = ""  # a value of SHMEM_ENABLED; empty: as it is
 
 
 def run(command, build):
     """The JSON objects that a command prints."""
     words = [str(word) for word in command]
-    if build.shared_pages:
-        SHMEM_ENABLED.write_text(build.shared_pages)
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
                           env={**os.environ, **build.variables})
     if done.returncode != 0:
@@ -137,16 +129,6 @@ def figures_of_the_recorder():
         yield f"step of {name}", "ms", step(STEPS[name])
 
 
-def figures_of_shared_memory():
-    """(name, unit, measurement) of each figure in which ranks use much shared memory."""
-    for kind, size in (("all_reduce", "1 MiB"), ("all_reduce", "25 MiB"), ("broadcast", "25 MiB"), ("all_gather", "25 MiB"),
-                       ("reduce_scatter", "25 MiB")):
-        flags = [kind, "-n", 2, "--memory", "group", "--min", SIZES[size], "--max", SIZES[size]]
-        yield f"{kind} of {size}, group memory", "µs", collective([], *flags)
-    for name in ("CNN", "MLP", "MLP, FusedSgd", "MLP, share_memory"):
-        yield f"step of {name}", "ms", step(STEPS[name])
-
-
 def compare(builds, chosen, options):
     """Prints the table."""
     first, second = builds
@@ -173,29 +155,18 @@ def main():
     parser.add_argument("--only", default="", help="figures whose name contains this text")
     parser.add_argument("--simulated-hosts", action="store_true", help="over a limited link; needs root")
     parser.add_argument("--flight-recorder", action="store_true", help="one build without and with the recorder")
-    parser.add_argument("--shared-huge-pages", action="store_true",
-                        help="one build with small and huge pages of shared memory; needs root")
     options = parser.parse_args()
 
     after = Build(options.after / "bin")
     if options.flight_recorder:
         builds = {"without": dataclasses.replace(after, variables={"LOCKSTEP_FLIGHT_RECORDER": "0"}), "with": after}
         chosen = figures_of_the_recorder()
-    elif options.shared_huge_pages:
-        builds = {"small": dataclasses.replace(after, shared_pages="never"),
-                  "huge": dataclasses.replace(after, shared_pages="advise")}
-        chosen = figures_of_shared_memory()
     elif options.before is None:
-        parser.error("--before is required without --flight-recorder and --shared-huge-pages")
+        parser.error("--before is required without --flight-recorder")
     else:
         builds = {"before": Build(options.before / "bin"), "after": after}
         chosen = figures_over_a_link() if options.simulated_hosts else figures()
-    before = SHMEM_ENABLED.read_text() if options.shared_huge_pages else ""
-    try:
-        compare(builds, chosen, options)
-    finally:
-        if before:
-            SHMEM_ENABLED.write_text(before[before.index("[") + 1:before.index("]")])
+    compare(builds, chosen, options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <string_view>
+#include <utility>
 
 #include "bench/settings.h"
 #include "comm/communicator.h"
@@ -34,10 +37,16 @@ class Transport {
 };
 
 /// Ordinary memory, page-aligned and written once.
-std::shared_ptr<std::byte> own_memory(std::size_t bytes);
+inline std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
+  constexpr std::align_val_t page{4096};
+  auto* memory = static_cast<std::byte*>(::operator new(bytes, page));
+  std::shared_ptr<std::byte> owner(memory, [](std::byte* p) { ::operator delete(p, page); });
+  std::fill_n(memory, bytes, std::byte{});
+  return owner;
+}
 
 /// A communicator of this library.
-class CommunicatorTransport final : public Transport {
+class CommunicatorTransport : public Transport {
  public:
   explicit CommunicatorTransport(std::shared_ptr<Communicator> communicator)
       : communicator_(std::move(communicator)) {}

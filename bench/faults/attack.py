@@ -6,7 +6,7 @@ import threading
 import time
 
 import verdict
-from job import LOOK, Job, folder_of
+from job import LOOK, Job, Undisturbed, folder_of
 from plan import LIMITS
 from processes import send
 
@@ -19,10 +19,6 @@ _locks = {}
 _guard = threading.Lock()
 
 
-class Undisturbed(Exception):
-    """A job that nobody disturbed has failed."""
-
-
 def reference(kill, options, hosts):
     """Digest and number of checkpoints of the same job when it is left alone."""
     with _guard:
@@ -31,13 +27,7 @@ def reference(kill, options, hosts):
         key = kill.mode, kill.job
         if key not in _references:
             job = Job(kill, options, folder_of(options, f"{kill.name}-undisturbed"), hosts)
-            job.start()
-            code = job.wait(time.monotonic() + START_LIMIT)
-            digests = job.lines("done")
-            if code != 0 or len(digests) != kill.ranks or len(set(digests.values())) != 1:
-                job.end()
-                raise Undisturbed(f"{kill.name}: the undisturbed job ended with {code}: {job.out}{job.err}")
-            _references[key] = digests[0], len(job.checkpoints())
+            _references[key] = job.digest(time.monotonic() + START_LIMIT), len(job.checkpoints())
             job.remove()
         return _references[key]
 
@@ -125,11 +115,8 @@ def attack(kill, options, hosts):
     until = delivered + LIMITS[kill.mode]
     faults = {}
     code = job.wait(until)
-    left = job.processes()
     # Processes of another host, and those of a launcher that was killed, end after the launcher.
-    while verdict.may_end_later(kill) and left and time.monotonic() < until:
-        time.sleep(4 * LOOK)
-        left = job.processes()
+    left = job.left(until, verdict.may_end_later(kill))
     row["seconds"] = job.seconds_after_kill = round(time.monotonic() - delivered, 3)
     if code is None or (left and verdict.may_end_later(kill)):
         faults["hang"] = f"after {LIMITS[kill.mode]} s: launcher {code}, {shown(left)}"

@@ -1,9 +1,11 @@
 """Two simulated hosts, made by tools/two-hosts and kept for several jobs."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
 import pathlib
+import queue
 import subprocess
 import time
 
@@ -65,3 +67,47 @@ class TwoHosts:
         self._keeper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._keeper.wait(30)
+
+
+def hosts_for(options):
+    """As many pairs of simulated hosts as there are jobs at a time."""
+    pairs = []
+    try:
+        for number in range(options.jobs):
+            folder = options.work / f"hosts-{number}"
+            folder.mkdir(parents=True)
+            pairs.append(TwoHosts(folder))
+    except Unavailable:
+        close_all(pairs)
+        raise
+    return pairs
+
+
+def close_all(pairs):
+    for pair in pairs:
+        pair.close()
+
+
+def run_all(cases, options, pairs, needs_hosts, run_case):
+    """The rows of all cases as they end, several jobs at a time. A case that needs hosts has a pair of them alone."""
+    free = queue.SimpleQueue()
+    for pair in pairs:
+        free.put(pair)
+
+    def one(case):
+        pair = free.get() if needs_hosts(case) else None
+        try:
+            return run_case(case, options, pair)
+        finally:
+            if pair:
+                free.put(pair)
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(one, case) for case in cases]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise

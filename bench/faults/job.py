@@ -26,11 +26,26 @@ def mounts_work():
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
+def prepare(parser, options):
+    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own."""
+    options.build = options.build.resolve()
+    for name in ("lockstep", "bench_victim"):
+        if not (options.build / "bin" / name).exists():
+            parser.error(f"--build: got {options.build}, which has no bin/{name}; build that target first")
+    options.private = mounts_work()
+    if not options.private:
+        print("no mount namespace can be made here (not root?): files in /dev/shm and /tmp are not checked")
+
+
 def as_usual():
     """Signals that this program was started with ignored, as in the background, end its jobs all the same."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Undisturbed(Exception):
+    """A job that nobody disturbed has failed."""
 
 
 class Job:
@@ -92,6 +107,16 @@ class Job:
             time.sleep(LOOK)
         return self.exit_code
 
+    def digest(self, until):
+        """Runs the job to its end. The digest of all ranks' results."""
+        self.start()
+        code = self.wait(until)
+        digests = self.lines("done")
+        if code != 0 or len(digests) != self.kill.ranks or len(set(digests.values())) != 1:
+            self.end()
+            raise Undisturbed(f"{self.kill.name}: the undisturbed job ended with {code}: {self.out}{self.err}")
+        return digests[0]
+
     # Output
 
     @property
@@ -114,6 +139,14 @@ class Job:
 
     def processes(self):
         return SCANNER.of(self.marker)
+
+    def left(self, until, waits=True):
+        """Processes that exist: now, or if it waits at that time, unless all have ended before."""
+        found = self.processes()
+        while waits and found and time.monotonic() < until:
+            time.sleep(4 * LOOK)
+            found = self.processes()
+        return found
 
     def victims(self):
         """Processes of the kill's victim that exist now, in the order of their pids."""

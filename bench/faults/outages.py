@@ -28,6 +28,7 @@ class Outage:
     victim = "link"
     launcher = "run"
     mode = "two-hosts"
+    ranks = RANKS
     logs = False
 
     @property
@@ -100,13 +101,7 @@ def undisturbed(case, options, hosts):
     with _guard:
         if not _undisturbed:
             job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
-            job.start()
-            code = job.wait(time.monotonic() + START_LIMIT)
-            digests = job.lines("done")
-            if code != 0 or len(set(digests.values())) != 1:
-                job.end()
-                raise RuntimeError(f"the undisturbed job ended with {code}: {job.out}{job.err}")
-            _undisturbed.append(digests[0])
+            _undisturbed.append(job.digest(time.monotonic() + START_LIMIT))
             job.remove()
         return _undisturbed[0]
 
@@ -149,10 +144,7 @@ def run_case(case, options, hosts):
             time.sleep(4 * LOOK)
     until = time.monotonic() + END_LIMIT
     code = job.wait(until)
-    left = job.processes()
-    while left and time.monotonic() < until:
-        time.sleep(4 * LOOK)
-        left = job.processes()
+    left = job.left(until)
     problem = None
     if code is None or left:
         problem = f"{END_LIMIT} s after the outage: exit code {code}, {len(left)} processes"

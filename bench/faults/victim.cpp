@@ -23,9 +23,9 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <span>
@@ -232,37 +232,30 @@ void run(const Settings& settings) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  CLI::App app("A rank that random_kills may end");
-  Settings settings;
-  app.add_flag("--train", settings.train, "Train instead of plain collectives");
-  app.add_option("--steps", settings.steps, "Number of steps")->capture_default_str();
-  app.add_option("--pause", settings.pause, "Pause after each step, in ms")->capture_default_str();
-  app.add_option("--child", settings.child, "Forked child of each rank")
-      ->check(CLI::IsMember({"none", "worker", "stays"}));
-  app.add_option("--checkpoints", settings.checkpoints, "Folder to save to and to resume from");
-  app.add_option("--shard", settings.shard, "Train with AdamW, whose state is divided so")
-      ->check(CLI::IsMember({"none", "optimizer", "gradients", "share_memory"}));
-  app.add_option("--kill-call", settings.kill_call,
-                 "Number of the update of a parameter in which to kill");
-  app.add_option("--kill-rank", settings.kill_rank, "The rank to kill");
-  app.add_option("--kill-once", settings.kill_once,
-                 "File that a kill creates and that prevents one");
-  auto* const fault = app.add_option("--fault", settings.fault, "What one rank does wrong")
-                          ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
-  app.add_option("--fault-rank", settings.fault_rank, "The rank that does it")->needs(fault);
-  app.add_option("--fault-step", settings.fault_step, "The step in whose place it does it")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_flag("--train", settings->train, "Train instead of plain collectives");
+  command.add_option("--steps", settings->steps, "Number of steps")->capture_default_str();
+  command.add_option("--pause", settings->pause, "Pause after each step, in ms")
       ->capture_default_str();
-  app.add_flag("--before-init", settings.before_init, "Before init() instead")->needs(fault);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(settings);
-    return 0;
-  } catch (const lockstep::Error& error) {
-    lockstep::record_error(error);
-    std::cerr << std::string("error: ") + error.what() + '\n' << std::flush;
-    return 1;
-  }
+  command.add_option("--child", settings->child, "Forked child of each rank")
+      ->check(CLI::IsMember({"none", "worker", "stays"}));
+  command.add_option("--checkpoints", settings->checkpoints,
+                     "Folder to save to and to resume from");
+  command.add_option("--shard", settings->shard, "Train with AdamW, whose state is divided so")
+      ->check(CLI::IsMember({"none", "optimizer", "gradients", "share_memory"}));
+  command.add_option("--kill-call", settings->kill_call,
+                     "Number of the update of a parameter in which to kill");
+  command.add_option("--kill-rank", settings->kill_rank, "The rank to kill");
+  command.add_option("--kill-once", settings->kill_once,
+                     "File that a kill creates and that prevents one");
+  auto* const fault = command.add_option("--fault", settings->fault, "What one rank does wrong")
+                          ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
+  command.add_option("--fault-rank", settings->fault_rank, "The rank that does it")->needs(fault);
+  command.add_option("--fault-step", settings->fault_step, "The step in whose place it does it")
+      ->capture_default_str();
+  command.add_flag("--before-init", settings->before_init, "Before init() instead")->needs(fault);
+  return [=] { run(*settings); };
 }
 
 }  // namespace lockstep::bench::victim

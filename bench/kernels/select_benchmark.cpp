@@ -1,11 +1,13 @@
 #include <benchmark/benchmark.h>
 
+#include <cmath>
 #include <cstddef>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "bench/kernels/selection_data.h"
-#include "bench/read_pass.h"
+#include "bench/machine.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
 #include "kernels/select_largest.h"
@@ -14,8 +16,35 @@
 namespace lockstep::inline v0_2::kernels {
 namespace {
 
-using bench::selection_data;
-using bench::SelectionData;
+/// Inputs of selections. A threshold estimated from samples may be wrong for each kind but the
+/// first.
+enum class SelectionData { normal, ties, zeros, ascending, sparse };
+constexpr const char* names[] = {"normal", "heavy ties", "all zeros", "sorted", "already sparse"};
+
+/// Normal values, those rounded to whole numbers, nothing, the smallest first, or 1 at one place in
+/// 200 and 0 elsewhere.
+std::vector<float> selection_data(SelectionData kind, std::size_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> distribution;
+  const auto value = [&](std::size_t i) -> float {
+    switch (kind) {
+      case SelectionData::normal:
+        return distribution(random);
+      case SelectionData::ties:
+        return std::round(distribution(random));
+      case SelectionData::ascending:
+        return static_cast<float>(i);
+      case SelectionData::sparse:
+        return random() % 200 == 0 ? 1.0f : 0.0f;
+      default:
+        return 0;
+    }
+  };
+  std::vector<float> data(count);
+  for (std::size_t i = 0; i < count; ++i) data[i] = value(i);
+  return data;
+}
+
 constexpr auto normal = SelectionData::normal;
 
 void read_pass(benchmark::State& state) {
@@ -36,9 +65,9 @@ struct Selected {
 };
 
 void top(benchmark::State& state) {
-  const auto kind = static_cast<SelectionData>(state.range(1));
-  state.SetLabel(std::string(name(kind)));
-  const auto data = selection_data(kind, static_cast<std::size_t>(state.range(0)));
+  state.SetLabel(names[state.range(1)]);
+  const auto data = selection_data(static_cast<SelectionData>(state.range(1)),
+                                   static_cast<std::size_t>(state.range(0)));
   const std::size_t k = data.size() / 100;
   SelectSpace<float> space(k);
   Selected selected(k);

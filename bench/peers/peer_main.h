@@ -1,7 +1,12 @@
 #pragma once
 
+#include <mpi.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
 #include <iostream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -41,16 +46,29 @@ inline int peer_main(Transport& peer, int argc, char** argv) {
   app.add_option("--repeats", settings.repeats);
   app.add_flag("--check", settings.check);
   CLI11_PARSE(app, argc, argv);
-  bool known = false;
-  for (const Collective one : measured) {
-    if (name(one) != collective) continue;
-    settings.collective = one;
-    known = true;
-  }
-  if (!known) throw std::runtime_error("unknown collective " + collective);
+  const auto* const known = std::ranges::find(
+      measured, collective, [](Collective one) { return std::string(name(one)); });
+  if (known == std::end(measured)) throw std::runtime_error("unknown collective " + collective);
+  settings.collective = *known;
   check(settings);
   run_session(peer, settings, std::cout);
   return 0;
+}
+
+/// The main function of a peer's program, whose P is over MPI_COMM_WORLD or begins with it.
+template <class P>
+int peer_program(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int result = 1;
+  try {
+    P peer;
+    result = peer_main(peer, argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "peer: " << error.what() << std::endl;
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return result;
 }
 
 }  // namespace lockstep::bench

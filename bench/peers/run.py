@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lockstep beside everyone else who is installed: collectives, training steps, memory, start, an epoch, denormals.
+"""Lockstep beside everyone else who is installed: collectives, training steps, memory, start, an epoch.
 
 Everything takes turns within one run, with the machine's state probed before and after each figure.
 Prints a table for each part; --jsonl keeps every single figure, and --docs puts the tables between
@@ -14,15 +14,13 @@ import subprocess
 import sys
 
 import collectives
-import denormals
 import epoch
 import memory
 import start
 import steps
 from peers import Failed, Machine, say
 
-PARTS = {"collectives": collectives, "steps": steps, "memory": memory, "start": start,
-         "epoch": epoch, "denormals": denormals}
+PARTS = {"collectives": collectives, "steps": steps, "memory": memory, "start": start, "epoch": epoch}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -4,10 +4,6 @@
 //
 //   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
 //
-// or, to see what selecting takes of data that are hard to select from:
-//
-//   lockstep run -n 2 bench_exchange --selections [--elements N]
-//
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
 #include <kernels/select_largest.h>
@@ -15,10 +11,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iomanip>
 #include <iostream>
@@ -28,19 +22,15 @@
 #include <vector>
 
 #include "bench/clock.h"
-#include "bench/kernels/selection_data.h"
-#include "bench/read_pass.h"
+#include "bench/machine.h"
 #include "bench/train/largest.h"
 
 namespace lockstep::bench::exchange {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Settings {
   std::int64_t elements = 25'000'000;
   int rounds = 9;
-  bool selections = false;
   std::vector<std::string> strategies{
       "fp32", "fp16", "bf16", "topk:0.01", "threshold:2.58", "int8", "int8:feedback=off"};
 };
@@ -68,15 +58,6 @@ struct Timed {
   std::vector<double> seconds = {};
 };
 
-/// The slowest rank's seconds for fn, which all begin at once.
-template <class Fn>
-double time(const lockstep::Group& world, const Fn& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
-}
-
 volatile float read_result;
 
 /// The selection of the largest 1 %.
@@ -90,19 +71,6 @@ std::function<void(std::int64_t)> selection_of(std::span<const float> from) {
     lockstep::kernels::select_top<float>(
         from, *space, {std::span(*indices).first(k), std::span(*values).first(k)});
   };
-}
-
-/// Selections of each kind of data. A read pass before each brings the caches into the same state.
-std::vector<Timed> all_selections(const Settings& settings, int rank) {
-  std::vector<Timed> all;
-  for (const auto kind : all_selection_data) {
-    const auto data = std::make_shared<std::vector<float>>(selection_data(
-        kind, static_cast<std::size_t>(settings.elements), static_cast<unsigned>(rank + 1)));
-    const auto read = [data] { read_result = read_pass(*data); };
-    if (all.empty()) all.push_back({"read pass", [=](std::int64_t) { read(); }, read});
-    all.push_back({"select_top, " + std::string(name(kind)), selection_of(*data), read});
-  }
-  return all;
 }
 
 std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& world,
@@ -129,13 +97,12 @@ void run(const Settings& settings, const lockstep::Group& world) {
           .normal_(
               0, 1,
               at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
-  auto all = settings.selections ? all_selections(settings, world.rank())
-                                 : all_timed(settings, world, gradient);
+  auto all = all_timed(settings, world, gradient);
   // The first round is a warm-up that allocates buffers.
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto& timed : all) {
       timed.prepare();
-      const double seconds = time(world, [&] { timed.run(round + 1); });
+      const double seconds = slowest_seconds(world, [&] { timed.run(round + 1); });
       if (round >= 0) timed.seconds.push_back(seconds);
     }
   }
@@ -156,28 +123,18 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Times strategies on one bucket. Start it with: lockstep run -n 2 bench_exchange",
-               "bench_exchange");
-  app.add_option("--elements", settings.elements, "float32 elements of the bucket")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--elements", settings->elements, "float32 elements of the bucket")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+  command.add_option("--rounds", settings->rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--selections", settings.selections,
-               "Time selections of each kind of data, and no strategy");
-  app.add_option("strategies", settings.strategies, "As --strategy of the examples takes them")
+  command
+      .add_option("strategies", settings->strategies, "As --strategy of the examples takes them")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_exchange: " << error.what() << std::endl;
-    return 1;
-  }
+  return [=] { run(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::exchange

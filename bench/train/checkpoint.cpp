@@ -1,22 +1,18 @@
 // Times how long saving a checkpoint keeps the training waiting: written at once, written behind
 // the training, and beside both a plain copy of as many bytes. Also times loading it. In turns.
 //
-//   lockstep run -n 2 bench_checkpoint [--parameters N] [--tensors N] [--momentum|--adamw]
-//                                      [--unprepared]
+//   lockstep run -n 2 bench_checkpoint [--parameters N] [--unprepared]
 //
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <lockstep/lockstep.h>
 #include <torch/nn.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iomanip>
@@ -31,25 +27,12 @@
 namespace lockstep::bench::checkpoint {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Settings {
   std::int64_t parameters = 25'000'000;
-  std::int64_t tensors = 0;
-  bool momentum = false;
-  bool adamw = false;
   bool unprepared = false;
   int rounds = 7;
   std::string folder = ".";
 };
-
-/// The slowest rank's seconds for fn, which all begin at once.
-double time(const lockstep::Group& world, const std::function<void()>& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
-}
 
 /// As many parameters as wanted, in layers as those of ResNet-50.
 torch::nn::Sequential model_of(std::int64_t parameters) {
@@ -63,14 +46,6 @@ torch::nn::Sequential model_of(std::int64_t parameters) {
   return model;
 }
 
-/// As many parameters as wanted, in equal tensors.
-struct Tensors : torch::nn::Module {
-  Tensors(std::int64_t parameters, std::int64_t tensors) {
-    for (std::int64_t i = 0; i < tensors; ++i)
-      register_parameter("p" + std::to_string(i), at::zeros({parameters / tensors}));
-  }
-};
-
 struct Timed {
   const char* name;
   double first;
@@ -78,30 +53,21 @@ struct Timed {
 };
 
 void run(const Settings& settings, const lockstep::Group& world) {
-  std::shared_ptr<torch::nn::Module> model;
-  if (settings.tensors > 0)
-    model = std::make_shared<Tensors>(settings.parameters, settings.tensors);
-  else
-    model = model_of(settings.parameters).ptr();
-  torch::optim::SGD sgd(model->parameters(),
-                        torch::optim::SGDOptions(0.01).momentum(settings.momentum ? 0.9 : 0));
-  torch::optim::AdamW adamw(model->parameters());
-  torch::optim::Optimizer& optimizer = settings.adamw ? static_cast<torch::optim::Optimizer&>(adamw)
-                                                      : static_cast<torch::optim::Optimizer&>(sgd);
+  auto model = model_of(settings.parameters);
+  torch::optim::SGD optimizer(model->parameters(), 0.01);
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = optimizer};
   lockstep::CheckpointWriter writer(world);
   double preparing = 0;
   double taking = 0;
   if (!settings.unprepared) {
-    preparing = time(world, [&] { writer.prepare(checkpoint); });
-    taking = time(world, [&] { writer.wait(); });
+    preparing = slowest_seconds(world, [&] { writer.prepare(checkpoint); });
+    taking = slowest_seconds(world, [&] { writer.wait(); });
   }
   for (const auto& parameter : model->parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
   optimizer.step();
   std::size_t bytes = 0;
-  for (const auto& parameter : model->parameters())
-    bytes += parameter.nbytes() * (settings.adamw ? 3 : settings.momentum ? 2 : 1);
+  for (const auto& parameter : model->parameters()) bytes += parameter.nbytes();
 
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes);
@@ -119,7 +85,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
       [&] { checkpoint.save(file, {}, world); }, [&] { checkpoint.load(file, world); }};
   for (int round = 0; round <= settings.rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const double seconds = time(world, work[i]);
+      const double seconds = slowest_seconds(world, work[i]);
       if (round == 0)
         all[i].first = seconds;
       else
@@ -143,34 +109,20 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app(
-      "Times checkpoints of a large model. Start it with: lockstep run -n 2 bench_checkpoint",
-      "bench_checkpoint");
-  app.add_option("--parameters", settings.parameters, "float32 parameters of the model")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--parameters", settings->parameters, "float32 parameters of the model")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--tensors", settings.tensors,
-                 "Equal tensors that have the parameters, instead of layers of 500 x 500")
-      ->check(CLI::PositiveNumber);
-  app.add_flag("--momentum", settings.momentum, "Save SGD's momentum too: twice the bytes");
-  app.add_flag("--adamw", settings.adamw, "Save AdamW's averages too: three times the bytes");
-  app.add_flag("--unprepared", settings.unprepared,
-               "Take memory for the copy in the first save, and not before");
-  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+  command.add_flag("--unprepared", settings->unprepared,
+                   "Take memory for the copy in the first save, and not before");
+  command.add_option("--rounds", settings->rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--folder", settings.folder, "Where the file is written, and removed at the end")
+  command
+      .add_option("--folder", settings->folder, "Where the file is written, and removed at the end")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_checkpoint: " << error.what() << std::endl;
-    return 1;
-  }
+  return [=] { run(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::checkpoint

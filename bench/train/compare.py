@@ -27,25 +27,19 @@ def main():
     parser.add_argument("--rounds", default=7, type=int, help="rounds, and turns of 4 against 2 ranks [7]")
     parser.add_argument("--steps", default=20, type=int, help="steps a round [20]")
     parser.add_argument("--data", help="folder of MNIST [the sample]")
-    parser.add_argument("--jsonl", type=pathlib.Path, help="file for one JSON object a measurement")
     options = parser.parse_args()
 
     lockstep = options.build / "bin" / "lockstep"
     program = options.build / "bin" / "bench_train_step"
     flags = ["--rounds", options.rounds, "--steps", options.steps]
     flags += ["--data", options.data] if options.data else []
-    results = []
-
-    def measure(name, command):
-        results.append({"name": name, **run(command)})
-        return results[-1]
 
     print("CNN, batch 64 a rank         alone    at once      paced   together  /alone  /paced  faults")
     for ways, command in (
         ("2 processes", [lockstep, "run", "-n", 2, program, *flags]),
         ("2 threads", [program, "--threads", 2, *flags]),
     ):
-        r = measure(ways, command)
+        r = run(command)
         print(f"{ways:22} {r['alone_ms']:8.2f} ms {r['at_once_ms']:7.2f} ms {r['paced_ms']:7.2f} ms "
               f"{r['together_ms']:7.2f} ms {r['ratio']:7.3f} {r['together_ms'] / r['paced_ms']:7.3f} "
               f"{r['faults_per_step']:7.2f}")
@@ -54,14 +48,9 @@ def main():
     times = {2: [], 4: []}
     for _ in range(options.rounds):
         for ranks in times:
-            name = f"{ranks} processes, in turns"
-            r = measure(name, [lockstep, "run", "-n", ranks, program, *short])
-            times[ranks].append(r["together_ms"])
+            times[ranks].append(run([lockstep, "run", "-n", ranks, program, *short])["together_ms"])
     two, four = (statistics.median(times[ranks]) for ranks in (2, 4))
     print(f"\n4 processes against 2     {four:7.2f} ms {two:7.2f} ms {four / two:7.3f}")
-
-    if options.jsonl:
-        options.jsonl.write_text("".join(json.dumps(result) + "\n" for result in results))
 
 
 if __name__ == "__main__":

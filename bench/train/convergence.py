@@ -43,7 +43,6 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jsonl", help="file for one line a strategy")
     parser.add_argument("strategies", nargs="*", default=STRATEGIES)
     arguments = parser.parse_args()
 
@@ -62,10 +61,6 @@ def main():
         print(f"| `{strategy}` | {row['test_accuracy']:.2f} % |"
               f" {row['test_accuracy'] - dense['test_accuracy']:+.2f} | {row['megabytes']:.4f} |"
               f" {dense['megabytes'] / row['megabytes']:.1f} | {row['milliseconds']:.1f} |", flush=True)
-        if arguments.jsonl:
-            with open(arguments.jsonl, "a", encoding="utf-8") as lines:
-                print(json.dumps(row | {"epochs": arguments.epochs, "ranks": arguments.ranks,
-                                        "seed": arguments.seed}), file=lines)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -182,26 +181,15 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Times the steps of a long run whose idle weights decay into denormals");
-  app.add_option("--epochs", settings.epochs, "Epochs; the first and the last five are compared")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  app.add_option("--steps", settings.steps, "Steps an epoch")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "Pictures a step and rank")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    measure(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_denormals: " << error.what() << std::endl;
-    return 1;
-  }
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    command.add_option(name, value, text)->check(CLI::Range(1, 100000))->capture_default_str();
+  };
+  add("--epochs", settings->epochs, "Epochs; the first and the last five are compared");
+  add("--steps", settings->steps, "Steps an epoch");
+  add("--batch-size", settings->batch_size, "Pictures a step and rank");
+  return [=] { measure(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::denormals

@@ -16,8 +16,8 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -222,28 +222,20 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  CLI::App app("Memory and time of a training step whose state is divided among the ranks");
-  Settings settings;
-  app.add_option("--shard", settings.shard, "What is divided")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--shard", settings->shard, "What is divided")
       ->check(CLI::IsMember({"none", "optimizer", "gradients"}))
       ->capture_default_str();
-  app.add_flag("--share-memory", settings.share_memory,
-               "One copy of parameters and optimizer state for all ranks");
-  app.add_flag("--fused", settings.fused, "FusedAdamW instead of torch's AdamW");
-  app.add_option("--bf16", settings.bf16, "Parameters of bfloat16, with FusedAdamW")
+  command.add_flag("--share-memory", settings->share_memory,
+                   "One copy of parameters and optimizer state for all ranks");
+  command.add_flag("--fused", settings->fused, "FusedAdamW instead of torch's AdamW");
+  command.add_option("--bf16", settings->bf16, "Parameters of bfloat16, with FusedAdamW")
       ->check(CLI::IsMember({"master", "stochastic", "kahan"}));
-  app.add_option("--batch-size", settings.batch_size, "Samples a rank")->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "Rounds of timed steps")->capture_default_str();
-  app.add_option("--steps", settings.steps, "Steps of a round")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    measure(settings, lockstep::init());
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << '\n';
-    return 1;
-  }
+  command.add_option("--batch-size", settings->batch_size, "Samples a rank")->capture_default_str();
+  command.add_option("--rounds", settings->rounds, "Rounds of timed steps")->capture_default_str();
+  command.add_option("--steps", settings->steps, "Steps of a round")->capture_default_str();
+  return [=] { measure(*settings, lockstep::init()); };
 }
 
 }  // namespace lockstep::bench::memory

@@ -98,15 +98,6 @@ inline nn::Sequential resnet50() {
   return all;
 }
 
-/// 2,500 layers of eight features, 5,000 parameters: it shows what a parameter costs, whatever its
-/// size.
-inline nn::Sequential deep() {
-  nn::Sequential all;
-  for (int i = 0; i < 2'500; ++i) all->push_back(nn::Linear(8, 8));
-  all->push_back(nn::Linear(8, 10));
-  return all;
-}
-
 /// A linear layer with the operator of Python's. For inputs of three dimensions, nn::Linear adds
 /// the bias by a kernel of its own.
 struct LinearImpl : nn::LinearImpl {
@@ -165,7 +156,6 @@ inline const std::map<std::string, Work>& works() {
       {"mlp", {mlp, 16, {784}}},
       {"resnet9", {resnet9, 16, {3, 32, 32}}},
       {"resnet50", {resnet50, 8, {3, 224, 224}}},
-      {"deep", {deep, 16, {8}}},
       {"transformer", {transformer, 32, {128, 64}}},
   };
   return all;

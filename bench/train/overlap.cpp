@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -29,26 +29,15 @@ namespace lockstep::bench::overlap {
 namespace {
 
 using lockstep::Collective;
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   std::string model = "mlp";
   std::int64_t batch_size = 64;
   int rounds = 9;
-  int bucket_mib = 0;  ///< 0 takes the default
 };
 
 double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
-}
-
-/// Milliseconds that the slowest rank takes from a barrier on.
-template <class Fn>
-double time(const lockstep::Group& world, const Fn& fn) {
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  fn();
-  return largest(milliseconds(Clock::now() - begin), world);
 }
 
 class Overlap {
@@ -61,11 +50,7 @@ class Overlap {
     targets_ = torch::randint(10, {settings.batch_size}, torch::kLong);
     alone_ = std::make_shared<Layers>(work.model());
     exchanged_ = std::make_shared<Layers>(work.model());
-    lockstep::DataParallelOptions options;
-    if (settings.bucket_mib > 0) {
-      options.buckets.rest = static_cast<std::size_t>(settings.bucket_mib) << 20;
-    }
-    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(exchanged_, world_, options);
+    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(exchanged_, world_);
     constexpr int first_steps = 3;  // buckets learn their order
     for (int i = 0; i < first_steps; ++i) {
       backward();
@@ -80,25 +65,25 @@ class Overlap {
   double backward() {
     alone_->zero_grad();
     const auto of_alone = loss(alone_->forward(inputs_));
-    return time(world_, [&] { of_alone.backward(); });
+    return 1000 * slowest_seconds(world_, [&] { of_alone.backward(); });
   }
 
   double exchange() {
     for (auto& bucket : buckets_) bucket.fill_(1);
-    return time(world_, [&] {
-      std::vector<lockstep::Work> works;
-      for (auto& bucket : buckets_) {
-        works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
-      }
-      for (auto& work : works) work.wait();
-    });
+    return 1000 * slowest_seconds(world_, [&] {
+             std::vector<lockstep::Work> works;
+             for (auto& bucket : buckets_) {
+               works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
+             }
+             for (auto& work : works) work.wait();
+           });
   }
 
   double both() {
     exchanged_->zero_grad();
     const auto of_both = loss((*ddp_)(inputs_));
     const auto before = overlap();
-    const double took = time(world_, [&] { of_both.backward(); });
+    const double took = 1000 * slowest_seconds(world_, [&] { of_both.backward(); });
     const auto after = overlap();
     communicating_ = milliseconds(after.first - before.first);
     hidden_ = milliseconds(after.second - before.second);
@@ -176,30 +161,21 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Measures what part of the communication is hidden behind backward");
-  app.add_option("--model", settings.model, "cnn, mlp or resnet9")
+std::function<void()> program(CLI::App& command) {
+  const auto settings = std::make_shared<Settings>();
+  command.add_option("--model", settings->model, "cnn, mlp or resnet9")
       ->check(CLI::IsMember({"cnn", "mlp", "resnet9"}))
       ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "A rank's")
+  command.add_option("--batch-size", settings->batch_size, "A rank's")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  app.add_option("--bucket-mib", settings.bucket_mib,
-                 "How large buckets after the first may become")
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--rounds", settings.rounds, "Turns of the three")
+  command.add_option("--rounds", settings->rounds, "Turns of the three")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return [=] {
     torch::manual_seed(0);
-    measure(settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_overlap: " << error.what() << std::endl;
-    return 1;
-  }
+    measure(*settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
+  };
 }
 
 }  // namespace lockstep::bench::overlap

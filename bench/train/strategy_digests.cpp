@@ -7,9 +7,10 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <iostream>
 #include <span>
 #include <string>
@@ -82,19 +83,15 @@ std::uint64_t train(const std::string& strategy, const lockstep::Group& world) {
 
 }  // namespace
 
-int program(int /*argc*/, char** /*argv*/) {
-  try {
+std::function<void()> program(CLI::App& /*command*/) {
+  return [] {
     at::set_num_threads(1);
     const auto world = lockstep::init();
     for (const std::string strategy : strategies) {
       const auto digest = train(strategy, world);
       if (world.rank() == 0) std::cout << strategy << ' ' << std::hex << digest << std::endl;
     }
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_strategy_digests: " << error.what() << std::endl;
-    return 1;
-  }
+  };
 }
 
 }  // namespace lockstep::bench::strategy_digests

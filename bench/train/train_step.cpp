@@ -258,8 +258,8 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times the training step of SINGA's MNIST CNN, or of another model");
-  app.add_option("--model", settings.model, "cnn, mlp, resnet9, resnet50, transformer or deep")
-      ->check(CLI::IsMember({"cnn", "mlp", "resnet9", "resnet50", "transformer", "deep"}))
+  app.add_option("--model", settings.model, "cnn, mlp, resnet9, resnet50 or transformer")
+      ->check(CLI::IsMember({"cnn", "mlp", "resnet9", "resnet50", "transformer"}))
       ->capture_default_str();
   app.add_option("--batch-size", settings.batch_size,
                  "A rank's [cnn 64, transformer 32, resnet50 8, others 16]")

@@ -9,7 +9,6 @@ beside what the link alone takes: bytes that a rank sends over the link's rate.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import subprocess
@@ -149,7 +148,6 @@ def parse_arguments():
     parser.add_argument("--works", nargs="+", choices=["all_reduce", "small", "mlp", "cnn"],
                         default=["all_reduce", "small", "mlp", "cnn"])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--jsonl", type=pathlib.Path, help="where every figure goes")
     parser.add_argument("--docs", type=pathlib.Path, help="whose tables are replaced")
     options = parser.parse_args()
     options.build = options.build.resolve()
@@ -173,9 +171,6 @@ def main():
                     row = {"work": name, "turn": turn, "way": way, "ms": measure(tc_rate, ways[way])}
                     rows[name].append(row)
                     say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {row['ms']:.4g} ms")
-                    if options.jsonl:
-                        with options.jsonl.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(row) + "\n")
     except Failed as error:
         sys.exit(str(error))
     text = f"Medians of {options.turns} turns (fastest to slowest).\n\n" + "\n".join(

@@ -1,49 +1,27 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <array>
-#include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <utility>
 
+#include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep bench …`, as a user starts it.
+
+namespace lockstep::testing {
 namespace {
 
-using ::lockstep::testing::TemporaryFolder;
-using ::testing::HasSubstr;
-
-struct Result {
-  int exit_code = -1;
-  std::string text;  ///< stdout and stderr
-};
-
-Result run(const std::string& command_line) {
-  const std::string command = command_line + " 2>&1";
-  Result result;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return result;
-  std::array<char, 4096> buffer;
-  for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    result.text.append(buffer.data(), n);
-  }
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-  return result;
-}
-
-Result run_bench(const std::string& arguments) {
-  return run("'" LOCKSTEP_BINARY_DIR "/lockstep' bench " + arguments);
+Ended run_bench(const std::string& arguments) {
+  return Launched(in_shell("bench " + arguments)).wait();
 }
 
 TEST(BenchCommand, MeasuresProcessesAndThreads) {
   for (const std::string how : {"", "--threads "}) {
-    const Result result = run_bench(
-        "all_reduce -n 3 " + how + "--min 1KiB --max 64KiB --factor 64 --repeats 2 --check --json");
-    EXPECT_EQ(result.exit_code, 0) << result.text;
-    std::istringstream lines(result.text);
+    const auto ended = run_bench("all_reduce -n 3 " + how +
+                                 "--min 1KiB --max 64KiB --factor 64 --repeats 2 --check --json");
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    std::istringstream lines(ended.out + ended.err);
     int rows = 0;
     for (std::string line; std::getline(lines, line); ++rows) {
       const auto json = nlohmann::json::parse(line, nullptr, false);
@@ -57,18 +35,16 @@ TEST(BenchCommand, MeasuresProcessesAndThreads) {
 }
 
 TEST(BenchCommand, TakesTheWorldItIsStartedIn) {
-  const std::string lockstep = "'" LOCKSTEP_BINARY_DIR "/lockstep'";
-  const Result result = run(lockstep + " run -n 3 " + lockstep +
-                            " bench all_reduce --max 1KiB --repeats 1 --memory group --json");
-  EXPECT_EQ(result.exit_code, 0) << result.text;
-  EXPECT_THAT(result.text, HasSubstr("\"ranks\":3"));
+  const auto ended =
+      Launched(in_shell("run -n 3 " + quoted(lockstep_program()) +
+                        " bench all_reduce --max 1KiB --repeats 1 --memory group --json"))
+          .wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("\"ranks\":3"));
 }
 
 TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
-  struct {
-    const char* arguments;
-    const char* expected;
-  } const cases[] = {
+  const std::pair<const char*, const char*> cases[] = {
       {"all_reduce -n 0", "-n is 0"},
       {"all_reduce -n 100000", "-n is 100000"},
       {"all_reduce --min 2MiB --max 1MiB", "more than --max"},
@@ -90,35 +66,29 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
       {"all_reduces", "reduce_scatter"},
       {"all_reduce --no-such-flag", "no-such-flag"},
       {"", "collective"},
+      // Options of memory of the host.
+      {"all_reduce --threads --device cuda", "got --threads with tensors of devices"},
+      {"all_reduce --memory group --device cuda", "got --memory group with tensors of devices"},
+      {"all_reduce --stream --device cuda", "got --stream with tensors of devices"},
+      {"barrier --device cuda", "got barrier with tensors of devices"},
   };
-  for (const auto& c : cases) {
-    const Result result = run_bench(c.arguments);
-    EXPECT_NE(result.exit_code, 0) << c.arguments;
-    EXPECT_THAT(result.text, HasSubstr(c.expected)) << c.arguments;
-    EXPECT_THAT(result.text, ::testing::Not(HasSubstr("bad_alloc"))) << c.arguments;
-  }
-}
-
-TEST(BenchCommand, RefusesOptionsOfHostMemoryWithDevices) {
-  for (const auto& [arguments, got] :
-       {std::pair("all_reduce --threads", "got --threads with tensors of devices"),
-        std::pair("all_reduce --memory group", "got --memory group with tensors of devices"),
-        std::pair("all_reduce --stream", "got --stream with tensors of devices"),
-        std::pair("barrier", "got barrier with tensors of devices")}) {
-    const Result result = run_bench(std::string(arguments) + " --device cuda");
-    EXPECT_NE(result.exit_code, 0);
-    EXPECT_THAT(result.text, HasSubstr(got));
+  for (const auto& [arguments, expected] : cases) {
+    const auto ended = run_bench(arguments);
+    EXPECT_NE(ended.code, 0) << arguments;
+    EXPECT_THAT(ended.out + ended.err, AllOf(HasSubstr(expected), Not(HasSubstr("bad_alloc"))))
+        << arguments;
   }
 }
 
 TEST(BenchCommand, NamesTheProgramForDevices) {
   const TemporaryFolder folder;
-  std::filesystem::copy(LOCKSTEP_BINARY_DIR "/lockstep", folder.path() / "lockstep");
-  const Result result =
-      run("'" + (folder.path() / "lockstep").string() + "' bench all_reduce --device cuda");
-  EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.text, HasSubstr("the program bench_device, which measures tensors of devices, "
-                                     "is not in the folder of lockstep"));
+  const auto copy = folder / "lockstep";
+  std::filesystem::copy(lockstep_program(), copy);
+  const auto ended = Launched({copy.string(), "bench", "all_reduce", "--device", "cuda"}).wait();
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("the program bench_device, which measures tensors of devices, "
+                                   "is not in the folder of lockstep"));
 }
 
 }  // namespace
+}  // namespace lockstep::testing

@@ -1,18 +1,14 @@
 #include "lockstep/denormals.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <limits>
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/error.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep {
 namespace {
-
-using ::testing::HasSubstr;
 
 /// Half of the least normal number, as the calling thread computes it.
 template <class T>
@@ -70,10 +66,11 @@ TEST_F(Denormals, GuardRestoresTheSetting) {
 TEST_F(Denormals, DifferenceBetweenRanksNamesBothAndTheRemedy) {
   detail::expect_same_denormals("init", 1, true, true);
   detail::expect_same_denormals("init", 1, false, false);
-  EXPECT_THAT(testing::message_of<InvalidArgument>(
-                  [&] { detail::expect_same_denormals("init", 2, false, true); }),
-              HasSubstr("init: denormals are kept on rank 2, expected flushed as on rank 0; set "
-                        "LOCKSTEP_FLUSH_DENORMALS"));
+  EXPECT_THAT(
+      testing::message_of<InvalidArgument>(
+          [&] { detail::expect_same_denormals("init", 2, false, true); }),
+      testing::HasSubstr("init: denormals are kept on rank 2, expected flushed as on rank 0; set "
+                         "LOCKSTEP_FLUSH_DENORMALS"));
 }
 
 }  // namespace

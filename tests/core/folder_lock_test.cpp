@@ -147,10 +147,5 @@ TEST(FolderLock, SaysThatTheFolderIsMissing) {
               HasSubstr("/no/such/folder: cannot be locked: No such"));
 }
 
-TEST(RunId, IsRandom) {
-  EXPECT_THAT(lockstep::detail::new_run_id(), ContainsRegex("^[0-9a-f]{16}$"));
-  EXPECT_NE(lockstep::detail::new_run_id(), lockstep::detail::new_run_id());
-}
-
 }  // namespace
 }  // namespace lockstep::testing

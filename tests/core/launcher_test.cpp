@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "core/environment.h"
@@ -16,6 +17,7 @@
 #include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
+#include "tests/variable.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,30 +27,13 @@ using Variables = std::map<std::string, std::string>;
 
 /// The launcher of exactly these variables.
 std::optional<Launcher> read(const Variables& variables) {
-  for (const char* name : {"RANK",
-                           "WORLD_SIZE",
-                           "LOCAL_RANK",
-                           "LOCAL_WORLD_SIZE",
-                           "MASTER_ADDR",
-                           "MASTER_PORT",
-                           "TORCHELASTIC_RUN_ID",
-                           "TORCHELASTIC_RESTART_COUNT",
-                           "OMPI_COMM_WORLD_RANK",
-                           "OMPI_COMM_WORLD_SIZE",
-                           "OMPI_COMM_WORLD_LOCAL_SIZE",
-                           "PMIX_NAMESPACE",
-                           "OMPI_MCA_ess_base_jobid",
-                           "OMPI_MCA_orte_precondition_transports",
-                           "PMI_RANK",
-                           "PMI_SIZE",
-                           "MPI_LOCALNRANKS",
-                           "SLURM_PROCID",
-                           "SLURM_STEP_NUM_TASKS",
-                           "SLURM_STEP_NUM_NODES",
-                           "SLURM_JOB_ID",
-                           "SLURM_STEP_ID"}) {
-    unsetenv(name);
-  }
+  std::istringstream known(
+      "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+      "TORCHELASTIC_RESTART_COUNT OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
+      "OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE OMPI_MCA_ess_base_jobid "
+      "OMPI_MCA_orte_precondition_transports PMI_RANK PMI_SIZE MPI_LOCALNRANKS SLURM_PROCID "
+      "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES SLURM_JOB_ID SLURM_STEP_ID");
+  for (std::string name; known >> name;) unsetenv(name.c_str());
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   return Launcher::read();
 }
@@ -61,6 +46,8 @@ const Variables openmpi{{"OMPI_COMM_WORLD_RANK", "1"},
                         {"OMPI_COMM_WORLD_SIZE", "4"},
                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                         {"PMIX_NAMESPACE", "77"}};
+const Variables by_hand{
+    {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
 
 Variables with(Variables some, const Variables& more) {
   for (const auto& [name, value] : more) some[name] = value;
@@ -127,8 +114,6 @@ TEST(LauncherProcess, HasEndedWhereTheFirstProcessHasTakenInTheRank) {
 }
 
 TEST(LauncherProcess, IsUnknownWhereVariablesAreSetByHand) {
-  const Variables by_hand{
-      {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
   EXPECT_EQ(read(by_hand)->process(), 0);
 }
 
@@ -143,8 +128,6 @@ TEST(LauncherVariables, TheInnermostLauncherCounts) {
 }
 
 TEST(LauncherVariables, ByHandAgreeingWithMpirunIsMpirun) {
-  const Variables by_hand{
-      {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
   const auto found = read(with(openmpi, by_hand));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, Kind::openmpi);
@@ -163,47 +146,40 @@ TEST(LauncherVariables, WhereByHandIsOneHost) {
 }
 
 TEST(LauncherVariables, WhatCannotBeIsShown) {
-  EXPECT_THAT(refusal(with(openmpi, {{"OMPI_COMM_WORLD_RANK", "4"}})),
-              HasSubstr("OMPI_COMM_WORLD_RANK=4, OMPI_COMM_WORLD_SIZE=4"));
-  EXPECT_THAT(
-      refusal(
-          with(openmpi,
-               {{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}})),
-      HasSubstr("rank 1 of 4 by OpenMPI's mpirun, but RANK=1, WORLD_SIZE=8"));
-  EXPECT_THAT(refusal({{"RANK", "1"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_PORT unset"));
-  EXPECT_THAT(refusal({{"WORLD_SIZE", "2"}}), HasSubstr("RANK unset, WORLD_SIZE=2"));
-  EXPECT_THAT(refusal({{"PMI_RANK", "one"}, {"PMI_SIZE", "2"}}), HasSubstr("PMI_RANK: got 'one'"));
-  EXPECT_THAT(refusal(with(openmpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "5"}})),
-              HasSubstr("OMPI_COMM_WORLD_LOCAL_SIZE=5"));
-  EXPECT_THAT(refusal({{"RANK", "1"},
-                       {"WORLD_SIZE", "4"},
-                       {"LOCAL_RANK", "2"},
-                       {"LOCAL_WORLD_SIZE", "2"},
-                       {"MASTER_ADDR", "h"},
-                       {"MASTER_PORT", "1"}}),
-              HasSubstr("LOCAL_RANK=2, LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
-}
-
-TEST(LauncherVariables, ARankWithoutTheNumberOfRanksSaysWhatToSet) {
+  const struct {
+    Variables variables;
+    const char* text;
+  } cases[] = {
+      {with(openmpi, {{"OMPI_COMM_WORLD_RANK", "4"}}),
+       "OMPI_COMM_WORLD_RANK=4, OMPI_COMM_WORLD_SIZE=4"},
+      {with(with(openmpi, by_hand), {{"WORLD_SIZE", "8"}}),
+       "rank 1 of 4 by OpenMPI's mpirun, but RANK=1, WORLD_SIZE=8"},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}}, "MASTER_PORT unset"},
+      {{{"PMI_RANK", "one"}, {"PMI_SIZE", "2"}}, "PMI_RANK: got 'one'"},
+      {with(openmpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "5"}}), "OMPI_COMM_WORLD_LOCAL_SIZE=5"},
+      {with(by_hand, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+       "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"},
+      // A rank without the number of ranks, maybe a variable of another program.
+      {{{"RANK", "captain"}}, "or unset RANK"},
+      {{{"OMPI_COMM_WORLD_RANK", "0"}}, "set OMPI_COMM_WORLD_SIZE"},
+      {{{"PMI_RANK", "0"}}, "set PMI_SIZE to the number of ranks"},
+      {{{"TORCHELASTIC_RUN_ID", "7"}, {"RANK", "0"}}, "set WORLD_SIZE"},
+      // A number of ranks without a rank.
+      {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "or unset OMPI_COMM_WORLD_SIZE"},
+      {{{"PMI_SIZE", "2"}}, "set PMI_RANK"},
+      {{{"SLURM_STEP_NUM_TASKS", "2"}}, "set SLURM_PROCID"},
+  };
+  for (const auto& [variables, text] : cases) {
+    EXPECT_THAT(refusal(variables), HasSubstr(text));
+  }
   EXPECT_EQ(
       refusal({{"RANK", "3"}}),
       "init: incomplete environment: RANK=3, WORLD_SIZE unset; expected both, or neither: set "
       "WORLD_SIZE to the number of ranks, or unset RANK");
-  // A variable of another program.
-  EXPECT_THAT(refusal({{"RANK", "captain"}}), HasSubstr("or unset RANK"));
-  EXPECT_THAT(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}), HasSubstr("set OMPI_COMM_WORLD_SIZE"));
-  EXPECT_THAT(refusal({{"PMI_RANK", "0"}}), HasSubstr("set PMI_SIZE to the number of ranks"));
-  EXPECT_THAT(refusal({{"TORCHELASTIC_RUN_ID", "7"}, {"RANK", "0"}}), HasSubstr("set WORLD_SIZE"));
-}
-
-TEST(LauncherVariables, ANumberOfRanksWithoutARankSaysWhatToSet) {
   EXPECT_EQ(
       refusal({{"WORLD_SIZE", "2"}}),
       "init: incomplete environment: RANK unset, WORLD_SIZE=2; expected both, or neither: set "
       "RANK to the rank of this process, or unset WORLD_SIZE");
-  EXPECT_THAT(refusal({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("or unset OMPI_COMM_WORLD_SIZE"));
-  EXPECT_THAT(refusal({{"PMI_SIZE", "2"}}), HasSubstr("set PMI_RANK"));
-  EXPECT_THAT(refusal({{"SLURM_STEP_NUM_TASKS", "2"}}), HasSubstr("set SLURM_PROCID"));
   EXPECT_EQ(read({{"WORLD_SIZE", "1"}})->size, 1);
 }
 
@@ -224,43 +200,37 @@ TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {
   read({});
 }
 
+Environment read_with(const char* name, const char* text) {
+  const Variable variable(name, text);
+  return Environment::read();
+}
+
 TEST(BackendVariable, IsOneOfFour) {
-  setenv("LOCKSTEP_BACKEND", "hierarchical", 1);
-  EXPECT_EQ(Environment::read().backend, Backend::hierarchical);
-  setenv("LOCKSTEP_BACKEND", "mpi", 1);
-  EXPECT_EQ(Environment::read().backend, Backend::mpi);
-  setenv("LOCKSTEP_BACKEND", "gloo", 1);
-  EXPECT_THROW(Environment::read(), InvalidArgument);
-  unsetenv("LOCKSTEP_BACKEND");
-  EXPECT_EQ(Environment::read().backend, Backend::automatic);
+  EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "hierarchical").backend, Backend::hierarchical);
+  EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "mpi").backend, Backend::mpi);
+  EXPECT_EQ(read_with("LOCKSTEP_BACKEND", nullptr).backend, Backend::automatic);
+  EXPECT_THROW(read_with("LOCKSTEP_BACKEND", "gloo"), InvalidArgument);
 }
 
 TEST(DenormalsVariable, IsZeroOrOne) {
-  EXPECT_EQ(Environment::read().flush_denormals, detail::can_flush_denormals);
-  setenv("LOCKSTEP_FLUSH_DENORMALS", "0", 1);
-  EXPECT_FALSE(Environment::read().flush_denormals);
-  setenv("LOCKSTEP_FLUSH_DENORMALS", "1", 1);
-  EXPECT_TRUE(Environment::read().flush_denormals);
+  constexpr auto name = "LOCKSTEP_FLUSH_DENORMALS";
+  EXPECT_EQ(read_with(name, nullptr).flush_denormals, detail::can_flush_denormals);
+  EXPECT_FALSE(read_with(name, "0").flush_denormals);
+  EXPECT_TRUE(read_with(name, "1").flush_denormals);
   for (const char* text : {"2", "-1", "flush", "1x"}) {
-    setenv("LOCKSTEP_FLUSH_DENORMALS", text, 1);
-    EXPECT_THROW(Environment::read(), InvalidArgument) << text;
+    EXPECT_THROW(read_with(name, text), InvalidArgument) << text;
   }
-  unsetenv("LOCKSTEP_FLUSH_DENORMALS");
 }
 
 TEST(NetworkVariables, AreReadAndChecked) {
-  setenv("LOCKSTEP_INTERFACE", "eth1", 1);
-  setenv("LOCKSTEP_HEARTBEAT", "0.25", 1);
-  EXPECT_EQ(Environment::read().interface, "eth1");
-  EXPECT_EQ(Environment::read().heartbeat, std::chrono::milliseconds(250));
+  EXPECT_EQ(read_with("LOCKSTEP_INTERFACE", "eth1").interface, "eth1");
+  EXPECT_EQ(read_with("LOCKSTEP_INTERFACE", nullptr).interface, "");
+  constexpr auto heartbeat = "LOCKSTEP_HEARTBEAT";
+  EXPECT_EQ(read_with(heartbeat, "0.25").heartbeat, std::chrono::milliseconds(250));
+  EXPECT_EQ(read_with(heartbeat, nullptr).heartbeat, std::chrono::seconds(15));
   for (const char* text : {"0", "-1", "soon", "inf"}) {
-    setenv("LOCKSTEP_HEARTBEAT", text, 1);
-    EXPECT_THROW(Environment::read(), InvalidArgument) << text;
+    EXPECT_THROW(read_with(heartbeat, text), InvalidArgument) << text;
   }
-  unsetenv("LOCKSTEP_INTERFACE");
-  unsetenv("LOCKSTEP_HEARTBEAT");
-  EXPECT_EQ(Environment::read().interface, "");
-  EXPECT_EQ(Environment::read().heartbeat, std::chrono::seconds(15));
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -84,11 +83,7 @@ using Bytes = std::optional<std::size_t>;
 /// A machine's /proc and /sys, made up.
 class Machine : public ::testing::Test {
  protected:
-  void write(const std::string& file, const std::string& text) const {
-    const auto path = folder_.path() / file;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
+  void write(const std::string& file, const std::string& text) const { folder_.write(file, text); }
   Bytes limit() const { return bytes(MemoryGroups(folder_.path()).limit()); }
   Bytes available() const { return bytes(MemoryGroups(folder_.path()).available()); }
   MemoryGroups groups() const { return MemoryGroups(folder_.path()); }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <hwy/targets.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lockstep::inline v0_2::kernels {
@@ -58,6 +60,16 @@ class OnlyTarget {
     hwy::GetChosenTarget().DeInit();
   }
 };
+
+/// A suite whose tests run once for each instruction set:
+/// INSTANTIATE_TEST_SUITE_P(Cpu, SUITE, every_target(), target_name);
+class OnTarget : public ::testing::TestWithParam<std::int64_t> {
+  OnlyTarget only_{GetParam()};
+};
+inline auto every_target() { return ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()); }
+inline std::string target_name(const ::testing::TestParamInfo<std::int64_t>& target) {
+  return hwy::TargetName(target.param);
+}
 
 /// Of float: alignments that kernels may meet.
 inline constexpr std::size_t float_misalignments[] = {0, 4, 12, 36, 60};

@@ -69,10 +69,7 @@ std::vector<float> values_of_all_kinds(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
-class LowPrecisionOnTarget : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  OnlyTarget only{GetParam()};
-};
+class LowPrecisionOnTarget : public OnTarget {};
 
 constexpr std::size_t counts[] = {0, 1, 7, 63, 511, 512, 513, 1500};
 
@@ -165,9 +162,7 @@ TEST_P(LowPrecisionOnTarget, IgnoresTheCompensationOfAnotherValue) {
   EXPECT_EQ(sums, (std::vector<float>{1 + 0x1p-8f, -3, 0, 99.75f}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, LowPrecisionOnTarget,
-                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto& target) { return hwy::TargetName(target.param); });
+INSTANTIATE_TEST_SUITE_P(Cpu, LowPrecisionOnTarget, every_target(), target_name);
 
 TEST(RoundStochastically, IsUnbiasedAndIndependent) {
   constexpr std::size_t count = 1 << 16;

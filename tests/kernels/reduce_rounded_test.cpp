@@ -93,10 +93,7 @@ void check(const Wire& wire, ReduceOp op, std::size_t ranks, std::size_t count,
   expect_equal(buffers[0], expected, what + " in steps");
 }
 
-class RoundedOnTarget : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  OnlyTarget only_{GetParam()};
-};
+class RoundedOnTarget : public OnTarget {};
 
 TEST_P(RoundedOnTarget, EqualsTheReferenceInEveryBit) {
   std::mt19937_64 random(1);
@@ -145,9 +142,7 @@ TEST_P(RoundedOnTarget, FlushingKeepsDenormalHalvesAndFlushesDenormalFloats) {
   EXPECT_EQ(mean_of_two(DType::bf16, 0x1p-130f, true), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOnTarget,
-                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto& target) { return hwy::TargetName(target.param); });
+INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOnTarget, every_target(), target_name);
 
 TEST(ReduceRounded, RefusesWhatItCannotDo) {
   float value = 1;

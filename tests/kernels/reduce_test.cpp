@@ -5,7 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "core/text.h"
 #include "kernels/element.h"
@@ -150,10 +153,7 @@ bool check_one_of(DType dtype, ReduceOp op) {
   return ((dtype == kDtypes && (check_all<kDtypes>(op), true)) || ...);
 }
 
-class ReduceOnTarget : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  OnlyTarget only_{GetParam()};
-};
+class ReduceOnTarget : public OnTarget {};
 
 TEST_P(ReduceOnTarget, EqualsTheReferenceInEveryBit) {
   for (const DType dtype : all_dtypes) {
@@ -168,33 +168,35 @@ TEST_P(ReduceOnTarget, EqualsTheReferenceInEveryBit) {
   }
 }
 
+template <class T>
+std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<T>& a, const std::vector<T>& b) {
+  std::vector<T> result(a.size());
+  const std::byte* inputs[] = {reinterpret_cast<const std::byte*>(a.data()),
+                               reinterpret_cast<const std::byte*>(b.data())};
+  std::byte* outputs[] = {reinterpret_cast<std::byte*>(result.data())};
+  reduce(dtype, op, inputs, outputs, a.size());
+  return result;
+}
+
 // The larger of x and x is x, so nothing but the conversions can err.
-TEST_P(ReduceOnTarget, KeepsEveryHalf) {
-  for (const DType dtype : {DType::f16, DType::bf16}) {
-    std::vector<std::uint16_t> all(65536);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
-    std::vector<std::uint16_t> result(all.size());
-    const auto* data = reinterpret_cast<const std::byte*>(all.data());
-    const std::byte* inputs[] = {data, data};
-    std::byte* output = reinterpret_cast<std::byte*>(result.data());
-    reduce(dtype, ReduceOp::max, inputs, {&output, 1}, all.size());
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const float value =
-          dtype == DType::f16 ? reference::from_f16(all[i]) : reference::from_bf16(all[i]);
-      const float got =
-          dtype == DType::f16 ? reference::from_f16(result[i]) : reference::from_bf16(result[i]);
-      if (std::isnan(value)) {
-        ASSERT_TRUE(std::isnan(got)) << name(dtype) << " " << i;
-      } else {
-        ASSERT_EQ(result[i], all[i]) << name(dtype) << " " << i;
-      }
-    }
+template <DType kDtype>
+void check_every_half() {
+  std::vector<std::uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), std::uint16_t{0});
+  const auto result = reduced(kDtype, ReduceOp::max, all, all);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    ASSERT_TRUE(same_element<kDtype>(reinterpret_cast<const std::byte*>(&result[i]),
+                                     reinterpret_cast<const std::byte*>(&all[i])))
+        << name(kDtype) << " " << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, ReduceOnTarget,
-                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto& target) { return hwy::TargetName(target.param); });
+TEST_P(ReduceOnTarget, KeepsEveryHalf) {
+  check_every_half<DType::f16>();
+  check_every_half<DType::bf16>();
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, ReduceOnTarget, every_target(), target_name);
 
 template <DType kDtype>
 void check_products() {
@@ -235,7 +237,7 @@ TEST_P(ReduceOnTarget, Multiplies) {
   check_products<DType::bf16>();
 }
 
-TEST(Reduce, RefusesADtypeWithoutTheReduction) {
+TEST(Reduce, RefusesADtypeWithoutTheReductionAndToReduceNothing) {
   std::byte data[8] = {};
   const std::byte* inputs[] = {data, data};
   std::byte* outputs[] = {data};
@@ -244,37 +246,21 @@ TEST(Reduce, RefusesADtypeWithoutTheReduction) {
   EXPECT_THROW(reduce(DType::i32, ReduceOp::premultiplied_sum, inputs, outputs, 1),
                InvalidArgument);
   EXPECT_THROW(multiply(DType::i32, 2, data, data, 1), InvalidArgument);
-}
-
-TEST(Reduce, RefusesToReduceNothing) {
-  std::byte output{};
-  std::byte* outputs[] = {&output};
   EXPECT_THROW(reduce(DType::u8, ReduceOp::sum, {}, outputs, 1), InvalidArgument);
 }
 
 TEST(Reduce, MinAndMaxPassNanOnFromEitherSide) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  float a[] = {nan, 1, 2};
-  float b[] = {1, nan, 3};
-  float out[3];
-  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(a), reinterpret_cast<std::byte*>(b)};
-  std::byte* outputs[] = {reinterpret_cast<std::byte*>(out)};
-  reduce(DType::f32, ReduceOp::min, inputs, outputs, 3);
-  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
-  EXPECT_EQ(out[2], 2);
-  reduce(DType::f32, ReduceOp::max, inputs, outputs, 3);
-  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
-  EXPECT_EQ(out[2], 3);
+  for (const auto& [op, expected] : {std::pair(ReduceOp::min, 2), std::pair(ReduceOp::max, 3)}) {
+    const auto result = reduced<float>(DType::f32, op, {nan, 1, 2}, {1, nan, 3});
+    EXPECT_TRUE(std::isnan(result[0]) && std::isnan(result[1]));
+    EXPECT_EQ(result[2], expected);
+  }
 }
 
 TEST(Reduce, AveragesIntegersTowardZero) {
-  std::int32_t a[] = {-3, 3, -4, 7};
-  std::int32_t b[] = {0, 0, 1, -2};
-  std::int32_t out[4];
-  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(a), reinterpret_cast<std::byte*>(b)};
-  std::byte* outputs[] = {reinterpret_cast<std::byte*>(out)};
-  reduce(DType::i32, ReduceOp::avg, inputs, outputs, 4);
-  EXPECT_EQ(std::vector<std::int32_t>(out, out + 4), (std::vector<std::int32_t>{-1, 1, -1, 2}));
+  EXPECT_EQ(reduced<std::int32_t>(DType::i32, ReduceOp::avg, {-3, 3, -4, 7}, {0, 0, 1, -2}),
+            (std::vector<std::int32_t>{-1, 1, -1, 2}));
 }
 
 }  // namespace

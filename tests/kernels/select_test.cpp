@@ -172,17 +172,12 @@ void check_all_above() {
   }
 }
 
-class SelectOnTarget : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  OnlyTarget only_{GetParam()};
-};
+class SelectOnTarget : public OnTarget {};
 
 TEST_P(SelectOnTarget, PicksTheLargest) { check_all_top<float>(); }
 TEST_P(SelectOnTarget, PicksWhatIsAboveAThreshold) { check_all_above<float>(); }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, SelectOnTarget,
-                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto& target) { return hwy::TargetName(target.param); });
+INSTANTIATE_TEST_SUITE_P(Cpu, SelectOnTarget, every_target(), target_name);
 
 TEST(Select, PicksTheLargestDoubles) { check_all_top<double>(); }
 TEST(Select, PicksDoublesAboveAThreshold) { check_all_above<double>(); }

@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep plan …`, as a user starts it.
@@ -11,11 +14,16 @@
 namespace lockstep::testing {
 namespace {
 
-Ended plan(const std::string& arguments) {
-  std::vector<std::string> words{LOCKSTEP_BINARY_DIR "/lockstep", "plan"};
-  std::istringstream in(arguments);
-  for (std::string word; in >> word;) words.push_back(word);
-  return Launched(words).wait();
+Ended plan(const std::string& arguments) { return Launched(in_shell("plan " + arguments)).wait(); }
+
+/// The objects that `lockstep plan --json` prints, one a line.
+std::vector<nlohmann::json> rows_of(const std::string& arguments) {
+  const auto ended = plan(arguments + " --json");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  std::istringstream lines(ended.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  return rows;
 }
 
 TEST(PlanCommand, ComparesStrategiesInATable) {
@@ -28,17 +36,10 @@ TEST(PlanCommand, ComparesStrategiesInATable) {
 }
 
 TEST(PlanCommand, PutsTheFastestFirst) {
-  const auto ended = plan("--nodes 4 --ranks-per-node 2 --model mlp --step-ms 100 --json");
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  std::istringstream lines(ended.out);
-  double before = 0;
-  int count = 0;
-  for (std::string line; std::getline(lines, line); ++count) {
-    const auto step = nlohmann::json::parse(line)["step_ms"].get<double>();
-    EXPECT_GE(step, before);
-    before = step;
-  }
-  EXPECT_EQ(count, 7);
+  const auto rows = rows_of("--nodes 4 --ranks-per-node 2 --model mlp --step-ms 100");
+  EXPECT_EQ(rows.size(), 7u);
+  const auto step = [](const nlohmann::json& row) { return row["step_ms"].get<double>(); };
+  EXPECT_TRUE(std::ranges::is_sorted(rows, {}, step));
   // Without shapes, a low-rank strategy is left out unless it is asked for.
   EXPECT_THAT(plan("--parameters 1000 --step-ms 1").out,
               AllOf(HasSubstr("local_sgd"), Not(HasSubstr("power_sgd"))));
@@ -59,13 +60,9 @@ TEST(PlanCommand, SaysThatItKnowsNothingOfConvergenceBeforeItRanks) {
 }
 
 TEST(PlanCommand, WritesOneObjectALine) {
-  const auto ended = plan(
-      "--nodes 2 --link 10Mbit --latency 0 --parameters 1000000 --step-ms 100 "
-      "--batch 8 --overlap 0 --strategy fp32 --strategy local_sgd:2 --json");
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  std::istringstream lines(ended.out);
-  std::vector<nlohmann::json> rows;
-  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  const auto rows = rows_of(
+      "--nodes 2 --link 10Mbit --latency 0 --parameters 1000000 --step-ms 100 --batch 8 "
+      "--overlap 0 --strategy fp32 --strategy local_sgd:2");
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0]["strategy"], "local_sgd:2");
   EXPECT_EQ(rows[1]["strategy"], "fp32");
@@ -79,9 +76,7 @@ TEST(PlanCommand, KnowsTheMemoryOfAModel) {
   const std::string model =
       "--ranks-per-node 4 --parameters 1000000 --step-ms 10 --optimizer adam --host-memory 64 ";
   const auto json = [&](const std::string& arguments) {
-    const auto ended = plan(model + "--json --strategy fp32 " + arguments);
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    return nlohmann::json::parse(ended.out);
+    return rows_of(model + "--strategy fp32 " + arguments).at(0);
   };
   const auto whole = json("--nodes 2 --other-memory 0");
   EXPECT_EQ(whole["bytes_per_rank"], 16e6);
@@ -118,12 +113,9 @@ TEST(PlanCommand, TakesCostsFromMeasurements) {
   // 4·S bytes at 1 GB/s.
   std::ofstream(file) << row(1'000'000, 4000, "group") << row(2'000'000, 8000, "group")
                       << row(1'000'000, 1, "private") << row(1024, 100, "group");
-  const auto ended = plan(
-      "--ranks-per-node 2 --parameters 250000 --step-ms 1 --strategy fp32 "
-      "--json --measured " +
-      file);
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_NEAR(nlohmann::json::parse(ended.out)["memory_ms"].get<double>(), 4, 1e-6);
+  const auto rows = rows_of(
+      "--ranks-per-node 2 --parameters 250000 --step-ms 1 --strategy fp32 --measured " + file);
+  EXPECT_NEAR(rows.at(0)["memory_ms"].get<double>(), 4, 1e-6);
   std::ofstream(file) << "no JSON\n";
   EXPECT_THAT(plan("--model cnn --measured " + file).err, HasSubstr("line 1: expected a line of"));
   std::ofstream(file).flush();
@@ -131,10 +123,7 @@ TEST(PlanCommand, TakesCostsFromMeasurements) {
 }
 
 TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
-  struct {
-    const char* arguments;
-    const char* expected;
-  } const cases[] = {
+  const std::pair<const char*, const char*> cases[] = {
       {"", "--model"},
       {"--model resnet51", "resnet18"},
       {"--model cnn --parameters 10 --step-ms 1", "one of --model and --parameters"},
@@ -171,11 +160,10 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--modle cnn", "plan: unknown option '--modle', did you mean --model?"},
       {"--model cnn --overlpa=1", "'--overlpa=1', did you mean --overlap?"},
   };
-  for (const auto& c : cases) {
-    const auto ended = plan(c.arguments);
-    EXPECT_EQ(ended.code, 2) << c.arguments << '\n' << ended.out;
-    EXPECT_THAT(ended.err, HasSubstr(c.expected)) << c.arguments;
-    EXPECT_EQ(ended.out, "") << c.arguments;
+  for (const auto& [arguments, expected] : cases) {
+    const auto ended = plan(arguments);
+    EXPECT_THAT(ended, ends(2, {expected})) << arguments;
+    EXPECT_EQ(ended.out, "") << arguments;
   }
 }
 

@@ -30,6 +30,15 @@ Model two_layers() {
   return {.name = "two", .layers = {layer, layer}};
 }
 
+/// They on two hosts, whose work takes 3 s and the exchange of each bucket 0.6 s: 2(H−1)/H·S is
+/// 1200000 bytes.
+Setting two_hosts(Shard shard = Shard::none) {
+  return {.model = two_layers(),
+          .keeping = {.shard = shard, .nodes = 2},
+          .costs = only_network(0.6 / 1'200'000),
+          .compute = 3};
+}
+
 TEST(PlanModel, CountsParametersAndMultiplications) {
   const auto parameters = [](const char* name) { return plan::find_model(name).parameters(); };
   EXPECT_EQ(parameters("cnn"), 431'080u);
@@ -56,12 +65,8 @@ TEST(PlanModel, FillsBucketsFromItsLastLayer) {
 }
 
 TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
-  // Of 3 s one is forward. The first bucket leaves at 2 s, the second at 3 s, and each takes 0.6 s:
-  // 2(H−1)/H·S is 1200000 bytes.
-  Setting setting{.model = two_layers(),
-                  .keeping = {.nodes = 2},
-                  .costs = only_network(0.6 / 1'200'000),
-                  .compute = 3};
+  // Of 3 s one is forward. The first bucket leaves at 2 s, the second at 3 s, and each takes 0.6 s.
+  Setting setting = two_hosts();
   const auto fp32 = plan::parse_strategy("fp32");
   const auto whole = plan::forecast(setting, fp32);
   EXPECT_DOUBLE_EQ(whole.network, 1.2);
@@ -80,10 +85,7 @@ TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
 TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
   // As above, but each bucket takes 0.3 s in backward: the first from 2 s on, the second from 3 s.
   // The all_gather of the parameters then takes 0.6 s.
-  Setting setting{.model = two_layers(),
-                  .keeping = {.shard = Shard::optimizer, .nodes = 2},
-                  .costs = only_network(0.6 / 1'200'000),
-                  .compute = 3};
+  const Setting setting = two_hosts(Shard::optimizer);
   const auto sharded = plan::forecast(setting, plan::parse_strategy("fp32"));
   EXPECT_DOUBLE_EQ(sharded.network, 1.2);
   EXPECT_DOUBLE_EQ(sharded.hidden, 0.3);
@@ -93,11 +95,7 @@ TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
 }
 
 TEST(Forecast, OfParametersExchangedAfterTheStepHidesNothing) {
-  const Setting setting{.model = two_layers(),
-                        .keeping = {.nodes = 2},
-                        .costs = only_network(0.6 / 1'200'000),
-                        .compute = 3};
-  const auto every_third = plan::forecast(setting, plan::parse_strategy("local_sgd:period=3"));
+  const auto every_third = plan::forecast(two_hosts(), plan::parse_strategy("local_sgd:period=3"));
   EXPECT_DOUBLE_EQ(every_third.hidden, 0);
   EXPECT_DOUBLE_EQ(every_third.step, 3.4);
 }

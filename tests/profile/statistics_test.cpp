@@ -22,7 +22,7 @@ using std::chrono::nanoseconds;
 TEST(Statistics, CountCollectivesAndBytesByBucket) {
   run_ranks(3, [](std::shared_ptr<Communicator> group) {
     std::vector<float> values(100000, 1);
-    std::vector<float> gathered(9);
+    std::vector<float> input(6, 1), gathered(9), exchanged(6);
     const auto& statistics = GroupStatistics::of(*group);
     for (int i = 0; i < 2; ++i) {
       const SourceScope of_bucket(*group, {.bucket = i});
@@ -31,10 +31,11 @@ TEST(Statistics, CountCollectivesAndBytesByBucket) {
       }
     }
     group->all_gather(values.data(), gathered.data(), 3, DType::f32).wait();
+    group->all_to_all(input.data(), exchanged.data(), 2, DType::f32).wait();
     group->barrier().wait();
 
     const auto rows = statistics.rows();
-    ASSERT_EQ(rows.size(), 4U);
+    ASSERT_EQ(rows.size(), 5U);
     const auto expect = [&](std::size_t i, Collective collective, int bucket, std::uint64_t count,
                             std::uint64_t bytes) {
       EXPECT_EQ(rows[i].collective, collective);
@@ -45,7 +46,8 @@ TEST(Statistics, CountCollectivesAndBytesByBucket) {
     expect(0, Collective::all_reduce, 0, 1, 400000);
     expect(1, Collective::all_reduce, 1, 2, 800000);
     expect(2, Collective::all_gather, -1, 1, 12);
-    expect(3, Collective::barrier, -1, 1, 0);
+    expect(3, Collective::all_to_all, -1, 1, 24);
+    expect(4, Collective::barrier, -1, 1, 0);
     // Ordinary memory is copied in and out by each rank itself.
     EXPECT_GT(rows[0].working, nanoseconds(0));
     EXPECT_GT(rows[1].working, nanoseconds(0));
@@ -143,15 +145,6 @@ TEST(Statistics, SayForWhatCompressedBytesStand) {
     EXPECT_EQ(rows[0].bytes, 40U);
     EXPECT_EQ(rows[0].dense_bytes, 400U);
     EXPECT_EQ(rows[1].dense_bytes, 20U);
-  });
-}
-
-TEST(Statistics, CountEveryPartOfAnAllToAll) {
-  run_ranks(3, [](std::shared_ptr<Communicator> group) {
-    std::vector<float> input(6, 1), output(6);
-    const auto& statistics = GroupStatistics::of(*group);
-    group->all_to_all(input.data(), output.data(), 2, DType::f32).wait();
-    EXPECT_EQ(statistics.rows().at(0).bytes, 24U);
   });
 }
 

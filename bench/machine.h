@@ -1,7 +1,7 @@
 #pragma once
 
-#include <cstddef>
 #include <optional>
+#include <span>
 
 #include "bench/measured_library.h"
 
@@ -23,5 +23,9 @@ std::optional<double> cache_line_round_trip(Transport& transport);
 /// Units: GB/s, 10^9 bytes.
 /// Ranks: all; the same result on each.
 double stream_bandwidth(Transport& transport);
+
+/// Reads all values once, as fast as memory gives them: what selections and exchanges are measured
+/// against. The result is to be used, or nothing is read.
+float read_pass(std::span<const float> values);
 
 }  // namespace lockstep::bench

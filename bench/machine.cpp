@@ -1,4 +1,4 @@
-#include "bench/round_trip.h"
+#include "bench/machine.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -113,6 +113,15 @@ double stream_bandwidth(Transport& transport) {
   transport.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max);
   const double total = 3.0 * static_cast<double>(bytes) * transport.size();
   return total / median(times) * 1e-3;
+}
+
+float read_pass(std::span<const float> values) {
+  // Sums apart, so that additions do not wait for one another.
+  float sums[64] = {};
+  for (std::size_t i = 0; i + 64 <= values.size(); i += 64) {
+    for (std::size_t j = 0; j < 64; ++j) sums[j] += values[i + j];
+  }
+  return *std::max_element(sums, sums + 64);
 }
 
 }  // namespace lockstep::bench
