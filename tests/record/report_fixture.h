@@ -1,16 +1,10 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "record/page/report.h"
 #include "record/run.h"
+#include "tests/matchers.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 

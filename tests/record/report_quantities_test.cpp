@@ -1,15 +1,11 @@
 #include <filesystem>
 #include <map>
 #include <regex>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "lockstep/error.h"
 #include "record/folder.h"
-#include "record/page/report.h"
 #include "record/scalar.h"
-#include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/record/report_fixture.h"
 
