@@ -6,14 +6,13 @@
 #include "core/system/topology.h"
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
-#include "tests/launch/hosts_by_ssh.h"
+#include "tests/launch/simulated_hosts.h"
 #include "tests/matchers.h"
 #include "tests/mpirun.h"
 
 namespace lockstep::testing {
 namespace {
 
-using lockstep::detail::concat;
 
 class UnderMpirun : public ProgramRun {
  protected:

@@ -1,12 +1,14 @@
-#include <string>
-#include <vector>
+#include <sys/stat.h>
+
+#include <algorithm>
 
 #include "comm/mpi/mpi.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/topology.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
+
+// What ranks get from the launcher, what it inherits itself, and what doctor tells of both.
 
 namespace lockstep::testing {
 namespace {
@@ -110,6 +112,155 @@ TEST(Help, NamesEveryCommand) {
   const auto ended = Launched({lockstep_program(), "--help"}).wait();
   EXPECT_EQ(ended.code, 0);
   for (const char* word : {"run", "bench", "doctor"}) EXPECT_THAT(ended.out, HasSubstr(word));
+}
+
+/// The targets of a process's open descriptors.
+std::multiset<std::string> open_files(pid_t pid) {
+  std::multiset<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
+    std::error_code gone;
+    files.insert(std::filesystem::read_symlink(entry.path(), gone).string());
+  }
+  return files;
+}
+
+std::string text_of(const std::multiset<std::string>& files) {
+  std::string text;
+  for (const auto& file : files) text += file + '\n';
+  return text;
+}
+
+TEST(World, IsNotInheritedBeyondItsRanks) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "descriptors", "1"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, Not(HasSubstr("inheritable"))) << ended.out;
+  EXPECT_THAT(ended.out, Not(HasSubstr("socket"))) << ended.out;
+}
+
+/// While a job runs: launcher, guardian and ranks use no socket, only ranks and the launcher hold
+/// the world's memory, and it has no name in any file system. The flight record of each rank has
+/// a name, and only the user can open it.
+TEST(World, IsHeldByItsProcessesAlone) {
+  const auto names_before = shared_memory_names();
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stubborn", "1"});
+  job.await_output("pid ", 2);
+  job.await_output("ready");
+
+  EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
+  const auto records = flight_records(job.pid());
+  EXPECT_THAT(records, SizeIs(2));
+  for (const auto& path : records) {
+    struct stat status {};
+    EXPECT_EQ(stat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U);
+  }
+  EXPECT_THAT(text_of(open_files(job.pid())), HasSubstr("memfd"));
+  const auto guardians = guardians_of(job.pid());
+  EXPECT_THAT(guardians, SizeIs(1));
+  for (const auto pid : children_of(job.pid())) {
+    const auto files = text_of(open_files(pid));
+    EXPECT_THAT(files, Not(HasSubstr("socket"))) << name_of(pid);
+    if (std::ranges::find(guardians, pid) == guardians.end()) continue;
+    EXPECT_EQ(open_files(pid).size(), 4U) << files;  // three standard streams and its pipe
+    EXPECT_THAT(files, Not(HasSubstr("memfd")));
+  }
+  EXPECT_THAT(text_of(open_files(job.pid())), Not(HasSubstr("socket")));
+}
+
+/// A program cannot join a world by its variables alone.
+TEST(World, CannotBeJoinedByAnUnrelatedProcess) {
+  const auto refused = [](const std::string& descriptor) {
+    const auto ended = Launched({rank_program(), "finish"}, {{"LOCKSTEP_RANK", "1"},
+                                                             {"LOCKSTEP_WORLD_SIZE", "2"},
+                                                             {"LOCKSTEP_ARENA_FD", descriptor}})
+                           .wait();
+    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_NE(ended.err, "");
+  };
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "never-init", "1"});
+  job.await_output("pid ", 2);
+  refused("200");  // not open
+  refused("0");    // open, but something else
+}
+
+// The launcher works whatever signal dispositions, signal mask, descriptors and limits it inherits.
+
+/// The signals up to 31 of a line such as "SigIgn:" in /proc/self/status.
+unsigned long signals_of(const std::string& status, const std::string& line) {
+  const auto at = status.find(line + ":\t");
+  EXPECT_NE(at, std::string::npos) << status;
+  return std::stoul(status.substr(at + line.size() + 2), nullptr, 16) & 0x7fffffff;
+}
+
+/// A job that a program such as env or prlimit starts with these settings.
+Words under(const Words& settings, const Words& arguments) {
+  return joined({"/usr/bin/env"}, {settings, run_command(arguments)});
+}
+
+TEST(Inherited, IgnoredSigchldHidesNoEnd) {
+  const auto well =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", "sh", "-c", "echo done"})).wait();
+  EXPECT_EQ(well.code, 0) << well.err;
+  EXPECT_EQ(well.out.size(), std::string("done\n[1] done\n").size());
+  const auto failed =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", rank_program(), "exit-3", "1"})).wait();
+  EXPECT_THAT(failed, ends(3, {"rank 1 of 2 failed first: it ended with exit code 3"}));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Inherited, BlockedSignalsReachLauncherAndRanks) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Launched job(under({"--block-signal"}, {"-n", "2", "--grace", "1000", "sh", "-c",
+                                            "echo started; exec sleep 1000"}));
+    job.await_output("started", 2);
+    job.send(signal);
+    EXPECT_EQ(job.wait().code, 128 + signal);
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, RanksStartWithNothingBlockedAndDefaultSigchld) {
+  const auto ended = Launched(under({"--block-signal", "--ignore-signal=CHLD"},
+                                    {"-n", "1", "grep", "Sig[BI]", "/proc/self/status"}))
+                         .wait();
+  EXPECT_EQ(signals_of(ended.out, "SigBlk"), 0U);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), 0U);
+}
+
+TEST(Inherited, IgnoredSignalsStayIgnored) {
+  const auto ended =
+      Launched(under({"--ignore-signal=HUP", "--ignore-signal=ALRM", "--ignore-signal=PIPE"},
+                     {"-n", "1", "grep", "SigIgn", "/proc/self/status"}))
+          .wait();
+  const unsigned long bits = 1UL << (SIGHUP - 1) | 1UL << (SIGALRM - 1) | 1UL << (SIGPIPE - 1);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), bits);
+}
+
+TEST(Inherited, ClosedStandardStreams) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto ended =
+        run_in_shell(concat("run -n 2 sh -c 'echo out; echo err >&2; cat' ", closed));
+    EXPECT_EQ(ended.code, 0) << closed << ": " << ended.err;
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, ASmallStack) {
+  const auto ended = run_in_shell(
+      "run -n 2 --max-restarts 1 --restart-delay 0 sh -c 'seq "
+      "30000; exit $LOCKSTEP_RANK'",
+      "ulimit -s 64 && ");
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_FALSE(ended.by_signal);
+  EXPECT_THAT(ended.out, HasSubstr("[1] 30000\n"));
+  EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first"));
+}
+
+TEST(Inherited, NoQueuedSignals) {
+  const auto ended =
+      Launched(under({"prlimit", "--sigpending=0"}, {"-n", "2", "sh", "-c", "echo done"})).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("[1] done\n"));
 }
 
 }  // namespace

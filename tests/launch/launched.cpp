@@ -1,7 +1,6 @@
 #include "tests/launch/launched.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <linux/close_range.h>
 #include <poll.h>
 #include <spawn.h>
@@ -12,13 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
-#include <utility>
 
 #include "comm/control/address.h"
 #include "comm/flight/flight_record.h"
@@ -26,15 +19,15 @@
 namespace lockstep::testing {
 namespace {
 
-std::vector<char*> pointers(std::vector<std::string>& words) {
+std::vector<char*> pointers(Words& words) {
   std::vector<char*> all;
   for (auto& word : words) all.push_back(word.data());
   all.push_back(nullptr);
   return all;
 }
 
-std::vector<std::string> environment_with(const Launched::Variables& variables) {
-  std::vector<std::string> words;
+Words environment_with(const Launched::Variables& variables) {
+  Words words;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string word(*entry);
     if (!variables.contains(word.substr(0, word.find('=')))) words.push_back(word);
@@ -50,7 +43,13 @@ std::string free_port() { return std::to_string(control::lasting_port()); }
 std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }
 std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; }
 
-Launched::Launched(const std::vector<std::string>& command, const Variables& variables)
+std::string write_program(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path.string();
+}
+
+Launched::Launched(const Words& command, const Variables& variables, Outputs given)
     : start_(std::chrono::steady_clock::now()) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Descriptors that the test itself inherited must not count as Lockstep's.
@@ -63,8 +62,8 @@ Launched::Launched(const std::vector<std::string>& command, const Variables& var
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, given.out >= 0 ? given.out : out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, given.err >= 0 ? given.err : err[1], STDERR_FILENO);
   auto words = command;
   auto environment = environment_with(variables);
   // A shell's background jobs ignore Ctrl-C, and lockstep would, too.
@@ -178,15 +177,20 @@ void PrintTo(const Ended& ended, std::ostream* out) {
   *out << "code " << ended.code << ", stdout:\n" << ended.out << "stderr:\n" << ended.err;
 }
 
-std::vector<std::string> in_shell(const std::string& words) {
-  return {"/bin/sh", "-c", concat("exec ", quoted(lockstep_program()), ' ', words)};
+Words in_shell(const std::string& words, const std::string& before) {
+  return {"/bin/sh", "-c", concat(before, "exec ", quoted(lockstep_program()), ' ', words)};
 }
 
-Ended run_lockstep(const std::vector<std::string>& arguments,
-                   const Launched::Variables& variables) {
-  std::vector<std::string> command{lockstep_program(), "run"};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return Launched(command, variables).wait();
+Ended run_in_shell(const std::string& words, const std::string& before) {
+  return Launched(in_shell(words, before)).wait();
+}
+
+Words run_command(const Words& arguments) {
+  return joined({lockstep_program(), "run"}, {arguments});
+}
+
+Ended run_lockstep(const Words& arguments, const Launched::Variables& variables) {
+  return Launched(run_command(arguments), variables).wait();
 }
 
 bool anything_left() {
@@ -243,11 +247,6 @@ std::vector<pid_t> guardians_of(pid_t launcher) {
     }
   }
   return found;
-}
-
-std::string contents(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 std::set<std::filesystem::path> shared_memory_names() {

@@ -1,21 +1,12 @@
 #include "launch/remote_nodes.h"
 
-#include <signal.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/system/topology.h"
 #include "lockstep/error.h"
-#include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/matchers.h"
+#include "tests/launch/simulated_hosts.h"
 #include "tests/message_of.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -68,35 +59,26 @@ TEST_F(HostsBySsh, StartOneWorld) {
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
 
-TEST_F(HostsBySsh, AreUsedWhateverTheEnvironmentSays) {
-  const auto words = hosts_.command({"--standalone", "--hosts", hosts_.list(), "true"});
+TEST_F(HostsBySsh, NeedNoStdinAndNoEnvironment) {
+  const auto words = joined({"/bin/sh", "-c", "exec \"$0\" \"$@\" <&-"},
+                            {hosts_.command({"--standalone", "--hosts", hosts_.list(), "true"})});
   const auto ended = Launched(words, {{"PET_NNODES", "2"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
 }
 
-TEST_F(HostsBySsh, NeedNoStdin) {
-  Arguments words{"/bin/sh", "-c", "exec \"$0\" \"$@\" <&-"};
-  for (const auto& word : hosts_.command({"--hosts", hosts_.list(), "true"})) words.push_back(word);
-  const auto ended = Launched(words).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-}
-
 TEST_F(HostsBySsh, LoseNoOutputToASlowReader) {
-  Arguments words{"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"};
+  const auto hosts = concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1");
   const auto script = "[ $LOCKSTEP_RANK = 0 ] || head -c 900000 /dev/zero | tr '\\0' x";
-  for (const auto& word :
-       hosts_.command({"--hosts", concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1"),
-                       "sh", "-c", script})) {
-    words.push_back(word);
-  }
-  const auto ended = Launched(words).wait();
+  const auto ended =
+      Launched(joined({"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"},
+                      {hosts_.command({"--hosts", hosts, "sh", "-c", script})}))
+          .wait();
   EXPECT_GE(std::stol(ended.out), 900'000) << ended.err;
 }
 
 TEST_F(HostsBySsh, FailTheJobIfTheirLauncherFails) {
-  const auto failing = (folder_ / "failing").string();
-  std::ofstream(failing) << "#!/bin/sh\n" << hosts_.ssh() << " \"$@\"; exit 7\n";
-  std::filesystem::permissions(failing, std::filesystem::perms::owner_all);
+  const auto failing =
+      write_program(folder_ / "failing", "#!/bin/sh\n" + hosts_.ssh() + " \"$@\"; exit 7\n");
   auto words = hosts_.command({"--hosts", hosts_.list(), "true"});
   std::ranges::replace(words, hosts_.ssh(), failing);
   const auto ended = Launched(words).wait();
@@ -120,14 +102,14 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
 }
 
 TEST_F(HostsBySsh, GiveRank0StdinIfAsked) {
-  const auto words = [&](const std::string& option) {
-    const Arguments shell{"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""};
-    auto all = hosts_.command({"--hosts", hosts_.list(), option, "cat"});
-    all.insert(all.begin(), shell.begin(), shell.end());
-    return all;
+  const auto out_with = [&](const std::string& option) {
+    return Launched(joined({"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""},
+                           {hosts_.command({"--hosts", hosts_.list(), option, "cat"})}))
+        .wait()
+        .out;
   };
-  EXPECT_EQ(Launched(words("--stdin")).wait().out, "typed\n");
-  EXPECT_EQ(Launched(words("--quiet")).wait().out, "");
+  EXPECT_EQ(out_with("--stdin"), "typed\n");
+  EXPECT_EQ(out_with("--quiet"), "");
 }
 
 TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
