@@ -151,9 +151,7 @@ TEST_F(Continued, ReplacesARecordOfTheSameNames) {
   EXPECT_EQ(result.records, 1U);
   EXPECT_TRUE(result.keeps_step);
   EXPECT_EQ(text(metrics_name), "{\"step\":5,\"loss\":1,\"rate\":2}\n{\"step\":5,\"rate\":2}\n");
-}
-
-TEST_F(Continued, KeepsNoRecordOfItsStepIfAllAreReplaced) {
+  // No record of the step is left if all are replaced.
   write("{\"step\":4,\"loss\":2}\n{\"step\":5,\"loss\":1}\n");
   EXPECT_FALSE(
       discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss"}}).keeps_step);

@@ -119,19 +119,6 @@ TEST_F(Report, HasALogAxisForLossesOnly) {
   }
 }
 
-TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
-  std::string metrics;
-  for (std::int64_t step = 1; step <= 500; ++step) {
-    const double noise = step % 2 == 0 ? 1 : -1;
-    metrics += metrics_line(step, 1, std::vector<Scalar>{{"loss", 10 + noise}});
-  }
-  write("metrics.jsonl", metrics);
-  const auto text = page();
-  EXPECT_THAT(text, HasSubstr("class=\"curve raw\""));
-  EXPECT_THAT(text, HasSubstr("class=\"curve\""));
-  EXPECT_THAT(text, HasSubstr("strong: mean of about 20 values"));
-}
-
 TEST_F(Report, AFileThatCannotBeReadIsAnError) {
   std::filesystem::create_symlink("/proc/self/mem", folder / "metrics.jsonl");
   EXPECT_THAT(message_of<Error>([&] { page(); }),
