@@ -23,9 +23,10 @@ TEST(RanksEnvironment, IsWhatTheTablesSay) {
 }
 
 TEST(RanksEnvironment, SaysWhetherDenormalsAreFlushed) {
-  const auto told = [](std::vector<std::string> options) {
-    options.insert(options.end(), {"-n", "1", "sh", "-c", "echo $LOCKSTEP_FLUSH_DENORMALS"});
-    return run_lockstep(options).out;
+  const auto told = [](const Words& options) {
+    return run_lockstep(
+               joined(options, {{"-n", "1", "sh", "-c", "echo $LOCKSTEP_FLUSH_DENORMALS"}}))
+        .out;
   };
   EXPECT_EQ(told({"--denormals", "keep"}), "0\n");
   EXPECT_EQ(told({"--denormals", "flush"}), "1\n");
@@ -63,7 +64,7 @@ TEST(Verbose, ShowsThePlanBesideTheOutput) {
 }
 
 TEST(Doctor, TellsWhatABugReportNeeds) {
-  const auto ended = Launched({lockstep_program(), "doctor"}).wait();
+  const auto ended = run_cli({"doctor"});
   EXPECT_EQ(ended.code, 0);
   for (const char* word :
        {"lockstep", "compiler", "kernel", "glibc", "LibTorch", "backend host", "backend mpi", "UCX",
@@ -73,43 +74,40 @@ TEST(Doctor, TellsWhatABugReportNeeds) {
 }
 
 TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
-  const Launched::Variables by_hand{
-      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}};
-  auto by_tcp = by_hand;
-  by_tcp["LOCKSTEP_BACKEND"] = "tcp";
-  auto by_ucx = by_hand;
-  by_ucx["LOCKSTEP_TRANSPORT"] = "ucx";
-  auto by_mpi = by_hand;
-  by_mpi["LOCKSTEP_BACKEND"] = "mpi";
+  const auto by_hand = [](const Launched::Variables& more) {
+    Launched::Variables all{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}};
+    all.insert(more.begin(), more.end());
+    return all;
+  };
   const Launched::Variables by_mpirun{{"OMPI_COMM_WORLD_RANK", "1"},
                                       {"OMPI_COMM_WORLD_SIZE", "2"},
                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
   const std::pair<Launched::Variables, std::string> cases[] = {
       {{}, "no launcher of several ranks: one rank"},
-      {by_hand, "TCP between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
-      {by_tcp, "TCP between all ranks; rank 0 listens at h0:29500"},
-      {by_ucx, "UCX between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
-      {by_mpi, "as rank 1 of 2, which does not start MPI processes"},
+      {by_hand({}), "TCP between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_BACKEND", "tcp"}}), "TCP between all ranks; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_TRANSPORT", "ucx"}}),
+       "UCX between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_BACKEND", "mpi"}}),
+       "as rank 1 of 2, which does not start MPI processes"},
       {by_mpirun, mpi::available().empty()
                       ? "rank 1 of 2 by OpenMPI's mpirun: MPI between hosts, shared memory"
                       : "init: started by OpenMPI's mpirun as rank 1 of 2; " + mpi::available()}};
-  for (const auto& [variables, expected] : cases) {
-    const auto ended = Launched({lockstep_program(), "doctor"}, variables).wait();
-    EXPECT_THAT(ended.out, HasSubstr(expected));
-  }
+  for (const auto& [variables, expected] : cases)
+    EXPECT_THAT(run_cli({"doctor"}, variables).out, HasSubstr(expected));
   EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"}).out,
               HasSubstr("rank 1 of 2 by lockstep run: shared memory"));
 }
 
 TEST(Doctor, HidesTheSecretsOfAJob) {
-  const auto ended =
-      Launched({lockstep_program(), "doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}}).wait();
+  const auto ended = run_cli({"doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}});
   EXPECT_THAT(ended.out, ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
   EXPECT_THAT(ended.out, Not(HasSubstr(std::string(64, 'a'))));
 }
 
 TEST(Help, NamesEveryCommand) {
-  const auto ended = Launched({lockstep_program(), "--help"}).wait();
+  const auto ended = run_cli({"--help"});
   EXPECT_EQ(ended.code, 0);
   for (const char* word : {"run", "bench", "doctor"}) EXPECT_THAT(ended.out, HasSubstr(word));
 }

@@ -119,8 +119,7 @@ TEST_F(GpuOptions, InDoctor) {
   auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
-  const Words doctor{lockstep_program(), "doctor"};
-  const auto found = Launched(doctor, variables).wait();
+  const auto found = run_cli({"doctor"}, variables);
   EXPECT_EQ(found.code, 0);
   EXPECT_THAT(found.out, AllOf(HasSubstr("\nGPUs\n"), HasSubstr("for CUDA 13.0"),
                                HasSubstr("  GPU 1    NVIDIA B, 2.0 GiB\n"),
@@ -128,7 +127,7 @@ TEST_F(GpuOptions, InDoctor) {
                                HasSubstr("fake_nccl"), Not(HasSubstr("too old"))));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";
-  const auto missing = Launched(doctor, variables).wait();
+  const auto missing = run_cli({"doctor"}, variables);
   EXPECT_EQ(missing.code, 0) << "training on the CPU works";
   EXPECT_THAT(missing.out, AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"),
                                  HasSubstr("2.18.5, "), HasSubstr("too old, 2.19 or newer")));

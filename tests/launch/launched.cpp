@@ -185,6 +185,10 @@ Ended run_in_shell(const std::string& words, const std::string& before) {
   return Launched(in_shell(words, before)).wait();
 }
 
+Ended run_cli(const Words& words, const Launched::Variables& variables) {
+  return Launched(joined({lockstep_program()}, {words}), variables).wait();
+}
+
 Words run_command(const Words& arguments) {
   return joined({lockstep_program(), "run"}, {arguments});
 }

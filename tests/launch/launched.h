@@ -104,6 +104,8 @@ Words in_shell(const std::string& words, const std::string& before = "");
 
 Ended run_in_shell(const std::string& words, const std::string& before = "");
 
+/// Runs `lockstep` with these words to its end.
+Ended run_cli(const Words& words, const Launched::Variables& variables = {});
 /// `lockstep run` with these arguments.
 Words run_command(const Words& arguments);
 /// Runs it to its end.

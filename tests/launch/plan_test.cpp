@@ -266,7 +266,10 @@ TEST(NodePlace, IsThatOfTheEnvironment) {
   expect_place(find_place({.master = "h9:1"}, pytorch_job), 1, 2, "h9", 1);
 }
 
-TEST(NodePlace, IsThatOfSlurm) {
+TEST(NodePlace, IsThatOfSlurmIfNoLauncherRunsInItsStep) {
+  auto both = pytorch_job;
+  both.insert(both.end(), {{"SLURM_STEP_NUM_NODES", "8"}, {"SLURM_NODEID", "7"}});
+  expect_place(find_place({}, both), 1, 2, "h0", 23456);
   const auto step = [](const std::string& list) {
     return find_place({}, {{"SLURM_STEP_NUM_NODES", "2"},
                            {"SLURM_NODEID", "1"},
@@ -277,12 +280,6 @@ TEST(NodePlace, IsThatOfSlurm) {
   expect_place(step("gpu[3,5]"), 1, 2, "gpu3", 29500);
   expect_place(step("a,b[1-2]"), 1, 2, "a", 29500);
   expect_place(step("a"), 1, 2, "a", 29500);
-}
-
-TEST(NodePlace, IsThatOfTheInnermostLauncher) {
-  auto both = pytorch_job;
-  both.insert(both.end(), {{"SLURM_STEP_NUM_NODES", "8"}, {"SLURM_NODEID", "7"}});
-  expect_place(find_place({}, both), 1, 2, "h0", 23456);
 }
 
 TEST(NodePlace, IsRefusedWithTheVariables) {

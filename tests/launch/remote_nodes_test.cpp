@@ -136,7 +136,7 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   kill(pids[2], SIGKILL);
   EXPECT_EQ(launcher.wait().code, 1);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
-  const auto explain = Launched({lockstep_program(), "explain", logs}).wait();
+  const auto explain = run_cli({"explain", logs});
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_THAT(explain.out, HasSubstr("4 ranks, backend hierarchical, "));
   EXPECT_THAT(explain.out, ContainsRegex("[34] records"));

@@ -13,16 +13,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Ended run(std::vector<std::string> words) {
-  words.insert(words.begin(), lockstep_program());
-  return Launched(words).wait();
-}
-
 /// Asks until the answer holds the text, for at most 20 s.
 Ended ask_until(const std::string& job, const std::string& text) {
   const auto until = std::chrono::steady_clock::now() + 20s;
   for (;;) {
-    auto answer = run({"status", job});
+    auto answer = run_cli({"status", job});
     if (answer.out.find(text) != std::string::npos || std::chrono::steady_clock::now() > until) {
       return answer;
     }
@@ -42,19 +37,19 @@ TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
                     HasSubstr("=> the others wait for rank 1: its process is stopped (SIGSTOP"),
                     HasSubstr(waits)));
   // The question has stopped and ended nobody.
-  EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 0);
+  EXPECT_EQ(run_cli({"status", std::to_string(job.pid())}).code, 0);
   EXPECT_THAT(flight_records(job.pid()), SizeIs(3));
   job.send(SIGKILL);
   const auto ended = job.wait();
   EXPECT_TRUE(await_all_ended(10s));
   EXPECT_THAT(flight_records(ended.pid), IsEmpty());
-  EXPECT_EQ(run({"status", std::to_string(ended.pid)}).code, 1);
+  EXPECT_EQ(run_cli({"status", std::to_string(ended.pid)}).code, 1);
 }
 
 TEST(Status, KnowsNoOtherJob) {
-  const auto answer = run({"status", "no-such-job"});
+  const auto answer = run_cli({"status", "no-such-job"});
   EXPECT_THAT(answer, ends(1, {"no job no-such-job of this user"}));
-  EXPECT_EQ(run({"status", "--json", "no-such-job"}).out, "[]\n");
+  EXPECT_EQ(run_cli({"status", "--json", "no-such-job"}).out, "[]\n");
 }
 
 TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
@@ -63,8 +58,8 @@ TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
   const std::string path = "/dev/shm/lockstep-0-99999998-0.flight";
   std::ofstream(path) << "in the way";
   ASSERT_EQ(::chown(path.c_str(), nobody, nobody), 0);
-  const auto text = run({"status"});
-  const auto json = run({"status", "--json", "no-such-job"});
+  const auto text = run_cli({"status"});
+  const auto json = run_cli({"status", "--json", "no-such-job"});
   std::filesystem::remove(path);
   const auto expected = HasSubstr(path +
                                   ": got a file of user 65534, expected none; `lockstep status` "
@@ -89,7 +84,7 @@ TEST(StallWarning, IsOffForZero) {
   const auto ended = run_lockstep(
       {"-n", "2", "--stall-warning", "0", "--timeout", "1", rank_program(), "stop", "1"});
   EXPECT_THAT(ended.err, Not(HasSubstr("stalled")));
-  EXPECT_EQ(run({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
+  EXPECT_EQ(run_cli({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
 }
 
 TEST(Explain, MergesTheRecordsOfAllRanks) {
@@ -99,7 +94,7 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
       run_lockstep({"-n", "3", "--timeout", "1", "--log-dir", logs, rank_program(), "stop", "1"});
   EXPECT_NE(ended.code, 0);
   const auto trace = (folder / "trace.json").string();
-  const auto answer = run({"explain", logs, "--trace", trace});
+  const auto answer = run_cli({"explain", logs, "--trace", trace});
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_THAT(answer.out,
               AllOf(HasSubstr("3 ranks, backend host, 3 records"),
@@ -111,7 +106,7 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
                     HasSubstr("ranks 0, 2 issued last: barrier #1 of the world, not complete")));
   EXPECT_THAT(content(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
   std::filesystem::create_symlink("trace.json", folder / "link.json");
-  const auto refused = run({"explain", logs, "--trace", (folder / "link.json").string()});
+  const auto refused = run_cli({"explain", logs, "--trace", (folder / "link.json").string()});
   EXPECT_THAT(refused, ends(1, {"/link.json: cannot write: it is a symbolic link to trace.j"}));
 }
 
@@ -119,15 +114,15 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
   const TemporaryFolder folder;
   const auto logs = folder.path().string();
   EXPECT_NE(run_lockstep({"-n", "2", "--log-dir", logs, rank_program(), "kill-9", "1"}).code, 0);
-  const auto answer = run({"explain", logs});
+  const auto answer = run_cli({"explain", logs});
   EXPECT_THAT(answer.out, AllOf(HasSubstr("2 records"), HasSubstr("rank 1 raised no failure")));
   // A later job in the same folder does not inherit the records.
   EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
-  EXPECT_EQ(run({"explain", logs}).code, 2);
+  EXPECT_EQ(run_cli({"explain", logs}).code, 2);
 }
 
 TEST(Explain, RefusesOtherFiles) {
-  const auto answer = run({"explain", "/proc/self/exe"});
+  const auto answer = run_cli({"explain", "/proc/self/exe"});
   EXPECT_THAT(answer, ends(2, {"expected a flight record"}));
 }
 
@@ -145,10 +140,8 @@ class Crash : public ::testing::Test {
                          rank_program(), behaviour, "1"},
                         variables);
   }
-  std::string explain(const std::vector<std::string>& options = {}) {
-    return Launched(joined({lockstep_program(), "explain", folder_.path().string()}, {options}))
-        .wait()
-        .out;
+  std::string explain(const Words& options = {}) {
+    return run_cli(joined({"explain", folder_.path().string()}, {options})).out;
   }
   std::string stacks(int rank) {
     return content(folder_.path() / ("rank-" + std::to_string(rank) + ".stacks"));
