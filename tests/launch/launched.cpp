@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <sstream>
 
 #include "comm/control/address.h"
 #include "comm/flight/flight_record.h"
@@ -37,6 +38,13 @@ Words environment_with(const Launched::Variables& variables) {
 }
 
 }  // namespace
+
+Words words_of(const std::string& text) {
+  std::istringstream in(text);
+  Words words;
+  for (std::string word; in >> word;) words.push_back(word == "''" ? "" : word);
+  return words;
+}
 
 std::string free_port() { return std::to_string(control::lasting_port()); }
 

@@ -18,6 +18,8 @@ namespace lockstep::testing {
 
 using lockstep::detail::concat;
 using Words = std::vector<std::string>;
+/// The words of a text that blanks separate. '' is an empty one.
+Words words_of(const std::string& text);
 inline Words joined(Words words, const std::vector<Words>& others) {
   for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
   return words;

@@ -308,9 +308,9 @@ class NodesOnHosts : public Nodes {
 };
 
 TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
-  const Words bench{lockstep_program(), "bench", "all_reduce", "--backend", "tcp",
-                    "--check",          "--max", "64KiB",      "--factor",  "64",
-                    "--repeats",        "3"};
+  const auto bench = joined(
+      {lockstep_program()},
+      {words_of("bench all_reduce --backend tcp --check --max 64KiB --factor 64 --repeats 3")});
   start_hosts(bench);
   const auto ended = wait();
   for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;

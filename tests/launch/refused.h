@@ -9,7 +9,7 @@ namespace lockstep::testing {
 /// A command line that must be refused, and words of the refusal.
 struct Refused {
   std::string name;
-  Words arguments;
+  std::string arguments;  ///< as words_of() takes them
   Words said;
   Launched::Variables variables = {};
 };
