@@ -8,10 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <sstream>
 
 #include "comm/control/address.h"
@@ -108,9 +106,8 @@ void Launched::await_output(const std::string& text, int times) {
     for (auto at = out_.find(text); at != std::string::npos; at = out_.find(text, at + 1)) ++count;
     return count;
   };
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(3);
   while (occurrences() < times) {
-    if (!read_some(true, deadline)) {
+    if (!read_some(true)) {
       FAIL() << "output ended, or 3 minutes passed, before '" << text << "' came " << times
              << " times: " << out_ << err_;
     }
@@ -129,17 +126,11 @@ void Launched::close_output() {
   out_fd_ = -1;
 }
 
-bool Launched::read_some(bool stdout_only,
-                         std::optional<std::chrono::steady_clock::time_point> deadline) {
-  int milliseconds = -1;
-  if (deadline) {
-    const auto left = *deadline - std::chrono::steady_clock::now();
-    milliseconds = static_cast<int>(
-        std::max<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0));
-  }
+bool Launched::read_some(bool stdout_only) {
+  constexpr int three_minutes = 180'000;
   std::array<pollfd, 2> waiting{{{.fd = out_fd_, .events = POLLIN, .revents = 0},
                                  {.fd = err_fd_, .events = POLLIN, .revents = 0}}};
-  if (poll(waiting.data(), waiting.size(), milliseconds) <= 0) return false;
+  if (poll(waiting.data(), waiting.size(), three_minutes) <= 0) return false;
   bool any = false;
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     if (waiting[i].revents == 0) continue;

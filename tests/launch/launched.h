@@ -73,8 +73,8 @@ class Launched {
 
   pid_t pid() const { return pid_; }
   void send(int signal) const { kill(pid_, signal); }
-  /// Reads stdout until it holds text so many times. Fails the test if it ends before, or after 3
-  /// minutes.
+  /// Reads stdout until it holds text so many times. Fails the test if stdout ends before, or
+  /// nothing comes for 3 minutes.
   void await_output(const std::string& text, int times = 1);
   /// The same for stderr, once. False if both outputs end before.
   bool await_error(const std::string& text);
@@ -84,8 +84,7 @@ class Launched {
   Ended wait();
 
  private:
-  bool read_some(bool stdout_only,
-                 std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
+  bool read_some(bool stdout_only);
 
   std::chrono::steady_clock::time_point start_;
   pid_t pid_ = -1;
