@@ -112,20 +112,14 @@ TEST(Help, NamesEveryCommand) {
   for (const char* word : {"run", "bench", "doctor"}) EXPECT_THAT(ended.out, HasSubstr(word));
 }
 
-/// The targets of a process's open descriptors.
-std::multiset<std::string> open_files(pid_t pid) {
-  std::multiset<std::string> files;
+/// The targets of a process's open descriptors, one a line.
+std::string open_files(pid_t pid) {
+  std::string files;
   for (const auto& entry : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
     std::error_code gone;
-    files.insert(std::filesystem::read_symlink(entry.path(), gone).string());
+    files += std::filesystem::read_symlink(entry.path(), gone).string() + '\n';
   }
   return files;
-}
-
-std::string text_of(const std::multiset<std::string>& files) {
-  std::string text;
-  for (const auto& file : files) text += file + '\n';
-  return text;
 }
 
 TEST(World, IsNotInheritedBeyondItsRanks) {
@@ -152,17 +146,17 @@ TEST(World, IsHeldByItsProcessesAlone) {
     EXPECT_EQ(stat(path.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600U);
   }
-  EXPECT_THAT(text_of(open_files(job.pid())), HasSubstr("memfd"));
+  EXPECT_THAT(open_files(job.pid()), HasSubstr("memfd"));
   const auto guardians = guardians_of(job.pid());
   EXPECT_THAT(guardians, SizeIs(1));
   for (const auto pid : children_of(job.pid())) {
-    const auto files = text_of(open_files(pid));
+    const auto files = open_files(pid);
     EXPECT_THAT(files, Not(HasSubstr("socket"))) << name_of(pid);
     if (std::ranges::find(guardians, pid) == guardians.end()) continue;
-    EXPECT_EQ(open_files(pid).size(), 4U) << files;  // three standard streams and its pipe
+    EXPECT_EQ(std::ranges::count(files, '\n'), 4) << files;  // three standard streams and its pipe
     EXPECT_THAT(files, Not(HasSubstr("memfd")));
   }
-  EXPECT_THAT(text_of(open_files(job.pid())), Not(HasSubstr("socket")));
+  EXPECT_THAT(open_files(job.pid()), Not(HasSubstr("socket")));
 }
 
 /// A program cannot join a world by its variables alone.

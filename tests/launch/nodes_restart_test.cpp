@@ -158,11 +158,9 @@ TEST_F(LostHosts, EndTheJobIfTooFewAreLeft) {
 }
 
 TEST_F(LostHosts, AreReplacedBeforeTheFirstStart) {
-  const auto ended =
-      Launched(hosts_.command({"--hosts", concat(SimulatedHosts::address(0), ":1,nowhere:1"),
-                               "--spare", concat("neither:1,", hosts_.name(3), ":2"), "sh", "-c",
-                               "echo at $LOCKSTEP_RANK on $(hostname)."}))
-          .wait();
+  const auto ended = run({"--hosts", concat(SimulatedHosts::address(0), ":1,nowhere:1"), "--spare",
+                          concat("neither:1,", hosts_.name(3), ":2"), "sh", "-c",
+                          "echo at $LOCKSTEP_RANK on $(hostname)."});
   EXPECT_THAT(ended, ends(0, {"lockstep: host neither replaces host nowhere: ssh or the "
                               "launcher there ended with exit code"}));
   EXPECT_THAT(ended.out, AllOf(HasSubstr(concat("at 1 on ", hosts_.name(3))),

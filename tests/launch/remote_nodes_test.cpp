@@ -70,9 +70,8 @@ TEST_F(HostsBySsh, LoseNoOutputToASlowReader) {
   const auto hosts = concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1");
   const auto script = "[ $LOCKSTEP_RANK = 0 ] || head -c 900000 /dev/zero | tr '\\0' x";
   const auto ended =
-      Launched(joined({"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"},
-                      {hosts_.command({"--hosts", hosts, "sh", "-c", script})}))
-          .wait();
+      run({"--hosts", hosts, "sh", "-c", script},
+          {"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"});
   EXPECT_GE(std::stol(ended.out), 900'000) << ended.err;
 }
 
@@ -90,9 +89,8 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << SimulatedHosts::address(0) << " slots=1\n"
                       << hosts_.name(1) << " slots=1\n";
-  const auto ended = Launched(hosts_.command({"--hostfile", path, "--grace", "1", "sh", "-c",
-                                              "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"}))
-                         .wait();
+  const auto ended = run({"--hostfile", path, "--grace", "1", "sh", "-c",
+                          "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"});
   EXPECT_EQ(ended.code, 3);
   const auto cause =
       concat("rank 1 of 2 failed first: it ended with exit code 3 (host ", hosts_.name(1));
@@ -103,9 +101,8 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
 
 TEST_F(HostsBySsh, GiveRank0StdinIfAsked) {
   const auto out_with = [&](const std::string& option) {
-    return Launched(joined({"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""},
-                           {hosts_.command({"--hosts", hosts_.list(), option, "cat"})}))
-        .wait()
+    return run({"--hosts", hosts_.list(), option, "cat"},
+               {"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""})
         .out;
   };
   EXPECT_EQ(out_with("--stdin"), "typed\n");
@@ -146,9 +143,7 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
   const std::string large(60'000, 'x');  // three are more than a pipe holds
   for (const auto& argument : {std::string(), large}) {
     const auto list = concat(SimulatedHosts::address(0), ":1,nowhere:1");
-    const auto ended =
-        Launched(hosts_.command({"--hosts", list, "true", argument, argument, argument})).wait();
-    EXPECT_THAT(ended,
+    EXPECT_THAT(run({"--hosts", list, "true", argument, argument, argument}),
                 ends(1, {"run: host nowhere: ssh or the launcher there ended with exit code"}));
   }
 }
@@ -171,8 +166,8 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
 }
 
 TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
-  const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-n", "2", "true"})).wait();
-  EXPECT_THAT(ended, ends(2, {"got --hosts or --hostfile with -n"}));
+  EXPECT_THAT(run({"--hosts", hosts_.list(), "-n", "2", "true"}),
+              ends(2, {"got --hosts or --hostfile with -n"}));
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << "# a:2\n";
   EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,

@@ -96,6 +96,11 @@ class HostsBySsh : public ::testing::Test {
   void SetUp() override {
     if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
   }
+  /// Runs `lockstep run` on the first host to its end. before: words before the command.
+  Ended run(const Words& words, const Words& before = {}) const {
+    return Launched(joined(before, {hosts_.command(words)})).wait();
+  }
+
   TemporaryFolder folder_;
   SshHosts hosts_;
 };
