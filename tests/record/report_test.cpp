@@ -27,10 +27,15 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   std::string metrics;
   for (std::int64_t step = 10; step <= 30; step += 10) {
     const auto t = static_cast<double>(step);
-    const std::vector<Scalar> scalars{{"epoch", t / 10},        {"train_loss", 1 / t},
-                                      {"test_loss", 2 / t},     {"train_accuracy", 1 - 1 / t},
-                                      {"images <a> second", t}, {"ranks", 2}};
-    metrics += metrics_line(step, t, scalars);
+    const std::vector<Scalar> scalars{{"epoch", t / 10},
+                                      {"train_loss", 1 / t},
+                                      {"test_loss", 2 / t},
+                                      {"train_accuracy", 1 - 1 / t},
+                                      {"images <a> second", t},
+                                      {"my own/metric", t},
+                                      {"steps", t},
+                                      {"own constant", 7}};
+    metrics += metrics_line(step, t, scalars, 1.7e9 + t);
   }
   write("metrics.jsonl", metrics + metrics_line(30, 31,
                                                 std::vector<Scalar>{{"efficiency", 0.875},
@@ -39,8 +44,7 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   const RankInterval fast{
       .seconds = 2, .waiting = 1, .working = 0.5, .bytes = 1000, .dense_bytes = 50000};
   const RankInterval slow{.seconds = 2, .waiting = 0.2, .working = 0.3, .bytes = 3000};
-  write("intervals.jsonl", interval_line(interval_of(10, {fast, slow})) +
-                               interval_line(interval_of(20, {fast, slow})));
+  write_intervals({fast, slow});
   write_environment(folder.path(), {.ranks = 2,
                                     .hosts = {"one", "one"},
                                     .backend = "host",
@@ -52,6 +56,7 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   for (const char* part :
        {"Loss</figcaption>", "Accuracy</figcaption>", "train_loss at step 20: 0.05<",
         "test_loss at step 30: 0.06667<", "images &lt;a&gt; second",
+        "my own/metric at step 20: 20<", "steps at step 20: 20<", "<td>own constant</td><td>7</td>",
         "<dd>87.5 %<small>one rank's step alone over all ranks' step, 85 % to 90 %<",
         // 20 steps: 2 s computing and 1 s working of 4 s are 50 ms, 50 ms, 100 ms a step for rank
         // 0.
@@ -61,7 +66,7 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
         "<dd>50 %<small>of the ranks", "topk:0.01", "trace.json beside"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
-  EXPECT_THAT(text, Not(HasSubstr("Remarks")));
+  EXPECT_THAT(text, Not(AnyOf(HasSubstr("Remarks"), HasSubstr("wall_time"))));
 }
 
 TEST_F(Report, IsTheSameUnderEveryLocale) {
