@@ -1,6 +1,4 @@
-#include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
-#include "tests/matchers.h"
 
 // --config of the examples, and --ema and --patience of mnist_cnn.
 
@@ -80,16 +78,6 @@ TEST_F(ConfigFiles, MustBeReadable) {
   }
 }
 
-TEST_F(ConfigFiles, EveryExampleHasThem) {
-  write("nonsense = 1\n");
-  for (const char* program : {"custom_strategy", "ddp_trainer", "gradient_proof", "large_batch",
-                              "mnist_cnn", "regression", "resnet50", "resnet9_cifar10",
-                              "single_trainer", "language_model", "forecast"}) {
-    expect_one_complaint(alone(std::string(program) + " --config settings.toml"), 2,
-                         "settings.toml: nonsense: unknown option");
-  }
-}
-
 TEST_F(ConfigFiles, EveryRankMustReadTheSame) {
   write("backend = \"host\"\n");
   std::filesystem::create_directory(folder / "other");
@@ -112,22 +100,22 @@ TEST_F(ConfigFiles, AverageNeedsEqualReplicas) {
 
 TEST_F(ConfigFiles, AverageAndPatienceAreResumed) {
   write(
-      "batch-size = 16\ndata = \"data\"\nmetrics = \"metrics.jsonl\"\nno-efficiency = true\n"
-      "ema = 0.5\npatience = 2\nlr = 1e-12\n");
+      "batch-size = 16\ndata = \"data\"\nmetrics = \"metrics.jsonl\"\nthreads = 2\n"
+      "no-efficiency = true\nema = 0.5\npatience = 2\nlr = 1e-12\n");
   const std::string program = "mnist_cnn --config settings.toml --checkpoint-dir ";
   // Nothing is learned: the first accuracy stays the best one.
-  const Result whole = two_ranks(program + "whole");
+  const Result whole = alone(program + "whole");
   ASSERT_EQ(whole.code, 0) << whole.err;
   EXPECT_EQ(count(whole.out, "stopped: no better test accuracy in 2 epochs\n"), 1) << whole.out;
   EXPECT_EQ(metrics().size(), 3u);
 
-  ASSERT_EQ(two_ranks(program + "parts --epochs 2").code, 0);
-  const Result resumed = two_ranks(program + "parts");
+  ASSERT_EQ(alone(program + "parts --epochs 2").code, 0);
+  const Result resumed = alone(program + "parts");
   EXPECT_EQ(count(resumed.out, "stopped: no better test accuracy in 2 epochs\n"), 1) << resumed.err;
   EXPECT_EQ(metrics().size(), 3u) << "one epoch more";
   EXPECT_EQ(content(folder / "whole/checkpoint-000003.safetensors"),
             content(folder / "parts/checkpoint-000003.safetensors"));
-  const Result again = two_ranks(program + "parts");
+  const Result again = alone(program + "parts");
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(metrics().size(), 3u) << "a run that has stopped trains no more";
 }

@@ -1,19 +1,14 @@
 // Programs under mpirun, as SINGA's and Needle's are started.
 
-#include <array>
 #include <thread>
 
 #include "core/system/topology.h"
-#include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
-#include "tests/launch/hosts_by_ssh.h"
-#include "tests/matchers.h"
+#include "tests/launch/simulated_hosts.h"
 #include "tests/mpirun.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 class UnderMpirun : public ProgramRun {
  protected:
@@ -21,28 +16,24 @@ class UnderMpirun : public ProgramRun {
     if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   }
 
-  /// On two ranks. options: of mpirun.
-  Result mpirun(const std::string& program, const std::string& options = "",
-                const std::string& backend = "auto") const {
+  /// Two processes of these words of a shell.
+  Result mpirun_of(const std::string& words, const std::string& backend) const {
     std::string command = "LOCKSTEP_BACKEND=" + backend;
     for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
-    return run(command + options + ' ' + quoted_bin + program);
+    return run(command + ' ' + words);
+  }
+  Result mpirun(const std::string& program, const std::string& backend = "auto") const {
+    return mpirun_of(quoted_bin + program, backend);
   }
 };
 
-TEST_F(UnderMpirun, AProgramEndsWithOneSummary) {
-  const Result result = mpirun("regression");
+TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
+  const Result result = mpirun("regression --backend mpi");
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "\nepoch 4: loss "), 1) << result.out;
-}
-
-TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
-  const Result result = mpirun("custom_strategy --backend mpi");
-  EXPECT_EQ(result.code, 0) << result.err;
-  const Result alone =
-      run(quoted_launcher + " run -n 2 " + quoted_bin + "custom_strategy --backend mpi");
+  const Result alone = two_ranks("regression --backend mpi");
   EXPECT_EQ(alone.code, 1);
-  EXPECT_EQ(count("\n" + alone.err, "\ncustom_strategy: init: "), 1) << alone.err;
+  EXPECT_EQ(count("\n" + alone.err, "\nregression: init: "), 1) << alone.err;
 }
 
 TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
@@ -54,24 +45,26 @@ TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
   EXPECT_EQ(count("\n" + thrown.err, "\nfailing_program: "), 1) << thrown.err;
   // Most errors of Lockstep are raised on all ranks. This one is not.
   for (const std::string backend : {"host", "mpi"}) {
-    const Result data = mpirun("failing_program data", "", backend);
+    const Result data = mpirun("failing_program data", backend);
     EXPECT_NE(data.code, 0);
     EXPECT_EQ(count("\n" + data.err, "\nfailing_program: "), 1) << data.err;
     EXPECT_THAT(data.err, HasSubstr("rank 1: images: missing")) << backend;
   }
 }
 
-TEST_F(UnderMpirun, AWrongFlagOfOneRankIsPrintedOnce) {
-  const std::string program = quoted_bin + "failing_program";
-  const std::array<std::array<std::string, 3>, 3> cases{{{"host", " all --nosuch", " all"},
-                                                         {"host", " all", " all --nosuch"},
-                                                         {"mpi", " all", " all --nosuch"}}};
+TEST_F(UnderMpirun, AWrongFlagIsPrintedOnce) {
+  const struct {
+    std::string backend, first, second;  // flags of rank 0, of rank 1
+  } cases[] = {{"host", "--nosuch", ""},
+               {"host", "", "--nosuch"},
+               {"mpi", "", "--nosuch"},
+               {"auto", "--nosuch", "--nosuch"}};
   for (const auto& [backend, first, second] : cases) {
-    std::string command = "LOCKSTEP_BACKEND=" + backend;
-    for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
-    command += " sh -c 'test ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 0 && exec \"$0\"";
-    const Result result = run(command + first + "; exec \"$0\"" + second + "' " + program);
-    EXPECT_NE(result.code, 0);
+    const Result result =
+        mpirun_of("sh -c 'test ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 0 && exec \"$0\" all " + first +
+                      "; exec \"$0\" all " + second + "' " + quoted_bin + "failing_program",
+                  backend);
+    EXPECT_TRUE(backend == "auto" ? result.code == 2 : result.code != 0) << result.code;
     EXPECT_EQ(count(result.err, "--nosuch"), 1) << backend << first << '\n' << result.err;
   }
 }
@@ -79,19 +72,17 @@ TEST_F(UnderMpirun, AWrongFlagOfOneRankIsPrintedOnce) {
 TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
   if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
   std::ofstream(folder / "hosts") << "localhost slots=2\n";
+  write_digits(folder / "data", 203, 51);
   const Result result =
-      mpirun("mnist_cnn --epochs 2 --metrics metrics.jsonl", " --hostfile hosts", "mpi");
+      mpirun_of("--hostfile hosts " + quoted_bin +
+                    "mnist_cnn --data data --batch-size 16 --lr 0.05 --epochs 2 --no-efficiency "
+                    "--metrics metrics.jsonl",
+                "auto");
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "epoch 2/2  loss "), 1) << result.out;
   ASSERT_EQ(metrics().size(), 2u);
   EXPECT_EQ(metrics()[0]["ranks"], 2);
   EXPECT_LT(values("train_loss")[1], values("train_loss")[0]);
-}
-
-TEST_F(UnderMpirun, AWrongFlagIsNamedOnce) {
-  const Result result = mpirun("mnist_cnn --epochs none");
-  EXPECT_EQ(result.code, 2) << result.err;
-  EXPECT_EQ(complaints(result.err, "--epochs: "), 1) << result.err;
 }
 
 // Training that goes on after a failure ends in the bits of training that starts from the same
@@ -101,42 +92,24 @@ class Restarted : public ProgramRun {
  protected:
   Restarted() { write_digits(folder / "data", 203, 51); }
 
-  std::vector<std::string> arguments(int epochs, const std::string& checkpoints) const {
-    return {"--data",
-            (folder / "data").string(),
-            "--batch-size",
-            "16",
-            "--epochs",
-            std::to_string(epochs),
-            "--checkpoint-dir",
-            (folder / checkpoints).string(),
-            "--seed",
-            "3",
-            "--lr",
-            "0.05",
-            "--strategy",
-            "topk:0.1",
-            "--no-efficiency"};
-  }
-  /// The same words for a shell.
-  std::string words(int epochs, const std::string& checkpoints) const {
-    std::string text = "mnist_cnn";
-    for (const auto& word : arguments(epochs, checkpoints)) text += ' ' + word;
-    return text;
+  /// For a shell.
+  std::string program(const std::string& checkpoints) const {
+    return concat("mnist_cnn --data ", (folder / "data").string(), " --checkpoint-dir ",
+                  (folder / checkpoints).string(),
+                  " --batch-size 16 --epochs 8 --seed 3 --lr 0.05 --strategy topk:0.1 "
+                  "--no-efficiency");
   }
 };
 
 TEST_F(Restarted, GoesOnWithoutALostHost) {
   const SshHosts hosts;
   if (!hosts.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
-  constexpr int epochs = 8;
-  auto words = hosts.command(
-      {"--hosts", concat(SshHosts::address(0), ":1,", hosts.name(1), ":1,", hosts.name(2), ":1"),
-       "--min-hosts", "2", "--max-restarts", "1", "--restart-delay", "0",
-       // The ranks notice the loss before the launchers, and end.
-       "env", "LOCKSTEP_HEARTBEAT=6", bin + "mnist_cnn"});
-  for (const auto& word : arguments(epochs, "lost")) words.push_back(word);
-  Launched job(words, {{"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_HEARTBEAT", "9"}});
+  const auto list = concat(SshHosts::address(0), ":1,", hosts.name(1), ":1,", hosts.name(2), ":1");
+  // The ranks notice the loss before the launchers, and end.
+  Launched job(
+      hosts.command({"--hosts", list, "--min-hosts", "2", "--max-restarts", "1", "--restart-delay",
+                     "0", "sh", "-c", "LOCKSTEP_HEARTBEAT=6 exec " + quoted_bin + program("lost")}),
+      {{"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_HEARTBEAT", "9"}});
   job.await_output("epoch 3/");
   hosts.cut(1);
   // The ranks wait for one another, so that none saves the state of a later epoch.
@@ -149,7 +122,7 @@ TEST_F(Restarted, GoesOnWithoutALostHost) {
   EXPECT_THAT(ended.out, HasSubstr(" epochs are done\n"));
 
   const auto before = newest("resumed");
-  ASSERT_EQ(two_ranks(this->words(epochs, "resumed")).code, 0);
+  ASSERT_EQ(two_ranks(program("resumed")).code, 0);
   EXPECT_FALSE(newest("resumed") == before);
   EXPECT_TRUE(newest("resumed") == newest("lost"));
 }

@@ -1,17 +1,17 @@
 #pragma once
 
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
-#include <string>
 #include <vector>
 
+#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -30,11 +30,40 @@ inline int complaints(const std::string& err, const std::string& begin) {
   int times = 0;
   std::istringstream lines(err);
   for (std::string line; std::getline(lines, line);) {
-    const bool prefixed = line.starts_with('[');
-    if (prefixed) line.erase(0, line.find("] ") + 2);
+    if (line.starts_with('[')) line.erase(0, line.find("] ") + 2);
     times += line.starts_with(begin) ? 1 : 0;
   }
   return times;
+}
+
+inline std::string big_endian(std::initializer_list<std::uint32_t> values) {
+  std::string bytes;
+  for (const std::uint32_t value : values)
+    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+/// Each class is a bright bar in a row of its own, among noise.
+inline void write_digits(const std::filesystem::path& folder, const std::string& prefix, int count,
+                         unsigned seed) {
+  std::mt19937 random(seed);
+  std::string images = big_endian({0x803, static_cast<std::uint32_t>(count), 28, 28});
+  std::string labels = big_endian({0x801, static_cast<std::uint32_t>(count)});
+  for (int i = 0; i < count; ++i) {
+    const int label = static_cast<int>(random() % 10);
+    labels += static_cast<char>(label);
+    for (int pixel = 0; pixel < 28 * 28; ++pixel)
+      images += static_cast<char>(pixel / 28 / 2 == label + 2 ? 250 : random() % 40);
+  }
+  std::ofstream(folder / (prefix + "-images-idx3-ubyte"), std::ios::binary) << images;
+  std::ofstream(folder / (prefix + "-labels-idx1-ubyte"), std::ios::binary) << labels;
+}
+
+/// A folder with MNIST's four files of so many digits.
+inline void write_digits(const std::filesystem::path& folder, int train, int test) {
+  std::filesystem::create_directory(folder);
+  write_digits(folder, "train", train, 1);
+  write_digits(folder, "t10k", test, 2);
 }
 
 /// The exit code and outputs of a program.
@@ -58,10 +87,11 @@ class ProgramRun : public ::testing::Test {
             .out = content(out),
             .err = content(err)};
   }
-  /// On two ranks, each a process.
-  Result two_ranks(const std::string& program) const {
-    return run(quoted_launcher + " run -n 2 " + quoted_bin + program);
+  /// On so many ranks, each a process.
+  Result on_ranks(int ranks, const std::string& program) const {
+    return run(quoted_launcher + " run -n " + std::to_string(ranks) + ' ' + quoted_bin + program);
   }
+  Result two_ranks(const std::string& program) const { return on_ranks(2, program); }
   Result alone(const std::string& program) const { return run(quoted_bin + program); }
 
   /// That it failed so, and that one line of one rank says why.

@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include "tests/examples/program_run.h"
-#include "tests/matchers.h"
 
 // language_model and forecast, run as a user does: on a text and on the series of the repository,
 // with small models.
@@ -97,9 +96,9 @@ TEST_F(SequencePrograms, TheBaselinesAreThoseOfTheSeries) {
   for (int i = 0; i < 50; ++i)
     out << i << ',' << (known(i) ? std::to_string(i * i) : std::string()) << '\n';
   out.close();
-  const Result result = two_ranks(
-      "forecast --data squares.csv --season 4 --window 8 --horizon 2 --batch-size 8 --epochs 1 "
-      "--no-efficiency --metrics metrics.jsonl");
+  const Result result = alone(
+      "forecast --threads 2 --data squares.csv --season 4 --window 8 --horizon 2 --batch-size 8 "
+      "--epochs 1 --no-efficiency --metrics metrics.jsonl");
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("square: 31 windows to train, 9 later ones to test; "));
   const auto value = [&](int i) {
@@ -125,9 +124,9 @@ TEST_F(SequencePrograms, WriteASampleOfAnyText) {
   std::ofstream(folder / "texts/a") << std::string(400, '\x02');
   std::filesystem::create_symlink("a", folder / "texts/link");
   std::ofstream(folder / "c") << std::string(200, '\x03');
-  const Result result = two_ranks(
-      "language_model --data texts c --context 9 --layers 1 --width 8 --heads 1 --batch-size 2 "
-      "--epochs 1 --sample 50 --prompt Hello --no-efficiency");
+  const Result result = alone(
+      "language_model --threads 2 --data texts c --context 9 --layers 1 --width 8 --heads 1 "
+      "--batch-size 2 --epochs 1 --sample 50 --prompt Hello --no-efficiency");
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("99 windows of 9 bytes to train, 11 to test; 2 ranks\n"));
   EXPECT_EQ(count(result.out, "\nsample:\nHello"), 1) << result.out;

@@ -1,142 +1,85 @@
-#include <filesystem>
-#include <fstream>
-#include <ostream>
-#include <string>
-#include <vector>
-
-#include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
+#include "tests/launch/refused.h"
 
 namespace lockstep::testing {
 namespace {
 
-using Words = std::vector<std::string>;
-
-constexpr int usage_error = 2;
-
-/// A command line that must be refused, and words of the refusal.
-struct Refused {
-  std::string name;
-  Words arguments;
-  Words said;
-};
-
-void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.name; }
-
 class BadInput : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(BadInput, IsOneClearError) {
-  Words command{lockstep_program()};
-  command.insert(command.end(), GetParam().arguments.begin(), GetParam().arguments.end());
-  const auto ended = Launched(command).wait();
-  EXPECT_EQ(ended.code, usage_error) << ended.err;
-  EXPECT_EQ(ended.out, "");
-  for (const auto& word : GetParam().said) EXPECT_THAT(ended.err, HasSubstr(word));
-  EXPECT_FALSE(anything_left());
+  expect_refused(joined({lockstep_program()}, {words_of(GetParam().arguments)}), GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(
     CommandLine, BadInput,
     ::testing::Values(
-        Refused{"NoCommand", {}, {"run", "bench", "doctor"}},
+        Refused{"NoCommand", "", {"run", "bench", "doctor"}},
         Refused{"UnknownCommand",
-                {"walk"},
+                "walk",
                 {"lockstep: unknown command 'walk', expected one of: run, bench, plan"}},
         Refused{"MisspeltCommand",
-                {"rnu", "-n", "2", "true"},
+                "rnu -n 2 true",
                 {"lockstep: unknown command 'rnu', did you mean run?\n"}},
         Refused{"RemovedCommand",
-                {"completion", "bash"},
+                "completion bash",
                 {"lockstep: completion: lockstep no longer prints", "Run lockstep --help"}},
         Refused{"RemovedCommandBeforeAnother",
-                {"man", "run", "--output", "pages"},
+                "man run --output pages",
                 {"lockstep: man: lockstep no longer prints man pages", "lockstep COMMAND --help"}},
-        Refused{"OptionWithoutCommand", {"--verison"}, {"'--verison', did you mean --version?"}},
+        Refused{"OptionWithoutCommand", "--verison", {"'--verison', did you mean --version?"}},
         Refused{"MisspeltOptionOfBench",
-                {"bench", "all_reduce", "--repaets", "3"},
+                "bench all_reduce --repaets 3",
                 {"lockstep: bench: unknown option '--repaets', did you mean --repeats?\n"}},
-        Refused{"NoRanks", {"run", "-n", "0", "true"}, {"0 ranks", "1 to 512"}},
-        Refused{"NegativeRanks", {"run", "-n", "-2", "true"}, {"-2 ranks", "1 to 512"}},
-        Refused{"OneRankTooMany", {"run", "-n", "513", "true"}, {"513 ranks", "1 to 512"}},
-        Refused{"AbsurdlyManyRanks", {"run", "-n", "100000", "true"}, {"100000", "512"}},
-        Refused{"RanksBeyondAnyNumber", {"run", "-n", "99999999999999999999", "true"}, {"ranks"}},
-        Refused{"RanksThatAreNoNumber", {"run", "-n", "two", "true"}, {"ranks", "two"}},
-        Refused{"RanksNotGiven", {"run", "true"}, {"how many ranks"}},
-        Refused{"NoProgram", {"run", "-n", "2"}, {"no program"}},
+        Refused{"NoRanks", "run -n 0 true", {"0 ranks", "1 to 512"}},
+        Refused{"OneRankTooMany", "run -n 513 true", {"513 ranks", "1 to 512"}},
+        Refused{"RanksBeyondAnyNumber", "run -n 99999999999999999999 true", {"ranks"}},
+        Refused{"RanksNotGiven", "run true", {"how many ranks"}},
+        Refused{"NoProgram", "run -n 2", {"no program"}},
         Refused{"UnknownOption",
-                {"run", "-n", "2", "--nonsense", "true"},
+                "run -n 2 --nonsense true",
                 {"'--nonsense' (the program's own come after its name)"}},
         Refused{"MisspeltOption",
-                {"run", "-n", "2", "--rnaks", "3", "true"},
+                "run -n 2 --rnaks 3 true",
                 {"run: unknown option '--rnaks', did you mean --ranks?"}},
-        Refused{"UnknownShortOption", {"run", "-z", "-n", "2", "true"}, {"-z"}},
-        Refused{"UnknownBinding", {"run", "-n", "2", "--bind", "sockets", "true"}, {"sockets"}},
-        Refused{
-            "UnknownFreedMemory", {"run", "-n", "2", "--freed-memory", "tuned", "true"}, {"tuned"}},
-        Refused{
-            "TimeoutOfZero", {"run", "-n", "2", "--timeout", "0", "true"}, {"timeout", "got 0"}},
-        Refused{"TimeoutNotANumber", {"run", "-n", "2", "--timeout", "nan", "true"}, {"timeout"}},
+        Refused{"UnknownShortOption", "run -z -n 2 true", {"-z"}},
+        Refused{"UnknownBinding", "run -n 2 --bind sockets true", {"sockets"}},
+        Refused{"UnknownFreedMemory", "run -n 2 --freed-memory tuned true", {"tuned"}},
+        Refused{"TimeoutOfZero", "run -n 2 --timeout 0 true", {"timeout", "got 0"}},
+        Refused{"TimeoutNotANumber", "run -n 2 --timeout nan true", {"timeout"}},
         Refused{"UnknownInterface",
-                {"run", "-n", "2", "--interface", "nosuch0", "true"},
+                "run -n 2 --interface nosuch0 true",
                 {"interface: got 'nosuch0', expected one of: ", "lo"}},
-        Refused{"NegativeGrace", {"run", "-n", "2", "--grace", "-1", "true"}, {"--grace", "-1"}},
-        Refused{"NegativeLinger", {"run", "-n", "2", "--linger", "-1", "true"}, {"linger", "-1"}},
-        Refused{"LingerNotANumber", {"run", "-n", "2", "--linger", "nan", "true"}, {"linger"}},
-        Refused{"ProgramMissing", {"run", "-n", "2", "./missing"}, {"./missing", "No such file"}},
-        Refused{
-            "ProgramNotInPath", {"run", "-n", "2", "no-such-program"}, {"no-such-program", "PATH"}},
-        Refused{"ProgramIsAFolder", {"run", "-n", "2", "/"}, {"'/'", "directory"}},
-        Refused{"LogsUnderAFile",
-                {"run", "-n", "2", "--log-dir", "/dev/null/logs", "true"},
-                {"/dev/null/logs"}}),
-    [](const ::testing::TestParamInfo<Refused>& test) { return test.param.name; });
+        Refused{"NegativeGrace", "run -n 2 --grace -1 true", {"--grace", "-1"}},
+        Refused{"NegativeLinger", "run -n 2 --linger -1 true", {"linger", "-1"}},
+        Refused{"LingerNotANumber", "run -n 2 --linger nan true", {"linger"}},
+        Refused{"ProgramMissing", "run -n 2 ./missing", {"./missing", "No such file"}},
+        Refused{"ProgramNotInPath", "run -n 2 no-such-program", {"no-such-program", "PATH"}},
+        Refused{"ProgramIsAFolder", "run -n 2 /", {"'/'", "directory"}},
+        Refused{"LogsUnderAFile", "run -n 2 --log-dir /dev/null/logs true", {"/dev/null/logs"}}),
+    name_of_refused);
 
-class BadProgram : public ::testing::Test {
- protected:
-  std::string make(const std::string& name, const std::string& text, bool executable) {
-    const auto file = folder_ / name;
-    std::ofstream(file) << text;
-    if (executable) std::filesystem::permissions(file, std::filesystem::perms::owner_all);
-    return file.string();
-  }
-  void expect_refused(const std::string& program, const std::string& why) {
-    const auto ended = run_lockstep({"-n", "3", program});
-    EXPECT_THAT(ended, ends(usage_error, {"cannot run '" + program + "'", why}));
+TEST(BadProgram, CannotRun) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "plain") << "#!/bin/sh\n";
+  write_program(folder / "bytes", "what is this");
+  write_program(folder / "script", "#!/no/such/shell\n");
+  for (const auto& [name, why] :
+       {std::pair("plain", "not executable"), std::pair("bytes", "format"),
+        std::pair("script", "No such file")}) {
+    const auto program = (folder / name).string();
+    EXPECT_THAT(run_lockstep({"-n", "3", program}), ends(2, {"cannot run '" + program + "'", why}));
     EXPECT_FALSE(anything_left());
   }
-
-  TemporaryFolder folder_;
-};
-
-TEST_F(BadProgram, CannotRun) {
-  expect_refused(make("plain", "#!/bin/sh\n", false), "not executable");
-  expect_refused(make("bytes", "what is this", true), "format");
-  expect_refused(make("script", "#!/no/such/shell\n", true), "No such file");
 }
 
-TEST_F(BadProgram, InThisFolderButNotInPath) {
-  make("here", "#!/bin/sh\n", true);
-  Launched job(
-      {"/bin/sh", "-c",
-       "cd '" + folder_.path().string() + "' && exec '" + lockstep_program() + "' run -n 2 here"});
-  EXPECT_THAT(job.wait().err, HasSubstr("did you mean ./here?"));
-}
-
-TEST(Logs, OfALaterRankThatCannotBeWrittenStartNothing) {
+TEST(BadProgram, InThisFolderButNotInPath) {
   const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "rank-1.err");
-  const auto ended =
-      run_lockstep({"-n", "2", "--log-dir", folder.path().string(), "sh", "-c", "echo started"});
-  EXPECT_EQ(ended.code, usage_error);
-  EXPECT_EQ(ended.out, "");
-  EXPECT_THAT(ended.err, HasSubstr("rank-1.err"));
+  write_program(folder / "here", "#!/bin/sh\n");
+  EXPECT_THAT(run_in_shell("run -n 2 here", concat("cd ", folder.path().string(), " && ")).err,
+              HasSubstr("did you mean ./here?"));
 }
 
 TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {
-  Launched job({"/bin/sh", "-c",
-                "ulimit -f 100 && exec '" + lockstep_program() + "' run -n 2 echo started"});
-  const auto ended = job.wait();
+  const auto ended = run_in_shell("run -n 2 echo started", "ulimit -f 100 && ");
   EXPECT_EQ(ended.code, 1);
   EXPECT_EQ(ended.out, "");
   EXPECT_THAT(ended.err, AllOf(HasSubstr("memory"), HasSubstr("ulimit -f")));
@@ -146,9 +89,7 @@ TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {
 TEST(WorldMemory, FitsALimitOfTheAddressSpace) {
   if (is_sanitized) GTEST_SKIP() << "a sanitizer maps more than any limit";
   const auto under_limit = [](const std::string& command) {
-    return Launched({"/bin/sh", "-c",
-                     "ulimit -v 1000000 && exec '" + lockstep_program() + "' " + command})
-        .wait();
+    return run_in_shell(command, "ulimit -v 1000000 && ");
   };
   EXPECT_THAT(under_limit("doctor").out, HasSubstr(", limited by ulimit -v, which left 9"));
   const auto two = under_limit("run -n 2 '" + rank_program() + "' share-memory");
@@ -158,18 +99,15 @@ TEST(WorldMemory, FitsALimitOfTheAddressSpace) {
                             "half of them for 2 heaps: raise ulimit -v"}));
 }
 
-/// Arguments of the program are its own, whatever they look like.
+/// Words of the program are its own, whatever they look like.
 TEST(Arguments, PassUntouched) {
   const Words own{"-n", "5",  "--dry-run", "--",     "-v", "--help", "[a,b]",
                   "{}", "%%", "",          "a b\tc", "*",  "bench",  "run"};
   std::string expected;
   for (const auto& word : own) expected += "<" + word + ">\n";
   for (const Words& separator : {Words{}, Words{"--"}}) {
-    Words arguments{"-n", "1"};
-    arguments.insert(arguments.end(), separator.begin(), separator.end());
-    arguments.insert(arguments.end(), {"printf", "<%s>\n"});
-    arguments.insert(arguments.end(), own.begin(), own.end());
-    EXPECT_EQ(run_lockstep(arguments).out, expected);
+    EXPECT_EQ(run_lockstep(joined({"-n", "1"}, {separator, {"printf", "<%s>\n"}, own})).out,
+              expected);
   }
 }
 

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "launch/job/failure_report.h"
@@ -38,11 +37,8 @@ void expect_named(const RankFacts& culprit, const std::vector<RankFacts>& others
   }
 }
 
-TEST(RankAtFault, IsTheOneThatTheRanksRecorded) {
+TEST(RankAtFault, IsTheOneThatTheRanksRecordedOrWhoseErrorCanBeRead) {
   EXPECT_EQ(rank_at_fault(std::vector{crashed, well, with_error("mine")}, 1), 1);
-}
-
-TEST(RankAtFault, IsTheOneWhoseErrorCanBeReadWhereSeveralHaveErrors) {
   auto unread = with_error("no data");
   unread.wrote_error = false;
   EXPECT_EQ(rank_at_fault(std::vector{with_error("no data"), unread}, 1), 0);
@@ -57,10 +53,6 @@ TEST(RankAtFault, IsTheOneThatPrintedTheErrorWhereAllWroteToStderr) {
   expect_named(shown, {warned, warned});
   EXPECT_EQ(rank_at_fault(std::vector{shown, warned}, 1), 0);
   EXPECT_EQ(rank_at_fault(std::vector{warned, shown}, 0), 1);
-}
-
-TEST(RankAtFault, IsNoneWhereNoneFailed) {
-  EXPECT_EQ(rank_at_fault(std::vector{well, well}, std::nullopt), std::nullopt);
 }
 
 TEST(RankAtFault, HasAnErrorOfItsOwn) {
@@ -86,19 +78,17 @@ TEST(RankAtFault, IsNotOneThatRepeatsAnError) {
   EXPECT_EQ(rank_at_fault(std::vector{well, repeating(0, "rank 0: disk full")}, {}), 1);
 }
 
-TEST(RankAtFault, MayHaveCrashed) {
+TEST(RankAtFault, CrashedOrFailedWithTheFirst) {
   expect_named(crashed, {raised, silent, wordy});
   auto crashed_by_failure = raised;
   crashed_by_failure.crashed = true;
   expect_named(silent, {crashed_by_failure});
-}
-
-TEST(RankAtFault, FailedWithTheFirst) {
   expect_named(silent, {late, raised});
   expect_named(wordy, {silent, silent});
 }
 
-TEST(RankAtFault, IsTheLowestOfEquals) {
+TEST(RankAtFault, IsTheLowestOfEqualsOrNone) {
+  EXPECT_EQ(rank_at_fault(std::vector{well, well}, std::nullopt), std::nullopt);
   EXPECT_EQ(rank_at_fault(std::vector{well, wordy, wordy}, std::nullopt), 1);
   EXPECT_EQ(rank_at_fault(std::vector{with_error("no data"), with_error("no data")}, std::nullopt),
             0);

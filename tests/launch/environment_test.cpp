@@ -1,12 +1,14 @@
-#include <string>
-#include <vector>
+#include <sys/stat.h>
+
+#include <algorithm>
 
 #include "comm/mpi/mpi.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/topology.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
+
+// What ranks get from the launcher, what it inherits itself, and what doctor tells of both.
 
 namespace lockstep::testing {
 namespace {
@@ -21,9 +23,10 @@ TEST(RanksEnvironment, IsWhatTheTablesSay) {
 }
 
 TEST(RanksEnvironment, SaysWhetherDenormalsAreFlushed) {
-  const auto told = [](std::vector<std::string> options) {
-    options.insert(options.end(), {"-n", "1", "sh", "-c", "echo $LOCKSTEP_FLUSH_DENORMALS"});
-    return run_lockstep(options).out;
+  const auto told = [](const Words& options) {
+    return run_lockstep(
+               joined(options, {{"-n", "1", "sh", "-c", "echo $LOCKSTEP_FLUSH_DENORMALS"}}))
+        .out;
   };
   EXPECT_EQ(told({"--denormals", "keep"}), "0\n");
   EXPECT_EQ(told({"--denormals", "flush"}), "1\n");
@@ -61,7 +64,7 @@ TEST(Verbose, ShowsThePlanBesideTheOutput) {
 }
 
 TEST(Doctor, TellsWhatABugReportNeeds) {
-  const auto ended = Launched({lockstep_program(), "doctor"}).wait();
+  const auto ended = run_cli({"doctor"});
   EXPECT_EQ(ended.code, 0);
   for (const char* word :
        {"lockstep", "compiler", "kernel", "glibc", "LibTorch", "backend host", "backend mpi", "UCX",
@@ -71,45 +74,185 @@ TEST(Doctor, TellsWhatABugReportNeeds) {
 }
 
 TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
-  const Launched::Variables by_hand{
-      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}};
-  auto by_tcp = by_hand;
-  by_tcp["LOCKSTEP_BACKEND"] = "tcp";
-  auto by_ucx = by_hand;
-  by_ucx["LOCKSTEP_TRANSPORT"] = "ucx";
-  auto by_mpi = by_hand;
-  by_mpi["LOCKSTEP_BACKEND"] = "mpi";
+  const auto by_hand = [](const Launched::Variables& more) {
+    Launched::Variables all{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}};
+    all.insert(more.begin(), more.end());
+    return all;
+  };
   const Launched::Variables by_mpirun{{"OMPI_COMM_WORLD_RANK", "1"},
                                       {"OMPI_COMM_WORLD_SIZE", "2"},
                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
   const std::pair<Launched::Variables, std::string> cases[] = {
       {{}, "no launcher of several ranks: one rank"},
-      {by_hand, "TCP between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
-      {by_tcp, "TCP between all ranks; rank 0 listens at h0:29500"},
-      {by_ucx, "UCX between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
-      {by_mpi, "as rank 1 of 2, which does not start MPI processes"},
+      {by_hand({}), "TCP between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_BACKEND", "tcp"}}), "TCP between all ranks; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_TRANSPORT", "ucx"}}),
+       "UCX between hosts, shared memory inside a host; rank 0 listens at h0:29500"},
+      {by_hand({{"LOCKSTEP_BACKEND", "mpi"}}),
+       "as rank 1 of 2, which does not start MPI processes"},
       {by_mpirun, mpi::available().empty()
                       ? "rank 1 of 2 by OpenMPI's mpirun: MPI between hosts, shared memory"
                       : "init: started by OpenMPI's mpirun as rank 1 of 2; " + mpi::available()}};
-  for (const auto& [variables, expected] : cases) {
-    const auto ended = Launched({lockstep_program(), "doctor"}, variables).wait();
-    EXPECT_THAT(ended.out, HasSubstr(expected));
-  }
+  for (const auto& [variables, expected] : cases)
+    EXPECT_THAT(run_cli({"doctor"}, variables).out, HasSubstr(expected));
   EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"}).out,
               HasSubstr("rank 1 of 2 by lockstep run: shared memory"));
 }
 
 TEST(Doctor, HidesTheSecretsOfAJob) {
-  const auto ended =
-      Launched({lockstep_program(), "doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}}).wait();
+  const auto ended = run_cli({"doctor"}, {{"LOCKSTEP_TOKEN", std::string(64, 'a')}});
   EXPECT_THAT(ended.out, ContainsRegex("LOCKSTEP_TOKEN +[(]set[)]"));
   EXPECT_THAT(ended.out, Not(HasSubstr(std::string(64, 'a'))));
 }
 
 TEST(Help, NamesEveryCommand) {
-  const auto ended = Launched({lockstep_program(), "--help"}).wait();
+  const auto ended = run_cli({"--help"});
   EXPECT_EQ(ended.code, 0);
   for (const char* word : {"run", "bench", "doctor"}) EXPECT_THAT(ended.out, HasSubstr(word));
+}
+
+/// The targets of a process's open descriptors, one a line.
+std::string open_files(pid_t pid) {
+  std::string files;
+  for (const auto& entry : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
+    std::error_code gone;
+    files += std::filesystem::read_symlink(entry.path(), gone).string() + '\n';
+  }
+  return files;
+}
+
+TEST(World, IsNotInheritedBeyondItsRanks) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "descriptors", "1"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, Not(HasSubstr("inheritable"))) << ended.out;
+  EXPECT_THAT(ended.out, Not(HasSubstr("socket"))) << ended.out;
+}
+
+/// While a job runs: launcher, guardian and ranks use no socket, only ranks and the launcher hold
+/// the world's memory, and it has no name in any file system. The flight record of each rank has
+/// a name, and only the user can open it.
+TEST(World, IsHeldByItsProcessesAlone) {
+  const auto names_before = shared_memory_names();
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stubborn", "1"});
+  job.await_output("pid ", 2);
+  job.await_output("ready");
+
+  EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
+  const auto records = flight_records(job.pid());
+  EXPECT_THAT(records, SizeIs(2));
+  for (const auto& path : records) {
+    struct stat status {};
+    EXPECT_EQ(stat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U);
+  }
+  EXPECT_THAT(open_files(job.pid()), HasSubstr("memfd"));
+  const auto guardians = guardians_of(job.pid());
+  EXPECT_THAT(guardians, SizeIs(1));
+  for (const auto pid : children_of(job.pid())) {
+    const auto files = open_files(pid);
+    EXPECT_THAT(files, Not(HasSubstr("socket"))) << name_of(pid);
+    if (std::ranges::find(guardians, pid) == guardians.end()) continue;
+    EXPECT_EQ(std::ranges::count(files, '\n'), 4) << files;  // three standard streams and its pipe
+    EXPECT_THAT(files, Not(HasSubstr("memfd")));
+  }
+  EXPECT_THAT(open_files(job.pid()), Not(HasSubstr("socket")));
+}
+
+/// A program cannot join a world by its variables alone.
+TEST(World, CannotBeJoinedByAnUnrelatedProcess) {
+  const auto refused = [](const std::string& descriptor) {
+    const auto ended = Launched({rank_program(), "finish"}, {{"LOCKSTEP_RANK", "1"},
+                                                             {"LOCKSTEP_WORLD_SIZE", "2"},
+                                                             {"LOCKSTEP_ARENA_FD", descriptor}})
+                           .wait();
+    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_NE(ended.err, "");
+  };
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "never-init", "1"});
+  job.await_output("pid ", 2);
+  refused("200");  // not open
+  refused("0");    // open, but something else
+}
+
+// The launcher works whatever signal dispositions, signal mask, descriptors and limits it inherits.
+
+/// The signals up to 31 of a line such as "SigIgn:" in /proc/self/status.
+unsigned long signals_of(const std::string& status, const std::string& line) {
+  const auto at = status.find(line + ":\t");
+  EXPECT_NE(at, std::string::npos) << status;
+  return std::stoul(status.substr(at + line.size() + 2), nullptr, 16) & 0x7fffffff;
+}
+
+/// A job that a program such as env or prlimit starts with these settings.
+Words under(const Words& settings, const Words& arguments) {
+  return joined({"/usr/bin/env"}, {settings, run_command(arguments)});
+}
+
+TEST(Inherited, IgnoredSigchldHidesNoEnd) {
+  const auto well =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", "sh", "-c", "echo done"})).wait();
+  EXPECT_EQ(well.code, 0) << well.err;
+  EXPECT_EQ(well.out.size(), std::string("done\n[1] done\n").size());
+  const auto failed =
+      Launched(under({"--ignore-signal=CHLD"}, {"-n", "2", rank_program(), "exit-3", "1"})).wait();
+  EXPECT_THAT(failed, ends(3, {"rank 1 of 2 failed first: it ended with exit code 3"}));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Inherited, BlockedSignalsReachLauncherAndRanks) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Launched job(under({"--block-signal"}, {"-n", "2", "--grace", "1000", "sh", "-c",
+                                            "echo started; exec sleep 1000"}));
+    job.await_output("started", 2);
+    job.send(signal);
+    EXPECT_EQ(job.wait().code, 128 + signal);
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, RanksStartWithNothingBlockedAndDefaultSigchld) {
+  const auto ended = Launched(under({"--block-signal", "--ignore-signal=CHLD"},
+                                    {"-n", "1", "grep", "Sig[BI]", "/proc/self/status"}))
+                         .wait();
+  EXPECT_EQ(signals_of(ended.out, "SigBlk"), 0U);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), 0U);
+}
+
+TEST(Inherited, IgnoredSignalsStayIgnored) {
+  const auto ended =
+      Launched(under({"--ignore-signal=HUP", "--ignore-signal=ALRM", "--ignore-signal=PIPE"},
+                     {"-n", "1", "grep", "SigIgn", "/proc/self/status"}))
+          .wait();
+  const unsigned long bits = 1UL << (SIGHUP - 1) | 1UL << (SIGALRM - 1) | 1UL << (SIGPIPE - 1);
+  EXPECT_EQ(signals_of(ended.out, "SigIgn"), bits);
+}
+
+TEST(Inherited, ClosedStandardStreams) {
+  for (const char* closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const auto ended =
+        run_in_shell(concat("run -n 2 sh -c 'echo out; echo err >&2; cat' ", closed));
+    EXPECT_EQ(ended.code, 0) << closed << ": " << ended.err;
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Inherited, ASmallStack) {
+  const auto ended = run_in_shell(
+      "run -n 2 --max-restarts 1 --restart-delay 0 sh -c 'seq "
+      "30000; exit $LOCKSTEP_RANK'",
+      "ulimit -s 64 && ");
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_FALSE(ended.by_signal);
+  EXPECT_THAT(ended.out, HasSubstr("[1] 30000\n"));
+  EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first"));
+}
+
+TEST(Inherited, NoQueuedSignals) {
+  const auto ended =
+      Launched(under({"prlimit", "--sigpending=0"}, {"-n", "2", "sh", "-c", "echo done"})).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("[1] done\n"));
 }
 
 }  // namespace

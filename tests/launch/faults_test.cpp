@@ -1,11 +1,6 @@
-#include <csignal>
-#include <fstream>
 #include <ostream>
-#include <string>
 
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,7 +13,8 @@ struct Fault {
   std::string behaviour;
   int code;                            ///< of the job
   std::string cause;                   ///< words of the report
-  std::vector<std::string> options{};  /// of lockstep run
+  std::vector<std::string> options{};  ///< of lockstep run
+  std::string reason{};                ///< that the rank recorded
 };
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.behaviour; }
@@ -28,10 +24,9 @@ class Faults : public ::testing::TestWithParam<Fault> {
   static void expect_named(int ranks, int culprit) {
     const auto& fault = GetParam();
     SCOPED_TRACE(concat("rank ", culprit, " of ", ranks));
-    std::vector<std::string> arguments{"-n", std::to_string(ranks)};
-    arguments.insert(arguments.end(), fault.options.begin(), fault.options.end());
-    arguments.insert(arguments.end(), {rank_program(), fault.behaviour, std::to_string(culprit)});
-    const auto ended = run_lockstep(arguments);
+    const auto ended = run_lockstep(
+        joined({"-n", std::to_string(ranks)},
+               {fault.options, {rank_program(), fault.behaviour, std::to_string(culprit)}}));
 
     EXPECT_FALSE(ended.by_signal);
     EXPECT_EQ(ended.code, fault.code);
@@ -43,6 +38,9 @@ class Faults : public ::testing::TestWithParam<Fault> {
     EXPECT_THAT(report, HasSubstr(concat("rank ", culprit, " of ", ranks, " failed first: it ",
                                          fault.cause)))
         << ended.err;
+    if (!fault.reason.empty()) {
+      EXPECT_THAT(report, AllOf(HasSubstr("\n  Reason: "), HasSubstr(fault.reason)));
+    }
     const auto prefix = culprit == 0 ? std::string("\npid") : concat("\n[", culprit, "] pid");
     const auto pids = numbers_after(concat("\n", ended.out), prefix);
     ASSERT_EQ(pids.size(), 1U) << ended.out;
@@ -63,8 +61,8 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"segfault", 128 + SIGSEGV, "was ended by SIGSEGV"},
         Fault{"kill-9", 128 + SIGKILL, "was ended by SIGKILL (host "},
         Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
-        Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
-        Fault{"last-with-own-error", 1, "ended with exit code 1"},
+        Fault{"throw-and-end-late", 1, "raised an error and had not ended yet", {}, "disk full\n"},
+        Fault{"last-with-own-error", 1, "ended with exit code 1", {}, "disk full\n"},
         Fault{"last-with-printed-error", 1, "ended with exit code 1"},
         Fault{"raised-error", 1, "ended with exit code 1"},
         Fault{"last-after-another-caught-an-error", 1, "ended with exit code 1"},
@@ -85,13 +83,10 @@ TEST(Run, AllWellIsZeroAndSilent) {
   EXPECT_FALSE(anything_left());
 }
 
-TEST(Run, AWorldOfOne) {
-  EXPECT_EQ(run_lockstep({"-n", "1", rank_program(), "finish"}).code, 0);
-  EXPECT_EQ(run_lockstep({"-n", "1", rank_program(), "exit-3"}).code, 3);
-}
-
 TEST(Report, HoldsTheLastTwentyLines) {
-  const auto ended = run_lockstep({"-n", "2", "--quiet", rank_program(), "many-lines", "1"});
+  const auto ended =
+      run_lockstep({"-n", "2", "--quiet", "sh", "-c",
+                    "[ $LOCKSTEP_RANK = 0 ] || { seq -f 'line %g' 0 39 >&2; exit 5; }"});
   EXPECT_THAT(ended, ends(5, {"  | line 20\n", "  | line 39\n"}, {"  | line 19\n"}));
 }
 
@@ -119,9 +114,8 @@ TEST(Report, DoesNotRepeatLinesThatTheUserHasJustSeen) {
 
 TEST(Report, HasAnErrorThatTheRankPrintedOnce) {
   for (const bool quiet : {false, true}) {
-    std::vector<std::string> words{"-n", "2", rank_program(), "printed-error", "1"};
-    if (quiet) words.insert(words.begin(), "--quiet");
-    const auto ended = run_lockstep(words);
+    const auto ended = run_lockstep(joined(quiet ? Words{"--quiet"} : Words{},
+                                           {{"-n", "2", rank_program(), "printed-error", "1"}}));
     EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it ended with exit code 1"));
     const auto found = ended.err.find("disk full");
     EXPECT_NE(found, std::string::npos);
@@ -131,16 +125,8 @@ TEST(Report, HasAnErrorThatTheRankPrintedOnce) {
   }
 }
 
-TEST(Report, HasTheErrorThatTheRankRecorded) {
-  for (const char* behaviour : {"throw-and-end-late", "last-with-own-error"}) {
-    EXPECT_THAT(run_lockstep({"-n", "2", rank_program(), behaviour, "1"}).err,
-                AllOf(HasSubstr("\n  Reason: "), HasSubstr("disk full\n")));
-  }
-}
-
 TEST(Stopping, ReachesARankThatIgnoresSigterm) {
-  Launched job(
-      {lockstep_program(), "run", "-n", "2", "--grace", "0.1", rank_program(), "stubborn", "1"});
+  Launched job(run_command({"-n", "2", "--grace", "0.1", rank_program(), "stubborn", "1"}));
   job.await_output("pid ", 2);
   job.await_output("ready");
   const auto first = numbers_after(concat("\n", job.output()), "\npid");
@@ -169,11 +155,12 @@ class Interrupted : public ::testing::TestWithParam<int> {};
 
 TEST_P(Interrupted, EndsAllRanks) {
   const int signal = GetParam();
-  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "never-init", "2"});
+  Launched job(run_command({"-n", "3", "--max-restarts", "5", rank_program(), "never-init", "2"}));
   job.await_output("pid ", 3);
-  kill(job.pid(), signal);
+  job.send(signal);
   const auto ended = job.wait();
-  EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first"}));
+  EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first", "restart"}));
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 3U);
   EXPECT_LT(ended.seconds.count(), soon);
   EXPECT_FALSE(anything_left());
 }
@@ -181,12 +168,11 @@ TEST_P(Interrupted, EndsAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Run, Interrupted, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
 
 TEST(Interrupted, TwiceKills) {
-  Launched job(
-      {lockstep_program(), "run", "-n", "2", "--grace", "1000", rank_program(), "stubborn", "0"});
+  Launched job(run_command({"-n", "2", "--grace", "1000", rank_program(), "stubborn", "0"}));
   job.await_output("pid ", 2);
   job.await_output("ready");
-  kill(job.pid(), SIGINT);
-  kill(job.pid(), SIGTERM);
+  job.send(SIGINT);
+  job.send(SIGTERM);
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 128 + SIGINT);
   EXPECT_FALSE(anything_left());
@@ -203,18 +189,18 @@ TEST(Forwarded, ReachesTheHandlersOfAllRanks) {
   auto job = shells(
       "", "trap \"echo one\" USR1; trap \"echo two; exit 0\" USR2; echo ready; " + until_saved);
   job.await_output("ready", 2);
-  kill(job.pid(), SIGUSR1);
+  job.send(SIGUSR1);
   job.await_output("one", 2);
-  kill(job.pid(), SIGUSR2);
+  job.send(SIGUSR2);
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 0) << ended.out;
   EXPECT_THAT(ended.out, AllOf(HasSubstr("[1] two\n"), Not(HasSubstr("lockstep: "))));
 }
 
 TEST(Forwarded, EndsARankWithoutAHandler) {
-  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stop", "2"});
+  Launched job(run_command({"-n", "2", rank_program(), "stop", "2"}));
   job.await_output("pid ", 2);
-  kill(job.pid(), SIGUSR1);
+  job.send(SIGUSR1);
   const auto ended = job.wait();
   EXPECT_THAT(ended,
               ends(128 + SIGUSR1, {"of 2 failed first: it was ended by SIGUSR1, which the launcher "
@@ -227,9 +213,9 @@ TEST(Forwarded, IsNoneWithTheOption) {
   auto job = shells("--no-forward-signals",
                     "trap \"echo one\" USR1; trap \"echo two\" USR2; echo ready; " + until_saved);
   job.await_output("ready", 2);
-  kill(job.pid(), SIGUSR1);
-  kill(job.pid(), SIGUSR2);
-  kill(job.pid(), SIGINT);
+  job.send(SIGUSR1);
+  job.send(SIGUSR2);
+  job.send(SIGINT);
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 128 + SIGINT);
   EXPECT_THAT(ended.out, AllOf(Not(HasSubstr("one")), Not(HasSubstr("two"))));
@@ -242,7 +228,7 @@ TEST(Forwarded, WaitsForRanksThatStart) {
       shells("", concat("echo up; until [ -e ", ready.string(),
                         " ]; do sleep 0; done; trap \"echo saved; exit 0\" USR1; ", until_saved));
   job.await_output("up", 2);
-  kill(job.pid(), SIGUSR1);
+  job.send(SIGUSR1);
   job.await_output("lockstep: SIGUSR1 is forwarded when rank ");
   std::ofstream{ready};
   const auto ended = job.wait();
@@ -256,7 +242,7 @@ TEST(Forwarded, WaitsForARestart) {
              "[ $LOCKSTEP_RESTART_COUNT = 0 ] && exit 1; trap \"echo saved; exit 0\" USR1; " +
                  until_saved);
   job.await_output("all ranks start again");
-  kill(job.pid(), SIGUSR1);
+  job.send(SIGUSR1);
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 0) << ended.out;
   EXPECT_THAT(ended.out, HasSubstr("[1] saved\n"));
@@ -265,7 +251,7 @@ TEST(Forwarded, WaitsForARestart) {
 TEST(Forwarded, IsNotLostWithoutAWord) {
   auto job = shells("", "echo up; sleep 1");
   job.await_output("up", 2);
-  kill(job.pid(), SIGUSR2);
+  job.send(SIGUSR2);
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 0) << ended.out;
   EXPECT_THAT(ended.out,
@@ -285,23 +271,15 @@ TEST(Guardian, ThatIsKilledIsReplaced) {
   const auto replaced = numbers_after(job.output(), "A new one (pid");
   ASSERT_EQ(replaced.size(), 1U);
   EXPECT_EQ(kill(replaced.front(), 0), 0);
-  kill(job.pid(), SIGKILL);
+  job.send(SIGKILL);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
 TEST(LauncherKilled, LeavesNoRank) {
-  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stubborn", "1"});
+  Launched job(run_command({"-n", "3", rank_program(), "stubborn", "1"}));
   job.await_output("pid ", 3);
   job.await_output("ready");
-  kill(job.pid(), SIGKILL);
-  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
-}
-
-TEST(LauncherKilled, LeavesNoDescendant) {
-  Launched job({lockstep_program(), "run", "-n", "2", "sh", "-c",
-                quoted(rank_program()) + " descendant 1 & wait"});
-  job.await_output("descendant ");
-  kill(job.pid(), SIGKILL);
+  job.send(SIGKILL);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 

@@ -1,17 +1,7 @@
-#include <cstdlib>
-#include <filesystem>
-#include <ostream>
-#include <string>
-#include <vector>
-
-#include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
+#include "tests/launch/refused.h"
 
 namespace lockstep::testing {
 namespace {
-
-using Words = std::vector<std::string>;
 
 /// A machine with two GPUs and a MIG device. An empty value counts as unset for Lockstep's
 /// variables.
@@ -25,12 +15,11 @@ Launched::Variables with_gpus(const Launched::Variables& more = {}) {
 }
 
 /// Runs ranks that print their rank and what they got.
-std::string shown_by_ranks(Words options, const Launched::Variables& more = {}) {
+std::string shown_by_ranks(const Words& options, const Launched::Variables& more = {}) {
   const std::string script =
       "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE visible=${CUDA_VISIBLE_DEVICES-unset} "
       "device=$LOCKSTEP_DEVICE share=$LOCKSTEP_SHARE_GPUS$NCCL_MULTI_RANK_GPU_ENABLE";
-  options.insert(options.end(), {"-q", "sh", "-c", script});
-  const auto ended = run_lockstep(options, with_gpus(more));
+  const auto ended = run_lockstep(joined(options, {{"-q", "sh", "-c", script}}), with_gpus(more));
   EXPECT_EQ(ended.code, 0) << ended.err;
   return ended.out;
 }
@@ -89,10 +78,7 @@ TEST_F(GpuOptions, NoneLooksForNoGpu) {
   const auto variables = with_gpus({{"FAKE_CUDA_LOG", log.string()}});
   for (const Words& options :
        {Words{"-n", "3"}, Words{"-n", "3", "--device", "cuda"}, Words{"-v", "-n", "1"}}) {
-    auto words = options;
-    words.push_back("true");
-    const auto ended = run_lockstep(words, variables);
-    EXPECT_THAT(ended, ends(0, {}, {"GPU"}));
+    EXPECT_THAT(run_lockstep(joined(options, {{"true"}}), variables), ends(0, {}, {"GPU"}));
   }
   EXPECT_FALSE(std::filesystem::exists(log));
   EXPECT_EQ(run_lockstep({"-n", "gpus", "true"}, variables).code, 0);
@@ -133,8 +119,7 @@ TEST_F(GpuOptions, InDoctor) {
   auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
-  const Words doctor{lockstep_program(), "doctor"};
-  const auto found = Launched(doctor, variables).wait();
+  const auto found = run_cli({"doctor"}, variables);
   EXPECT_EQ(found.code, 0);
   EXPECT_THAT(found.out, AllOf(HasSubstr("\nGPUs\n"), HasSubstr("for CUDA 13.0"),
                                HasSubstr("  GPU 1    NVIDIA B, 2.0 GiB\n"),
@@ -142,89 +127,73 @@ TEST_F(GpuOptions, InDoctor) {
                                HasSubstr("fake_nccl"), Not(HasSubstr("too old"))));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";
-  const auto missing = Launched(doctor, variables).wait();
+  const auto missing = run_cli({"doctor"}, variables);
   EXPECT_EQ(missing.code, 0) << "training on the CPU works";
   EXPECT_THAT(missing.out, AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"),
                                  HasSubstr("2.18.5, "), HasSubstr("too old, 2.19 or newer")));
 }
 
-struct RefusedGpus {
-  std::string name;
-  Words arguments;
-  Words said;
-  Launched::Variables variables = {};
-};
-
-void PrintTo(const RefusedGpus& refused, std::ostream* out) { *out << refused.name; }
-
-class BadGpuOptions : public ::testing::TestWithParam<RefusedGpus> {};
+class BadGpuOptions : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(BadGpuOptions, AreOneClearError) {
   unsetenv("CUDA_VISIBLE_DEVICES");
-  auto words = GetParam().arguments;
-  words.insert(words.end(), {"echo", "started"});
-  const auto ended = run_lockstep(words, with_gpus(GetParam().variables));
-  EXPECT_EQ(ended.code, 2) << ended.err;
-  EXPECT_EQ(ended.out, "");
-  for (const auto& word : GetParam().said) EXPECT_THAT(ended.err, HasSubstr(word));
-  EXPECT_FALSE(anything_left());
+  auto refused = GetParam();
+  refused.variables = with_gpus(refused.variables);
+  expect_refused(run_command(words_of(refused.arguments + " echo started")), refused);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Run, BadGpuOptions,
     ::testing::Values(
-        RefusedGpus{"MoreRanksThanNamedGpus",
-                    {"-n", "3", "--gpus", "0,1"},
-                    {"got 3 ranks for 2 GPUs: 0 (NVIDIA A), 1 (NVIDIA B)", "--share-gpus"}},
-        RefusedGpus{"MoreRanksThanOneGpu",
-                    {"-n", "2", "--gpus", "1"},
-                    {"got 2 ranks for 1 GPU: 1 (NVIDIA B)", "Start 1 rank (-n gpus)"}},
-        RefusedGpus{"EmptyList", {"--gpus", ""}, {"gpus: got an empty list"}},
-        RefusedGpus{"EmptyEntry", {"--gpus", "0,"}, {"gpus: got '' in '0,'"}},
-        RefusedGpus{"NoIndex", {"--gpus", "0,b"}, {"gpus: got 'b' in '0,b'", "nvidia-smi -L"}},
-        RefusedGpus{"ARange", {"--gpus", "0-1"}, {"got '0-1'", "expected indices such as 0,1"}},
-        RefusedGpus{"NegativeIndex", {"--gpus", "-1"}, {"gpu"}},
-        RefusedGpus{"UnknownIndex",
-                    {"--gpus", "0,2"},
-                    {"gpus: got 2, expected some of 2 GPUs of this host: 0 (NVIDIA A), 1"}},
-        RefusedGpus{"IndexBeyondAnyNumber",
-                    {"--gpus", "99999999999999999999"},
-                    {"got 99999999999999999999, expected some of 2 GPUs"}},
-        RefusedGpus{"UnknownUuid", {"--gpus", "GPU-77777777-7777"}, {"got GPU-77777777-7777"}},
-        RefusedGpus{"Duplicate", {"--gpus", "1,0,1"}, {"got GPU 1 twice", "--share-gpus"}},
-        RefusedGpus{"Sharing",
-                    {"-n", "2", "--share-gpus=mpi"},
-                    {"share-gpus: got 'mpi'", "--share-gpus=nccl"}},
-        RefusedGpus{"DuplicateWithZeros", {"--gpus", "1,01"}, {"got GPU 01 twice"}},
-        RefusedGpus{
-            "IndexAndUuid", {"--gpus", "0,GPU-22222222-2222"}, {"CUDA reads no list of both"}},
-        RefusedGpus{"SeveralMigDevices", {"--gpus", "MIG-1,MIG-2"}, {"got 2 MIG devices"}},
-        RefusedGpus{"NotAllotted",
-                    {"--gpus", "0"},
-                    {"gpus: got 0, expected some of CUDA_VISIBLE_DEVICES=1 of the environment"},
-                    {{"CUDA_VISIBLE_DEVICES", "1"}}},
-        RefusedGpus{"NoneVisible",
-                    {"-n", "gpus"},
-                    {"-n gpus: found no GPU: CUDA_VISIBLE_DEVICES is empty", "-n 2"},
-                    {{"CUDA_VISIBLE_DEVICES", ""}}},
-        RefusedGpus{"NoneToShare",
-                    {"-n", "2", "--share-gpus"},
-                    {"--share-gpus: found no GPU: the NVIDIA driver finds no GPU"},
-                    {{"FAKE_CUDA_NAMES", ""}}},
-        RefusedGpus{"DriverFails",
-                    {"--gpus", "0"},
-                    {"--gpus 0: found no GPU: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},
-                    {{"FAKE_CUDA_RESULT", "803"}}},
-        RefusedGpus{"GpusOnTheCpu",
-                    {"--gpus", "0", "--device", "cpu"},
-                    {"device: got cpu together with --gpus 0", "Leave one out"}},
-        RefusedGpus{"GpusOnTheCpuByVariable",
-                    {"-n", "gpus"},
-                    {"device: got LOCKSTEP_DEVICE=cpu together with -n gpus"},
-                    {{"LOCKSTEP_DEVICE", "cpu"}}},
-        RefusedGpus{"UnknownDevice", {"-n", "2", "--device", "tpu"}, {"--device", "tpu", "cuda"}},
-        RefusedGpus{"RanksInAnotherWord", {"-n", "gpu"}, {"--ranks: got 'gpu'", "or gpus"}}),
-    [](const ::testing::TestParamInfo<RefusedGpus>& test) { return test.param.name; });
+        Refused{"MoreRanksThanNamedGpus",
+                "-n 3 --gpus 0,1",
+                {"got 3 ranks for 2 GPUs: 0 (NVIDIA A), 1 (NVIDIA B)", "--share-gpus"}},
+        Refused{"MoreRanksThanOneGpu",
+                "-n 2 --gpus 1",
+                {"got 2 ranks for 1 GPU: 1 (NVIDIA B)", "Start 1 rank (-n gpus)"}},
+        Refused{"EmptyList", "--gpus ''", {"gpus: got an empty list"}},
+        Refused{"EmptyEntry", "--gpus 0,", {"gpus: got '' in '0,'"}},
+        Refused{"ARange",
+                "--gpus 1,0-1",
+                {"gpus: got '0-1' in '1,0-1', expected indices such as 0,1", "nvidia-smi -L"}},
+        Refused{"NegativeIndex", "--gpus -1", {"gpu"}},
+        Refused{"UnknownIndex",
+                "--gpus 0,2",
+                {"gpus: got 2, expected some of 2 GPUs of this host: 0 (NVIDIA A), 1"}},
+        Refused{"IndexBeyondAnyNumber",
+                "--gpus 99999999999999999999",
+                {"got 99999999999999999999, expected some of 2 GPUs"}},
+        Refused{"UnknownUuid", "--gpus GPU-77777777-7777", {"got GPU-77777777-7777"}},
+        Refused{"Sharing", "-n 2 --share-gpus=mpi", {"share-gpus: got 'mpi'", "--share-gpus=nccl"}},
+        Refused{"Duplicate", "--gpus 1,0,01", {"got GPU 01 twice", "--share-gpus"}},
+        Refused{"IndexAndUuid", "--gpus 0,GPU-22222222-2222", {"CUDA reads no list of both"}},
+        Refused{"SeveralMigDevices", "--gpus MIG-1,MIG-2", {"got 2 MIG devices"}},
+        Refused{"NotAllotted",
+                "--gpus 0",
+                {"gpus: got 0, expected some of CUDA_VISIBLE_DEVICES=1 of the environment"},
+                {{"CUDA_VISIBLE_DEVICES", "1"}}},
+        Refused{"NoneVisible",
+                "-n gpus",
+                {"-n gpus: found no GPU: CUDA_VISIBLE_DEVICES is empty", "-n 2"},
+                {{"CUDA_VISIBLE_DEVICES", ""}}},
+        Refused{"NoneToShare",
+                "-n 2 --share-gpus",
+                {"--share-gpus: found no GPU: the NVIDIA driver finds no GPU"},
+                {{"FAKE_CUDA_NAMES", ""}}},
+        Refused{"DriverFails",
+                "--gpus 0",
+                {"--gpus 0: found no GPU: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},
+                {{"FAKE_CUDA_RESULT", "803"}}},
+        Refused{"GpusOnTheCpu",
+                "--gpus 0 --device cpu",
+                {"device: got cpu together with --gpus 0", "Leave one out"}},
+        Refused{"GpusOnTheCpuByVariable",
+                "-n gpus",
+                {"device: got LOCKSTEP_DEVICE=cpu together with -n gpus"},
+                {{"LOCKSTEP_DEVICE", "cpu"}}},
+        Refused{"UnknownDevice", "-n 2 --device tpu", {"--device", "tpu", "cuda"}},
+        Refused{"RanksInAnotherWord", "-n gpu", {"--ranks: got 'gpu'", "or gpus"}}),
+    name_of_refused);
 
 }  // namespace
 }  // namespace lockstep::testing

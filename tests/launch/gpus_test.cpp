@@ -2,55 +2,26 @@
 
 #include <unistd.h>
 
-#include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "core/nccl_version.h"
 #include "launch/system.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
+#include "tests/variable.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
-using lockstep::testing::TemporaryFolder;
 using namespace testing;
 using namespace std::chrono_literals;
 
-/// A variable of this process's environment, until the end of the scope.
-class ScopedVariable {
- public:
-  ScopedVariable(const char* name, const std::string& value) : name_(name) {
-    setenv(name, value.c_str(), 1);
-  }
-  ~ScopedVariable() { unsetenv(name_); }
-  ScopedVariable(const ScopedVariable&) = delete;
-  ScopedVariable& operator=(const ScopedVariable&) = delete;
-
- private:
-  const char* name_;
-};
-
-std::vector<std::string> ids(const std::vector<Gpu>& gpus) {
+std::vector<std::string> ids(const std::vector<Gpu>& gpus, std::string Gpu::*field = &Gpu::id) {
   std::vector<std::string> found;
-  for (const auto& gpu : gpus) found.push_back(gpu.id);
+  for (const auto& gpu : gpus) found.push_back(gpu.*field);
   return found;
 }
-
-std::vector<std::string> names(const std::vector<Gpu>& gpus) {
-  std::vector<std::string> found;
-  for (const auto& gpu : gpus) found.push_back(gpu.name);
-  return found;
-}
+std::vector<std::string> names(const std::vector<Gpu>& gpus) { return ids(gpus, &Gpu::name); }
 
 TEST(Probe, ReturnsTextOfAnotherProcess) {
   const auto pid = probe([] { return std::to_string(getpid()); }, 60s);
@@ -58,7 +29,7 @@ TEST(Probe, ReturnsTextOfAnotherProcess) {
   EXPECT_NE(pid.text, std::to_string(getpid()));
   const std::string longer_than_a_pipe(1 << 20, 'x');
   EXPECT_EQ(probe([&] { return longer_than_a_pipe; }, 60s).text, longer_than_a_pipe);
-  EXPECT_FALSE(lockstep::testing::anything_left());
+  EXPECT_FALSE(anything_left());
 }
 
 TEST(Probe, SaysWhyThereIsNoText) {
@@ -72,7 +43,7 @@ TEST(Probe, SaysWhyThereIsNoText) {
     for (;;) pause();
   };
   EXPECT_EQ(probe(hangs, 50ms).problem, "no answer within 0.05 s");
-  EXPECT_FALSE(lockstep::testing::anything_left());
+  EXPECT_FALSE(anything_left());
 }
 
 /// The fake driver reads the variable as CUDA's documentation says.
@@ -80,7 +51,7 @@ class VisibleGpus : public ::testing::Test {
  protected:
   std::vector<Gpu> shown(const std::string& visible) { return find_gpus(sources_, visible).gpus; }
 
-  ScopedVariable names_{"FAKE_CUDA_NAMES", "A|B|C|D"};
+  Variable names_{"FAKE_CUDA_NAMES", "A|B|C|D"};
   GpuSources sources_{.driver = LOCKSTEP_FAKE_CUDA};
 };
 
@@ -138,7 +109,7 @@ TEST(NoGpu, IsExplained) {
   const GpuSources sources{.driver = LOCKSTEP_FAKE_CUDA};
   EXPECT_THAT(find_gpus(sources, std::nullopt).problem,
               HasSubstr("the NVIDIA driver finds no GPU"));
-  const ScopedVariable one("FAKE_CUDA_NAMES", "A");
+  const Variable one("FAKE_CUDA_NAMES", "A");
   EXPECT_THAT(find_gpus(sources, "").problem, HasSubstr("CUDA_VISIBLE_DEVICES is empty"));
   EXPECT_THAT(find_gpus(sources, "3").problem,
               AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=3 shows no GPU"), HasSubstr("nvidia-smi -L")));
@@ -147,7 +118,7 @@ TEST(NoGpu, IsExplained) {
 TEST(NoGpu, OfADriverThatFailsIsExplained) {
   const GpuSources sources{.driver = LOCKSTEP_FAKE_CUDA, .limit = 1s};
   const auto problem_with = [&](const char* result) {
-    const ScopedVariable variable("FAKE_CUDA_RESULT", result);
+    const Variable variable("FAKE_CUDA_RESULT", result);
     const auto found = find_gpus(sources, std::nullopt);
     EXPECT_THAT(found.gpus, IsEmpty());
     return found.problem;
@@ -158,7 +129,7 @@ TEST(NoGpu, OfADriverThatFailsIsExplained) {
   EXPECT_THAT(problem_with("3"), HasSubstr("cuInit: error (3)"));
   EXPECT_THAT(problem_with("hang"), HasSubstr("no answer within 1 s"));
   EXPECT_THAT(problem_with("crash"), HasSubstr("ended early: SIGABRT"));
-  EXPECT_FALSE(lockstep::testing::anything_left());
+  EXPECT_FALSE(anything_left());
 }
 
 TEST(NoGpu, OfALibraryThatIsNoDriver) {
@@ -170,10 +141,10 @@ TEST(NoGpu, OfALibraryThatIsNoDriver) {
 TEST(Driver, IsNeverInitialisedInThisProcess) {
   const TemporaryFolder folder;
   const auto log = folder / "pids";
-  const ScopedVariable variable("FAKE_CUDA_LOG", log.string());
-  const ScopedVariable one("FAKE_CUDA_NAMES", "A");
+  const Variable variable("FAKE_CUDA_LOG", log.c_str());
+  const Variable one("FAKE_CUDA_NAMES", "A");
   EXPECT_EQ(find_gpus({.driver = LOCKSTEP_FAKE_CUDA}, std::nullopt).gpus.size(), 1U);
-  const auto pids = lockstep::testing::contents(log);
+  const auto pids = content(log);
   EXPECT_NE(pids, "");
   EXPECT_NE(pids, std::to_string(getpid()) + "\n");
 }
@@ -237,18 +208,18 @@ TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
   std::filesystem::create_directories(libtorch);
   std::filesystem::create_directories(packaged);
   std::filesystem::create_symlink(LOCKSTEP_FAKE_NCCL, packaged / "libnccl.so.2");
-  const ScopedVariable version("FAKE_NCCL_VERSION", "22809");
+  const Variable version("FAKE_NCCL_VERSION", "22809");
   EXPECT_EQ(find_nccl(libtorch).version, "2.28.9");
   std::filesystem::create_directory(folder / "links");
   std::filesystem::create_directory_symlink(folder / "torch", folder / "links" / "torch");
   EXPECT_EQ(find_nccl(folder / "links" / "torch" / "lib").version, "2.28.9");
-  const ScopedVariable named("LOCKSTEP_NCCL", "/nonexistent/libnccl.so");
+  const Variable named("LOCKSTEP_NCCL", "/nonexistent/libnccl.so");
   EXPECT_EQ(find_nccl(libtorch).version, "");
 }
 
 TEST(NcclVersion, OfNoLibrary) {
   const auto problem_with = [](const char* library) {
-    const ScopedVariable variable("LOCKSTEP_NCCL", library);
+    const Variable variable("LOCKSTEP_NCCL", library);
     EXPECT_EQ(find_nccl().version, "");
     return find_nccl().problem;
   };

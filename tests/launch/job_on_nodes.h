@@ -1,34 +1,26 @@
 #pragma once
 
-#include <chrono>
 #include <deque>
-#include <string>
-#include <vector>
 
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 
 namespace lockstep::testing {
-
-using Arguments = std::vector<std::string>;
 
 /// Launchers of one job on this host, as if each was on a host of its own.
 class Nodes : public ::testing::Test {
  protected:
-  Launched& start(int node, int ranks, const Arguments& words, Arguments before = {}) {
-    before.insert(before.end(), {lockstep_program(), "run", "--nnodes", std::to_string(count_),
-                                 "--node-rank", std::to_string(node), "--master",
-                                 master_ + ":" + port_, "-n", std::to_string(ranks)});
-    before.insert(before.end(), words.begin(), words.end());
-    return launchers_.emplace_back(before, variables_);
+  Launched& start(int node, int ranks, const Words& words, const Words& before = {}) {
+    const Words place{"--nnodes", std::to_string(count_), "--node-rank", std::to_string(node),
+                      "--master", master_ + ":" + port_,  "-n",          std::to_string(ranks)};
+    return launchers_.emplace_back(joined(before, {run_command(joined(place, {words}))}),
+                                   variables_);
   }
   /// Starts node 0 with two ranks and all others with one, and waits until every rank has printed
   /// "pid".
-  void start_all(const Arguments& words) {
+  void start_all(const Words& words) {
     for (int node = 0; node < count_; ++node) start(node, node == 0 ? 2 : 1, words);
-    for (int node = 0; node < count_; ++node) {
-      launchers_[static_cast<std::size_t>(node)].await_output("pid ", node == 0 ? 2 : 1);
-    }
+    for (int node = 0; node < count_; ++node)
+      launcher(node).await_output("pid ", node == 0 ? 2 : 1);
   }
   Launched& launcher(int node) { return launchers_[static_cast<std::size_t>(node)]; }
   std::vector<Ended> wait() {
@@ -53,19 +45,15 @@ class Nodes : public ::testing::Test {
 };
 
 /// Options of a job that may restart so many times.
-inline Arguments restarts(int most) {
+inline Words restarts(int most) {
   return {"--max-restarts", std::to_string(most), "--restart-delay", "0"};
 }
-inline Arguments shell(const std::string& script) { return {"sh", "-c", script}; }
-inline Arguments joined(Arguments words, const std::vector<Arguments>& others) {
-  for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
-  return words;
-}
+inline Words shell(const std::string& script) { return {"sh", "-c", script}; }
 
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 inline const auto sleep_on = shell("echo pid $$; exec sleep 100");
 /// A rank that ends so, and others that go on.
-inline Arguments script(int rank, const std::string& end) {
+inline Words script(int rank, const std::string& end) {
   return shell(concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
                       "; fi; exec sleep 100"));
 }

@@ -1,7 +1,6 @@
 #include "tests/launch/launched.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <linux/close_range.h>
 #include <poll.h>
 #include <spawn.h>
@@ -9,16 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <csignal>
-#include <cstdint>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
-#include <utility>
+#include <sstream>
 
 #include "comm/control/address.h"
 #include "comm/flight/flight_record.h"
@@ -26,15 +18,15 @@
 namespace lockstep::testing {
 namespace {
 
-std::vector<char*> pointers(std::vector<std::string>& words) {
+std::vector<char*> pointers(Words& words) {
   std::vector<char*> all;
   for (auto& word : words) all.push_back(word.data());
   all.push_back(nullptr);
   return all;
 }
 
-std::vector<std::string> environment_with(const Launched::Variables& variables) {
-  std::vector<std::string> words;
+Words environment_with(const Launched::Variables& variables) {
+  Words words;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string word(*entry);
     if (!variables.contains(word.substr(0, word.find('=')))) words.push_back(word);
@@ -45,12 +37,25 @@ std::vector<std::string> environment_with(const Launched::Variables& variables) 
 
 }  // namespace
 
+Words words_of(const std::string& text) {
+  std::istringstream in(text);
+  Words words;
+  for (std::string word; in >> word;) words.push_back(word == "''" ? "" : word);
+  return words;
+}
+
 std::string free_port() { return std::to_string(control::lasting_port()); }
 
 std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }
 std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; }
 
-Launched::Launched(const std::vector<std::string>& command, const Variables& variables)
+std::string write_program(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path.string();
+}
+
+Launched::Launched(const Words& command, const Variables& variables, Outputs given)
     : start_(std::chrono::steady_clock::now()) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Descriptors that the test itself inherited must not count as Lockstep's.
@@ -63,8 +68,8 @@ Launched::Launched(const std::vector<std::string>& command, const Variables& var
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, given.out >= 0 ? given.out : out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, given.err >= 0 ? given.err : err[1], STDERR_FILENO);
   auto words = command;
   auto environment = environment_with(variables);
   // A shell's background jobs ignore Ctrl-C, and lockstep would, too.
@@ -101,9 +106,8 @@ void Launched::await_output(const std::string& text, int times) {
     for (auto at = out_.find(text); at != std::string::npos; at = out_.find(text, at + 1)) ++count;
     return count;
   };
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(3);
   while (occurrences() < times) {
-    if (!read_some(true, deadline)) {
+    if (!read_some(true)) {
       FAIL() << "output ended, or 3 minutes passed, before '" << text << "' came " << times
              << " times: " << out_ << err_;
     }
@@ -122,17 +126,11 @@ void Launched::close_output() {
   out_fd_ = -1;
 }
 
-bool Launched::read_some(bool stdout_only,
-                         std::optional<std::chrono::steady_clock::time_point> deadline) {
-  int milliseconds = -1;
-  if (deadline) {
-    const auto left = *deadline - std::chrono::steady_clock::now();
-    milliseconds = static_cast<int>(
-        std::max<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0));
-  }
+bool Launched::read_some(bool stdout_only) {
+  constexpr int three_minutes = 180'000;
   std::array<pollfd, 2> waiting{{{.fd = out_fd_, .events = POLLIN, .revents = 0},
                                  {.fd = err_fd_, .events = POLLIN, .revents = 0}}};
-  if (poll(waiting.data(), waiting.size(), milliseconds) <= 0) return false;
+  if (poll(waiting.data(), waiting.size(), three_minutes) <= 0) return false;
   bool any = false;
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     if (waiting[i].revents == 0) continue;
@@ -178,15 +176,24 @@ void PrintTo(const Ended& ended, std::ostream* out) {
   *out << "code " << ended.code << ", stdout:\n" << ended.out << "stderr:\n" << ended.err;
 }
 
-std::vector<std::string> in_shell(const std::string& words) {
-  return {"/bin/sh", "-c", concat("exec ", quoted(lockstep_program()), ' ', words)};
+Words in_shell(const std::string& words, const std::string& before) {
+  return {"/bin/sh", "-c", concat(before, "exec ", quoted(lockstep_program()), ' ', words)};
 }
 
-Ended run_lockstep(const std::vector<std::string>& arguments,
-                   const Launched::Variables& variables) {
-  std::vector<std::string> command{lockstep_program(), "run"};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return Launched(command, variables).wait();
+Ended run_in_shell(const std::string& words, const std::string& before) {
+  return Launched(in_shell(words, before)).wait();
+}
+
+Ended run_cli(const Words& words, const Launched::Variables& variables) {
+  return Launched(joined({lockstep_program()}, {words}), variables).wait();
+}
+
+Words run_command(const Words& arguments) {
+  return joined({lockstep_program(), "run"}, {arguments});
+}
+
+Ended run_lockstep(const Words& arguments, const Launched::Variables& variables) {
+  return Launched(run_command(arguments), variables).wait();
 }
 
 bool anything_left() {
@@ -243,11 +250,6 @@ std::vector<pid_t> guardians_of(pid_t launcher) {
     }
   }
   return found;
-}
-
-std::string contents(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 std::set<std::filesystem::path> shared_memory_names() {

@@ -3,20 +3,27 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <filesystem>
+#include <csignal>
 #include <iosfwd>
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "core/text.h"
 #include "tests/matchers.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 
 using lockstep::detail::concat;
+using Words = std::vector<std::string>;
+/// The words of a text that blanks separate. '' is an empty one.
+Words words_of(const std::string& text);
+inline Words joined(Words words, const std::vector<Words>& others) {
+  for (const auto& one : others) words.insert(words.end(), one.begin(), one.end());
+  return words;
+}
 
 /// Paths of the lockstep program and of the test program whose argument selects a misbehaviour.
 std::string lockstep_program();
@@ -31,6 +38,9 @@ constexpr bool is_sanitized = true;
 constexpr bool is_sanitized = false;
 #endif
 
+/// Writes a program that can be executed. Returns its path.
+std::string write_program(const std::filesystem::path& path, const std::string& text);
+
 /// A TCP port that no socket of this host has, and that no outgoing connection gets.
 std::string free_port();
 
@@ -44,20 +54,27 @@ struct Ended {
   std::chrono::duration<double> seconds{};  ///< from the start
 };
 
-/// A program started as a user would, with its outputs in pipes. Orphans it leaves become children
-/// of the test.
+/// Descriptors that take the place of a program's stdout and stderr.
+struct Outputs {
+  int out = -1;
+  int err = -1;
+};
+
+/// A program started as a user would, with its outputs in pipes or in what is given. Orphans it
+/// leaves become children of the test.
 class Launched {
  public:
   using Variables = std::map<std::string, std::string>;
 
-  explicit Launched(const std::vector<std::string>& command, const Variables& variables = {});
+  explicit Launched(const Words& command, const Variables& variables = {}, Outputs given = {});
   ~Launched();
   Launched(const Launched&) = delete;
   Launched& operator=(const Launched&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Reads stdout until it holds text so many times. Fails the test if it ends before, or after 3
-  /// minutes.
+  void send(int signal) const { kill(pid_, signal); }
+  /// Reads stdout until it holds text so many times. Fails the test if stdout ends before, or
+  /// nothing comes for 3 minutes.
   void await_output(const std::string& text, int times = 1);
   /// The same for stderr, once. False if both outputs end before.
   bool await_error(const std::string& text);
@@ -67,8 +84,7 @@ class Launched {
   Ended wait();
 
  private:
-  bool read_some(bool stdout_only,
-                 std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
+  bool read_some(bool stdout_only);
 
   std::chrono::steady_clock::time_point start_;
   pid_t pid_ = -1;
@@ -84,11 +100,17 @@ class Launched {
 void PrintTo(const Ended& ended, std::ostream* out);
 
 /// The command of a shell that becomes `lockstep` with these words.
-std::vector<std::string> in_shell(const std::string& words);
+/// before: as "ulimit -c 0; ".
+Words in_shell(const std::string& words, const std::string& before = "");
 
-/// Runs `lockstep run` with these arguments to its end.
-Ended run_lockstep(const std::vector<std::string>& arguments,
-                   const Launched::Variables& variables = {});
+Ended run_in_shell(const std::string& words, const std::string& before = "");
+
+/// Runs `lockstep` with these words to its end.
+Ended run_cli(const Words& words, const Launched::Variables& variables = {});
+/// `lockstep run` with these arguments.
+Words run_command(const Words& arguments);
+/// Runs it to its end.
+Ended run_lockstep(const Words& arguments, const Launched::Variables& variables = {});
 
 /// Whether any process is left that the test or what it started has started. Ended ones count:
 /// someone had to reap them.
@@ -106,9 +128,6 @@ std::set<pid_t> children_of(pid_t parent);
 /// The guardian processes among a launcher's children. Waits up to 5 s for the first: a guardian
 /// names itself, maybe after ranks have begun.
 std::vector<pid_t> guardians_of(pid_t launcher);
-
-/// The content of a file; empty if there is none.
-std::string contents(const std::filesystem::path& file);
 
 /// Names in /dev/shm that contain Lockstep's name, except flight records: other tests' ranks have
 /// some at the same time.

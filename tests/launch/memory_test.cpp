@@ -3,13 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -44,10 +38,8 @@ class LimitedGroup {
 
   /// Runs `lockstep` with these arguments in the group.
   Ended run(const std::string& arguments) const {
-    return Launched({"/bin/sh", "-c",
-                     concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && exec ",
-                            quoted(lockstep_program()), ' ', arguments)})
-        .wait();
+    const auto enter = concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && ");
+    return run_in_shell(arguments, enter);
   }
 
  private:

@@ -1,12 +1,10 @@
-#include <signal.h>
-
-#include <string>
-#include <vector>
+#include <algorithm>
+#include <thread>
 
 #include "tests/launch/job_on_nodes.h"
 #include "tests/launch/simulated_hosts.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
+
+// Restarts of jobs on several hosts, also after the loss of a host: --spare and --min-hosts.
 
 namespace lockstep::testing {
 namespace {
@@ -31,8 +29,7 @@ TEST_F(Nodes, StartAgainTogether) {
   std::vector<std::string> tokens;
   for (const std::string attempt : {"0", "1", "2"}) {
     for (const std::string rank : {"0", "1", "2"}) {
-      const auto line =
-          contents(folder.path() / ("attempt-" + attempt) / ("rank-" + rank + ".out"));
+      const auto line = content(folder.path() / ("attempt-" + attempt) / ("rank-" + rank + ".out"));
       EXPECT_THAT(line, HasSubstr("attempt " + attempt));
       if (rank != "0") {
         EXPECT_EQ(line, tokens.back());
@@ -49,7 +46,7 @@ TEST_F(Nodes, TakeTheLauncherThatReplacesALostOne) {
   start(1, 1, words);
   launcher(0).await_output("pid ");
   launcher(1).await_output("pid ");
-  kill(launcher(1).pid(), SIGKILL);
+  launcher(1).send(SIGKILL);
   start(1, 1, words);
   const auto ended = wait();
   EXPECT_EQ(ended[0].code, 0) << ended[0].err;
@@ -59,50 +56,174 @@ TEST_F(Nodes, TakeTheLauncherThatReplacesALostOne) {
 }
 
 TEST_F(Nodes, EndAtASignalBeforeARestart) {
-  const Arguments words{"--max-restarts", "1", "--restart-delay", "50", "sh", "-c", "exit 3"};
+  const Words words{"--max-restarts", "1", "--restart-delay", "50", "sh", "-c", "exit 3"};
   start(0, 1, words);
   start(1, 1, words);
   EXPECT_TRUE(launcher(0).await_error("restart 1 of 1"));
   EXPECT_TRUE(launcher(1).await_error("restart 1 of 1"));
-  kill(launcher(1).pid(), SIGINT);
+  launcher(1).send(SIGINT);
   expect_all(3, "not started again, as SIGINT asked it to end");
 }
 
-/// Launchers on simulated hosts.
-class NodesOnHosts : public Nodes {
- protected:
-  void SetUp() override {
-    count_ = 3;
-    master_ = SimulatedHosts::address(0);
-    if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
-  }
-  void start_hosts(const Arguments& words) {
-    for (int node = 0; node < count_; ++node) start(node, 1, words, hosts_.enter(node));
-  }
+const auto restart_once = restarts(1);
+/// Ranks that print their place and end in the second attempt.
+const auto show_place = shell(
+    "echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on $(hostname).; "
+    "[ $LOCKSTEP_RESTART_COUNT = 1 ] || exec sleep 100");
 
-  SimulatedHosts hosts_{3};
+class LostHosts : public HostsBySsh {
+ protected:
+  /// The options, restart_once, and show_place on the first three hosts.
+  Words job(const Words& options) const {
+    return hosts_.command(joined({"--hosts", hosts_.list()}, {options, restart_once, show_place}));
+  }
+  std::string place(int rank, int size, int host) const {
+    return concat("at ", rank, '/', size, " on ", hosts_.name(host), ".\n");
+  }
+  const Launched::Variables variables_{{"LOCKSTEP_HEARTBEAT", "3"}};
 };
 
-TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
-  const Arguments bench{lockstep_program(), "bench", "all_reduce", "--backend", "tcp",
-                        "--check",          "--max", "64KiB",      "--factor",  "64",
-                        "--repeats",        "3"};
-  start_hosts(bench);
-  const auto ended = wait();
-  for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;
-  EXPECT_THAT(ended[0].out,
-              AllOf(HasSubstr("3 ranks as processes"), HasSubstr("wrong elements: 0")));
+TEST_F(LostHosts, AreReplacedBySpares) {
+  for (const bool cut : {true, false}) {
+    Launched launcher(job({"--spare", hosts_.name(3) + ":1"}), variables_);
+    launcher.await_output("on lockstep", 4);
+    const auto started = hosts_.started();
+    if (cut) {
+      hosts_.cut(1);
+    } else {
+      for (const auto pid :
+           numbers_after(launcher.output(), concat("[1 ", hosts_.name(1), "] pid")))
+        kill(pid, SIGKILL);
+      kill(numbers_after(started, hosts_.name(1)).at(0), SIGKILL);
+    }
+    const auto ended = launcher.wait();
+    EXPECT_THAT(ended,
+                ends(0, {"restart 1 of 1: ", concat("lockstep: host ", hosts_.name(3),
+                                                    " replaces host ", hosts_.name(1), ": ")}));
+    EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 3, 0)), HasSubstr(place(1, 3, 3)),
+                                 HasSubstr(place(2, 3, 2))));
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+    hosts_.join(1);
+  }
 }
 
-TEST_F(NodesOnHosts, NameTheRankThatTheRanksLost) {
-  variables_["LOCKSTEP_BIN"] = lockstep_program();
-  start_hosts({"sh", "-c",
-               "echo pid $$; exec $LOCKSTEP_BIN bench all_reduce --repeats 1000000 --max 1KiB"});
-  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
-  launcher(0).await_output("(B)");  // all have joined
-  kill(numbers_after(launcher(1).output(), "pid").at(0), SIGKILL);
-  expect_all(128 + SIGKILL,
-             concat("rank 1 of 3 failed first: it was ended by SIGKILL (host ", hosts_.name(1)));
+TEST_F(LostHosts, AreThoseWhoseSshEnds) {
+  const auto relay = (folder_ / "relay").string();
+  // Copies its stdin to the launcher by a process, whose end is the end of the launcher's stdin.
+  write_program(relay, concat("#!/bin/sh\nfifo=", relay, ".$1; mkfifo $fifo; exec 3<&0\n",
+                              "cat <&3 >$fifo & echo $1 $! >>", relay, ".started\n", hosts_.ssh(),
+                              " \"$@\" <$fifo; code=$?; kill $!; exit $code\n"));
+  auto words = job({"--spare", hosts_.name(3) + ":1"});
+  std::ranges::replace(words, hosts_.ssh(), relay);
+  Launched launcher(words, variables_);
+  launcher.await_output("on lockstep", 4);
+  kill(numbers_after(content(relay + ".started"), hosts_.name(1)).at(0), SIGKILL);
+  const auto ended = launcher.wait();
+  EXPECT_THAT(ended, ends(0, {"node 1 of 3 failed first: its launcher has ended"}, {"SIGTERM"}));
+  EXPECT_THAT(ended.out, HasSubstr(place(1, 3, 3)));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, MayBeLostWhileTheOthersJoinAgain) {
+  const auto slow = (folder_ / "slow").string();
+  write_program(slow, concat("#!/bin/sh\nwhile [ $1 = ", hosts_.name(3), " -a ! -e ", slow,
+                             ".go ]; do sleep 0.1; done; exec ", hosts_.ssh(), " \"$@\"\n"));
+  auto words =
+      hosts_.command({"--hosts", hosts_.list(), "--spare", hosts_.name(3) + ":1", "--min-hosts",
+                      "2", "--max-restarts", "2", "--restart-delay", "0", "sh", "-c",
+                      "echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE on $(hostname).; "
+                      "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100"});
+  std::ranges::replace(words, hosts_.ssh(), slow);
+  Launched launcher(words, variables_);
+  launcher.await_output("on lockstep", 4);
+  hosts_.cut(1);
+  EXPECT_TRUE(launcher.await_error("replaces host"));
+  std::this_thread::sleep_for(std::chrono::seconds(4));  // host 2 has joined again
+  hosts_.cut(2);
+  std::ofstream(slow + ".go").put('x');
+  const auto ended = launcher.wait();
+  EXPECT_THAT(ended, ends(0, {"restart 2 of 2: node 2 of 3 failed first",
+                              "lockstep: starts without node 2 of 3 (--min-hosts)"}));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr(place(0, 2, 0)), HasSubstr(place(1, 2, 3))));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, EndTheJobIfTooFewAreLeft) {
+  Launched launcher(job({"--min-hosts", "3"}), variables_);
+  launcher.await_output("on lockstep", 4);
+  hosts_.cut(2);
+  const auto ended = launcher.wait();
+  EXPECT_THAT(ended, ends(1, {concat("run: host ", hosts_.name(2), ": it was lost")}));
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST_F(LostHosts, AreReplacedBeforeTheFirstStart) {
+  const auto ended = run({"--hosts", concat(SimulatedHosts::address(0), ":1,nowhere:1"), "--spare",
+                          concat("neither:1,", hosts_.name(3), ":2"), "sh", "-c",
+                          "echo at $LOCKSTEP_RANK on $(hostname)."});
+  EXPECT_THAT(ended, ends(0, {"lockstep: host neither replaces host nowhere: ssh or the "
+                              "launcher there ended with exit code"}));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr(concat("at 1 on ", hosts_.name(3))),
+                               HasSubstr(concat("at 2 on ", hosts_.name(3)))));
+}
+
+TEST_F(LostHosts, RefuseContradictoryOptions) {
+  EXPECT_THAT(run_lockstep({"-n", "1", "--spare", "b:1", "true"}).err,
+              HasSubstr("got --spare without --hosts or --hostfile"));
+  EXPECT_THAT(run_lockstep({"-n", "1", "--min-hosts", "2", "true"}).err,
+              HasSubstr("--min-hosts: got 2, expected 1 to 1, the number of hosts"));
+  EXPECT_THAT(run_lockstep({"--hosts", "localhost:1,b:1", "--spare", "c", "true"}).err,
+              HasSubstr("--spare: got 'c', expected HOST:RANKS"));
+}
+
+const Words two_of_three = joined({"--min-hosts", "2"}, {restart_once, show_place});
+
+TEST_F(Nodes, GoOnWithoutALostOne) {
+  count_ = 3;
+  variables_["LOCKSTEP_HEARTBEAT"] = "3";
+  start_all(two_of_three);
+  launcher(1).send(SIGKILL);
+  const auto ended = wait();
+  for (const int node : {0, 2}) {
+    const auto& one = ended[static_cast<std::size_t>(node)];
+    EXPECT_THAT(one, ends(0, {"lockstep: starts without node 1 of 3 (--min-hosts)"}));
+  }
+  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nat 0/3 "), HasSubstr("[1] at 1/3 ")));
+  EXPECT_THAT(ended[2].out, HasSubstr("[2] at 2/3 "));
+}
+
+TEST_F(Nodes, WaitForOneThatIsStartedAgain) {
+  count_ = 3;
+  start_all(two_of_three);
+  launcher(1).send(SIGKILL);
+  EXPECT_TRUE(launcher(0).await_error("restart 1 of 1"));
+  start(1, 1, two_of_three);
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_THAT(ended[0].err, Not(HasSubstr("starts without")));
+  EXPECT_THAT(ended[2].out, HasSubstr("[3] at 3/4 "));
+  EXPECT_THAT(ended[3].out, HasSubstr("[2] at 2/4 "));
+}
+
+TEST_F(Nodes, TakeTheirPlaceAtTheNextRestart) {
+  count_ = 3;
+  variables_["LOCKSTEP_HEARTBEAT"] = "12";
+  const auto words =
+      joined(restarts(2), {{"--min-hosts", "1", "--timeout", "60"},
+                           shell("echo pid $$; echo at $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE.; "
+                                 "[ $LOCKSTEP_RESTART_COUNT = 2 ] || exec sleep 100")});
+  start_all(words);
+  launcher(1).send(SIGKILL);
+  launcher(2).send(SIGKILL);
+  launcher(0).await_output("at 0/2.\n");  // alone
+  launcher(0).await_output("[1] at 1/2.\n");
+  start(1, 1, words);
+  start(2, 1, words);
+  kill(numbers_after(launcher(0).output(), "\n[1] pid").back(), SIGKILL);
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_THAT(ended[0].out, HasSubstr("at 0/4.\n"));
+  EXPECT_THAT(ended[4].out, HasSubstr("[3] at 3/4.\n")) << ended[0].err << ended[3].err;
 }
 
 }  // namespace

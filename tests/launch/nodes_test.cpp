@@ -1,31 +1,22 @@
-#include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <string>
 #include <thread>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "tests/comm/control/relay.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
+#include "tests/launch/simulated_hosts.h"
 
 namespace lockstep::testing {
 namespace {
 
 TEST_F(Nodes, NumberTheRanksOfAllHosts) {
   count_ = 3;
-  const Arguments show{
-      "sh", "-c",
-      "echo r=$LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE l=$LOCKSTEP_LOCAL_RANK/"
-      "$LOCKSTEP_LOCAL_SIZE $LOCKSTEP_MASTER $LOCKSTEP_TOKEN $LOCKSTEP_RUN_ID; "
-      "[ -z \"$LOCKSTEP_LISTEN_FD\" ] || readlink /proc/self/fd/$LOCKSTEP_LISTEN_FD; "
-      "cat"};
+  const Words show{"sh", "-c",
+                   "echo r=$LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE l=$LOCKSTEP_LOCAL_RANK/"
+                   "$LOCKSTEP_LOCAL_SIZE $LOCKSTEP_MASTER $LOCKSTEP_TOKEN $LOCKSTEP_RUN_ID; "
+                   "[ -z \"$LOCKSTEP_LISTEN_FD\" ] || readlink /proc/self/fd/$LOCKSTEP_LISTEN_FD; "
+                   "cat"};
   start(0, 2, show);
   start(1, 1, show);
   start(2, 3, show);
@@ -70,7 +61,7 @@ TEST_F(Nodes, LeaveTheSocketToRank0) {
   };
   for (int tries = 0; holds() && tries < 500; ++tries) usleep(10'000);
   EXPECT_FALSE(holds()) << "its end would not refuse connections";
-  kill(launcher(0).pid(), SIGTERM);
+  launcher(0).send(SIGTERM);
   expect_all(128 + SIGTERM);
 }
 
@@ -111,7 +102,7 @@ TEST_F(Nodes, EndWhenALauncherIsKilled) {
   for (const int killed : {0, 1}) {
     launchers_.clear();
     start_all(sleep_on);
-    kill(launcher(killed).pid(), SIGKILL);
+    launcher(killed).send(SIGKILL);
     const auto ended = wait();
     for (int node = 0; node < count_; ++node) {
       const auto& one = ended[static_cast<std::size_t>(node)];
@@ -127,9 +118,9 @@ TEST_F(Nodes, EndWhenALauncherIsKilled) {
 TEST_F(Nodes, EndWhenALauncherIsSilent) {
   variables_["LOCKSTEP_HEARTBEAT"] = "3";
   start_all(sleep_on);
-  kill(launcher(1).pid(), SIGSTOP);
+  launcher(1).send(SIGSTOP);
   const auto ended = launcher(0).wait();
-  kill(launcher(1).pid(), SIGCONT);
+  launcher(1).send(SIGCONT);
   const auto other = launcher(1).wait();
   EXPECT_THAT(ended, ends(1, {"node 1 of 2 failed first: no heartbeat from its launcher for 3 s"}));
   EXPECT_EQ(other.code, 1);
@@ -140,15 +131,15 @@ TEST_F(Nodes, EndAtASignalToOne) {
   for (const auto& [node, signal] : {std::pair(0, SIGINT), std::pair(1, SIGTERM)}) {
     launchers_.clear();
     start_all(sleep_on);
-    kill(launcher(node).pid(), signal);
+    launcher(node).send(signal);
     expect_all(128 + signal, "lockstep: ended by SIG");
   }
 }
 
 TEST_F(Nodes, KillTheRanksAtASecondSignal) {
   start_all({"--grace", "60", "sh", "-c", "trap '' INT; echo pid $$; while :; do sleep 100; done"});
-  kill(launcher(0).pid(), SIGINT);
-  kill(launcher(0).pid(), SIGTERM);  // two of the same number could be one signal
+  launcher(0).send(SIGINT);
+  launcher(0).send(SIGTERM);  // two of the same number could be one signal
   for (const auto& one : wait()) {
     EXPECT_EQ(one.code, 128 + SIGINT);
     EXPECT_LT(one.seconds.count(), 30);
@@ -159,7 +150,7 @@ TEST_F(Nodes, TreatASignalToAllAsOne) {
   start_all(
       {"sh", "-c",
        "trap 'sleep 0.5; echo saved; exit 0' TERM; echo pid $$; while :; do sleep 0.05; done"});
-  for (auto& one : launchers_) kill(one.pid(), SIGTERM);
+  for (auto& one : launchers_) one.send(SIGTERM);
   const auto ended = wait();
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nsaved"), HasSubstr("[1] saved")));
   EXPECT_THAT(ended[1].out, HasSubstr("[2] saved"));
@@ -168,7 +159,7 @@ TEST_F(Nodes, TreatASignalToAllAsOne) {
 TEST_F(Nodes, PassSignalsOnToAllRanks) {
   start_all(
       {"sh", "-c", "trap 'echo told; exit 0' USR1; echo pid $$; while :; do sleep 0.05; done"});
-  kill(launcher(1).pid(), SIGUSR1);
+  launcher(1).send(SIGUSR1);
   const auto ended = wait();
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\ntold"), HasSubstr("[1] told")));
   EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
@@ -182,7 +173,7 @@ TEST_F(Nodes, EndAtASignalBeforeAllHaveJoined) {
   // Node 1 has the connection when it writes that.
   auto reading = launcher(1).await_error("reached rank 0");
   EXPECT_TRUE(reading);
-  kill(launcher(1).pid(), SIGINT);
+  launcher(1).send(SIGINT);
   expect_all(128 + SIGINT);
 }
 
@@ -235,9 +226,7 @@ TEST_F(Nodes, WaitForANameThatAppearsLater) {
 
 TEST_F(Nodes, NameAProgramThatCannotRun) {
   TemporaryFolder folder;
-  const auto program = (folder / "program").string();
-  std::ofstream(program) << "no program";
-  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const auto program = write_program(folder / "program", "no program");
   start(0, 1, sleep_on);
   start(1, 1, {program});
   const auto ended = wait();
@@ -257,7 +246,7 @@ class AttackedNodes : public Nodes {
   static control::Address address_of(const std::string& port) {
     return control::Address::any(AF_INET).with_port(static_cast<std::uint16_t>(std::stoi(port)));
   }
-  void start_by_relay(const Arguments& words) {
+  void start_by_relay(const Words& words) {
     const auto port = std::exchange(port_, std::to_string(relay_->address().port()));
     start(1, 1, words);
     port_ = port;
@@ -269,7 +258,7 @@ class AttackedNodes : public Nodes {
 
 TEST_F(AttackedNodes, RefuseAReplayAndKeepTheRanksTokenSecret) {
   count_ = 3;
-  const Arguments words{"sh", "-c", "echo token=$LOCKSTEP_TOKEN"};
+  const Words words{"sh", "-c", "echo token=$LOCKSTEP_TOKEN"};
   start(0, 1, words);
   start_by_relay(words);
   const auto hello_bytes = header_bytes + sizeof(control::Hello) + control::FrameMac::bytes;
@@ -301,6 +290,43 @@ TEST_F(AttackedNodes, EndWithTheCause) {
     relay_->attack(attack);
     expect_all(1, "node 1 of 2 failed first: the MAC of a received frame is wrong");
   }
+}
+
+/// Launchers on simulated hosts.
+class NodesOnHosts : public Nodes {
+ protected:
+  void SetUp() override {
+    count_ = 3;
+    master_ = SimulatedHosts::address(0);
+    if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
+  }
+  void start_hosts(const Words& words) {
+    for (int node = 0; node < count_; ++node) start(node, 1, words, hosts_.enter(node));
+  }
+
+  SimulatedHosts hosts_{3};
+};
+
+TEST_F(NodesOnHosts, AreOneWorldOfRanks) {
+  const auto bench = joined(
+      {lockstep_program()},
+      {words_of("bench all_reduce --backend tcp --check --max 64KiB --factor 64 --repeats 3")});
+  start_hosts(bench);
+  const auto ended = wait();
+  for (const auto& one : ended) EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_THAT(ended[0].out,
+              AllOf(HasSubstr("3 ranks as processes"), HasSubstr("wrong elements: 0")));
+}
+
+TEST_F(NodesOnHosts, NameTheRankThatTheRanksLost) {
+  variables_["LOCKSTEP_BIN"] = lockstep_program();
+  start_hosts({"sh", "-c",
+               "echo pid $$; exec $LOCKSTEP_BIN bench all_reduce --repeats 1000000 --max 1KiB"});
+  for (int node = 0; node < count_; ++node) launcher(node).await_output("pid ");
+  launcher(0).await_output("(B)");  // all have joined
+  kill(numbers_after(launcher(1).output(), "pid").at(0), SIGKILL);
+  expect_all(128 + SIGKILL,
+             concat("rank 1 of 3 failed first: it was ended by SIGKILL (host ", hosts_.name(1)));
 }
 
 }  // namespace

@@ -1,19 +1,13 @@
 #include "launch/job/output.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <pty.h>
-#include <sys/wait.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
-#include <fstream>
-#include <string>
-#include <string_view>
+#include <regex>
 
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -22,10 +16,8 @@ using launch::plain_line;
 using namespace std::string_literals;
 
 /// Runs a shell script on two ranks.
-Ended run_script(const std::string& script, std::vector<std::string> options = {}) {
-  options.insert(options.begin(), {"-n", "2"});
-  options.insert(options.end(), {"sh", "-c", script});
-  return run_lockstep(options);
+Ended run_script(const std::string& script, const Words& options = {}) {
+  return run_lockstep(joined({"-n", "2"}, {options, {"sh", "-c", script}}));
 }
 
 /// The same with only the chosen rank doing anything.
@@ -49,12 +41,9 @@ TEST(Output, QuietLeavesRankZero) {
   EXPECT_EQ(ended.err, "err\n");
 }
 
-TEST(Output, KeepsAnUnfinishedLastLine) {
+TEST(Output, KeepsUnfinishedAndEmptyLines) {
   EXPECT_EQ(run_script(only(0, "printf 'a\\nb'")).out, "a\nb");
   EXPECT_EQ(run_script(only(1, "printf 'a\\nb'")).out, "[1] a\n[1] b\n");
-}
-
-TEST(Output, KeepsEmptyLines) {
   EXPECT_EQ(run_script(only(1, "printf '\\n\\n'")).out, "[1] \n[1] \n");
 }
 
@@ -90,9 +79,8 @@ TEST(Output, OfAFastWriterIsComplete) {
 }
 
 TEST(Output, OfRankZeroKeepsItsLinesBesideOthers) {
-  const auto ended = run_lockstep(
-      {"-n", "2", "sh", "-c",
-       "[ $LOCKSTEP_RANK = 0 ] && exec seq 100000 400000; for i in $(seq 2000); do echo x; done"});
+  const auto ended = run_script(
+      "[ $LOCKSTEP_RANK = 0 ] && exec seq 100000 400000; for i in $(seq 2000); do echo x; done");
   std::istringstream lines(ended.out);
   int next = 100'000;
   for (std::string line; std::getline(lines, line);) {
@@ -109,58 +97,72 @@ TEST(Output, GoesToLogFilesToo) {
   const auto ended = run_script("printf \"out $LOCKSTEP_RANK\\r\\nx\"; echo err >&2",
                                 {"--quiet", "--log-dir", logs.string()});
   EXPECT_EQ(ended.code, 0);
-  EXPECT_EQ(contents(logs / "rank-0.out"), "out 0\r\nx");
-  EXPECT_EQ(contents(logs / "rank-1.out"), "out 1\r\nx");
-  EXPECT_EQ(contents(logs / "rank-0.err"), "err\n");
-  EXPECT_EQ(contents(logs / "rank-1.err"), "err\n");
+  EXPECT_EQ(content(logs / "rank-0.out"), "out 0\r\nx");
+  EXPECT_EQ(content(logs / "rank-1.out"), "out 1\r\nx");
+  EXPECT_EQ(content(logs / "rank-0.err"), "err\n");
+  EXPECT_EQ(content(logs / "rank-1.err"), "err\n");
 }
 
 TEST(Input, GoesToRankZeroOnly) {
-  Launched job(
-      {"/bin/sh", "-c", concat("echo hello | ", quoted(lockstep_program()), " run -n 2 cat")});
-  EXPECT_EQ(job.wait().out, "hello\n");
+  EXPECT_EQ(run_in_shell("run -n 2 cat", "echo hello | ").out, "hello\n");
 }
 
-/// The output of a program on a terminal of its own, of this type.
-std::string on_terminal(const std::vector<std::string>& command, const char* type = "dumb",
+/// A job whose stdout is a terminal or a pipe that the test reads when it likes. Its stderr is a
+/// pipe of its own, or the same terminal.
+class Unread {
+ public:
+  enum class Out { terminal, pipe };
+
+  Unread(Out out, const std::vector<std::string>& arguments, bool stderr_too = false,
+         const Launched::Variables& variables = {}) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(out == Out::terminal ? ::openpty(&ends[0], &ends[1], nullptr, nullptr, nullptr)
+                                   : ::pipe(ends.data()),
+              0);
+    reader_ = ends[0];
+    job_.emplace(run_command(arguments), variables,
+                 Outputs{.out = ends[1], .err = stderr_too ? ends[1] : -1});
+    ::close(ends[1]);
+  }
+  ~Unread() { ::close(reader_); }
+  Unread(const Unread&) = delete;
+  Unread& operator=(const Unread&) = delete;
+
+  void send(int signal) const { job_->send(signal); }
+  Ended wait() { return job_->wait(); }
+
+  /// All that the launcher writes from here on.
+  std::string read_all() const {
+    std::string text;
+    std::array<char, 4096> buffer;
+    for (ssize_t got = 0; (got = ::read(reader_, buffer.data(), buffer.size())) > 0;)
+      text.append(buffer.data(), static_cast<std::size_t>(got));
+    return text;
+  }
+
+ private:
+  int reader_ = -1;
+  std::optional<Launched> job_;
+};
+
+/// The output of `lockstep run` on a terminal of this type.
+std::string on_terminal(const std::vector<std::string>& arguments, const char* type = "dumb",
                         const char* no_color = "") {
-  int master = -1;
-  const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
-  if (pid == 0) {
-    ::setenv("TERM", type, 1);
-    ::setenv("NO_COLOR", no_color, 1);
-    std::vector<std::string> words = command;
-    std::vector<char*> arguments;
-    for (auto& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    execv(arguments[0], arguments.data());
-    _exit(127);
-  }
-  std::string text;
-  std::array<char, 4096> buffer;
-  for (ssize_t got; (got = read(master, buffer.data(), buffer.size())) > 0;) {
-    text.append(buffer.data(), static_cast<std::size_t>(got));
-  }
-  close(master);
-  waitpid(pid, nullptr, 0);
+  Unread job(Unread::Out::terminal, arguments, true, {{"TERM", type}, {"NO_COLOR", no_color}});
+  const auto text = job.read_all();
+  job.wait();
   return text;
 }
 
 TEST(Terminal, IsSeenByRankZeroOnly) {
-  const auto text = on_terminal({lockstep_program(), "run", "-n", "2", "sh", "-c",
-                                 "test -t 1 && echo terminal || echo pipe"});
+  const auto text = on_terminal({"-n", "2", "sh", "-c", "test -t 1 && echo terminal || echo pipe"});
   EXPECT_THAT(text, HasSubstr("terminal\r\n"));
   EXPECT_THAT(text, HasSubstr("[1] pipe\r\n"));
   EXPECT_THAT(text, Not(HasSubstr("[1] terminal")));
 }
 
 TEST(Terminal, HasColoursUnlessTheUserRefusesThem) {
-  const std::vector<std::string> failing{lockstep_program(),
-                                         "run",
-                                         "-n",
-                                         "2",
-                                         "sh",
-                                         "-c",
+  const std::vector<std::string> failing{"-n", "2", "sh", "-c",
                                          "[ $LOCKSTEP_RANK = 0 ] || { echo last; exit 3; }"};
   const auto coloured = on_terminal(failing, "xterm");
   EXPECT_THAT(coloured, HasSubstr("\x1b[36m[1]\x1b[0m last\r\n"));
@@ -169,7 +171,7 @@ TEST(Terminal, HasColoursUnlessTheUserRefusesThem) {
     EXPECT_THAT(plain, HasSubstr("[1] last\r\nlockstep: rank 1 of 2 failed first"));
     EXPECT_THAT(plain, Not(HasSubstr("\x1b")));
   }
-  const auto misused = on_terminal({lockstep_program(), "run", "true"}, "xterm");
+  const auto misused = on_terminal({"true"}, "xterm");
   EXPECT_THAT(misused, HasSubstr("\x1b[1;31mlockstep:\x1b[0m run: "));
 }
 
@@ -180,15 +182,15 @@ TEST(Terminal, ShowsAnUnfinishedLineAtOnce) {
   const auto script = concat("[ -p ", fifo, " ] || mkfifo ", fifo, " 2>/dev/null; ",
                              "if [ $LOCKSTEP_RANK = 0 ]; then printf '50%%\\r'; echo go > ", fifo,
                              "; else read word < ", fifo, "; echo $word; fi");
-  const auto text = on_terminal({lockstep_program(), "run", "-n", "2", "sh", "-c", script});
+  const auto text = on_terminal({"-n", "2", "sh", "-c", script});
   EXPECT_THAT(text, HasSubstr("50%\r"));
   EXPECT_THAT(text, HasSubstr("\n[1] go\r\n"));
 }
 
-TEST(PlainLine, KeepsTextTabsAndColours) {
-  for (const auto& line :
-       {""s, "loss 0.5\tstep 3"s, "größe 漢字 😀"s, "\x1b[31mred\x1b[0m"s,
-        "\x1b[1;38;5;200mbold\x1b[m plain"s, "\x1b[38:2::1:2:3mtrue colour\x1b[0m"s}) {
+TEST(PlainLine, KeepsTextTabsColoursAndBytesThatAreNoText) {
+  for (const auto& line : {""s, "loss 0.5\tstep 3"s, "größe 漢字 😀"s, "\x1b[31mred\x1b[0m"s,
+                           "\x1b[1;38;5;200mbold\x1b[m plain"s,
+                           "\x1b[38:2::1:2:3mtrue colour\x1b[0m"s, "\xff\xfe\xc3 x"s}) {
     EXPECT_EQ(plain_line(line), line);
   }
 }
@@ -241,19 +243,100 @@ TEST(PlainLine, EndsACutSequenceWithTheLine) {
   }
 }
 
-TEST(PlainLine, KeepsBytesThatAreNoText) {
-  EXPECT_EQ(plain_line("\xff\xfe\xc3 x"), "\xff\xfe\xc3 x");
-}
-
 TEST(Output, OfPrefixedLinesMovesNoCursor) {
   const std::string script =
       "[ $LOCKSTEP_RANK = 0 ] && exit; printf 'a\\033[2Jb\\033[31mred\\033[0m\\n'; "
       "printf '\\033]0;owned\\007last words\\033[H\\n' >&2; exit 3";
-  const auto ended = run_lockstep({"-n", "2", "sh", "-c", script});
+  const auto ended = run_script(script);
   EXPECT_EQ(ended.out, "[1] ab\x1b[31mred\x1b[0m\n");
   EXPECT_THAT(ended.err, HasSubstr("[1] last words\n"));
-  const auto quiet = run_lockstep({"-n", "2", "--quiet", "sh", "-c", script});
-  EXPECT_THAT(quiet.err, HasSubstr("  | last words\n"));
+  EXPECT_THAT(run_script(script, {"--quiet"}).err, HasSubstr("  | last words\n"));
+}
+
+// Readers that take nothing, or take it late.
+
+class UnreadTerminal : public ::testing::Test {
+ protected:
+  UnreadTerminal() { ::mkfifo(fifo_.c_str(), 0600); }
+
+  /// Ranks that write more than a terminal or a pipe holds, say so in a fifo, and go on as told.
+  std::vector<std::string> ranks(int count, const std::string& then) const {
+    return {"-n", std::to_string(count), "sh", "-c",
+            concat("seq 40000; echo written > ", fifo_, "; ", then)};
+  }
+  /// Returns when so many ranks have written. The launcher has taken their output then.
+  void await_ranks(std::size_t count) const {
+    for (std::string text; text.size() < count * std::string("written\n").size();) {
+      std::ifstream in(fifo_);
+      for (std::string line; std::getline(in, line);) text += line + '\n';
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::string fifo_ = (folder_ / "fifo").string();
+};
+
+class UnreadOutput : public UnreadTerminal, public ::testing::WithParamInterface<Unread::Out> {};
+
+INSTANTIATE_TEST_SUITE_P(By, UnreadOutput,
+                         ::testing::Values(Unread::Out::terminal, Unread::Out::pipe),
+                         [](const auto& test) {
+                           return test.param == Unread::Out::terminal ? "terminal" : "pipe";
+                         });
+
+TEST_P(UnreadOutput, LeavesTheLauncherItsSignals) {
+  Unread job(GetParam(), ranks(2, "exec sleep 1000"));
+  await_ranks(2);
+  job.send(SIGINT);
+  EXPECT_THAT(job.wait(),
+              ends(128 + SIGINT, {"lockstep: ended by SIGINT, no rank is left\n",
+                                  "lockstep: output was lost: stdout: its reader did not take "}));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST_P(UnreadOutput, HidesNoRankThatFails) {
+  Unread job(GetParam(),
+             ranks(2, concat("[ $LOCKSTEP_RANK = 1 ] && exit 3; trap 'echo stopped > ", fifo_,
+                             "; exit 0' TERM; while :; do sleep 1000 & wait; done")));
+  await_ranks(2);
+  std::string word;
+  std::ifstream(fifo_) >> word;  // of rank 0, that the launcher stops
+  EXPECT_EQ(word, "stopped");
+  job.send(SIGTERM);
+  EXPECT_THAT(job.wait(), ends(3, {"rank 1 of 2 failed first: it ended with exit code 3",
+                                   "output was lost: stdout: its reader did not take "}));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST_P(UnreadOutput, IsKeptForALateReader) {
+  Unread job(GetParam(), ranks(2, ":"));
+  await_ranks(2);
+  auto text = job.read_all();
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_EQ(ended.err, "");
+  // A line of rank 1 may come within one of rank 0, whose bytes are shown at once on a terminal.
+  text = std::regex_replace(text, std::regex("\x1b\\[[0-9;]*m|[\r\n]"), "");  // colours, too
+  std::size_t expected = 0;
+  for (int i = 1; i <= 40000; ++i) expected += 2 * std::to_string(i).size() + 4;  // "[1] "
+  EXPECT_EQ(text.size(), expected);
+}
+
+TEST_F(UnreadTerminal, OfBothStreamsEndsTheLauncherToo) {
+  Unread job(Unread::Out::terminal, ranks(1, "sleep 1000"), true);
+  await_ranks(1);
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait().code, 128 + SIGTERM);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST_F(UnreadTerminal, ASignalEndsTheWaitForItsReader) {
+  // The job goes well and its output waits for the reader without a limit.
+  Unread job(Unread::Out::terminal, ranks(1, ":"));
+  await_ranks(1);
+  job.send(SIGTERM);
+  EXPECT_THAT(job.wait(), ends(128 + SIGTERM, {"lockstep: "}));
+  EXPECT_FALSE(anything_left());
 }
 
 }  // namespace

@@ -1,17 +1,12 @@
 #include "launch/plan.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "core/system/denormals_guard.h"
 #include "launch/launch.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -45,27 +40,16 @@ TEST(DivideCores, IsAsWorkedOutByHand) {
   };
   for (const auto& c : std::vector<Case>{
            {"one core each", machine(1, 2), 2, 1, {{0}, {1}}},
-           {"siblings stay together, and threads are counted in cores",
-            machine(1, 4, 2),
-            2,
-            2,
-            {{0, 1, 4, 5}, {2, 3, 6, 7}}},
-           {"what is left over is used but not counted",
-            machine(1, 7),
-            3,
-            2,
-            {{0, 1}, {2, 3}, {4, 5, 6}}},
+           // Threads are counted in cores.
+           {"siblings stay together", machine(1, 4, 2), 2, 2, {{0, 1, 4, 5}, {2, 3, 6, 7}}},
+           {"a rest is not counted", machine(1, 7), 3, 2, {{0, 1}, {2, 3}, {4, 5, 6}}},
            {"no slice crosses a node",
             machine(2, 8),
             3,
             4,
             {{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}}},
            {"one rank takes all nodes", machine(2, 4), 1, 8, {{0, 1, 2, 3, 4, 5, 6, 7}}},
-           {"fewer ranks than nodes take whole nodes",
-            machine(4, 2),
-            2,
-            4,
-            {{0, 1, 2, 3}, {4, 5, 6, 7}}},
+           {"few ranks take whole nodes", machine(4, 2), 2, 4, {{0, 1, 2, 3}, {4, 5, 6, 7}}},
            {"more ranks than cores share siblings", machine(1, 2, 2), 4, 1, {{0}, {2}, {1}, {3}}},
            {"more ranks than CPUs are not bound", machine(1, 2), 3, 1, {}},
            {"without binding only threads are counted", machine(1, 8, 2), 2, 4, {}, Bind::none}}) {
@@ -111,6 +95,13 @@ std::map<std::string, std::string> variables_of(const Plan& plan, std::size_t ra
   return {plan.ranks[rank].variables.begin(), plan.ranks[rank].variables.end()};
 }
 
+/// The value of rank 0's variable, "" if it gets none.
+std::string variable_of(const std::string& name, const Options& options, const Variables& users) {
+  const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
+  const auto found = variables.find(name);
+  return found == variables.end() ? "" : found->second;
+}
+
 TEST(Plan, GivesEachRankItsPlace) {
   const auto plan = make_plan(options_for(3), machine(1, 6), {});
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -134,10 +125,9 @@ TEST(Plan, LeavesTheUsersSettings) {
 }
 
 TEST(Plan, ReplacesThePlaceOfAnOuterJob) {
-  const auto plan = make_plan(options_for(1), machine(1, 2),
-                              {{"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}});
-  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_RANK"), "0");
-  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_WORLD_SIZE"), "1");
+  const Variables outer{{"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}};
+  EXPECT_EQ(variable_of("LOCKSTEP_RANK", options_for(1), outer), "0");
+  EXPECT_EQ(variable_of("LOCKSTEP_WORLD_SIZE", options_for(1), outer), "1");
 }
 
 TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
@@ -153,9 +143,7 @@ TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
 TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
   auto options = options_for(1);
   const auto value = [&](const Variables& users) {
-    const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
-    const auto found = variables.find("GLIBC_TUNABLES");
-    return found == variables.end() ? "" : found->second;
+    return variable_of("GLIBC_TUNABLES", options, users);
   };
   EXPECT_EQ(value({}), "glibc.malloc.hugetlb=1");
   EXPECT_EQ(value({{"GLIBC_TUNABLES", ""}}), "glibc.malloc.hugetlb=1");
@@ -170,9 +158,7 @@ TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
 TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
   auto options = options_for(1);
   const auto value = [&](const Variables& users) {
-    const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
-    const auto found = variables.find("LOCKSTEP_FLUSH_DENORMALS");
-    return found == variables.end() ? "" : found->second;
+    return variable_of("LOCKSTEP_FLUSH_DENORMALS", options, users);
   };
   const Variables keep{{"LOCKSTEP_FLUSH_DENORMALS", "0"}};
   EXPECT_EQ(value({}), lockstep::detail::can_flush_denormals ? "1" : "0");
@@ -186,8 +172,7 @@ TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
 TEST(Plan, TellsRanksOfTheInterface) {
   auto options = options_for(1);
   options.interface = "lo";
-  const auto plan = make_plan(options, machine(1, 1), {{"LOCKSTEP_INTERFACE", "eth7"}});
-  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_INTERFACE"), "lo");
+  EXPECT_EQ(variable_of("LOCKSTEP_INTERFACE", options, {{"LOCKSTEP_INTERFACE", "eth7"}}), "lo");
 }
 
 TEST(Describe, ShowsTheConfigurationAndEachRank) {
@@ -281,7 +266,10 @@ TEST(NodePlace, IsThatOfTheEnvironment) {
   expect_place(find_place({.master = "h9:1"}, pytorch_job), 1, 2, "h9", 1);
 }
 
-TEST(NodePlace, IsThatOfSlurm) {
+TEST(NodePlace, IsThatOfSlurmIfNoLauncherRunsInItsStep) {
+  auto both = pytorch_job;
+  both.insert(both.end(), {{"SLURM_STEP_NUM_NODES", "8"}, {"SLURM_NODEID", "7"}});
+  expect_place(find_place({}, both), 1, 2, "h0", 23456);
   const auto step = [](const std::string& list) {
     return find_place({}, {{"SLURM_STEP_NUM_NODES", "2"},
                            {"SLURM_NODEID", "1"},
@@ -292,12 +280,6 @@ TEST(NodePlace, IsThatOfSlurm) {
   expect_place(step("gpu[3,5]"), 1, 2, "gpu3", 29500);
   expect_place(step("a,b[1-2]"), 1, 2, "a", 29500);
   expect_place(step("a"), 1, 2, "a", 29500);
-}
-
-TEST(NodePlace, IsThatOfTheInnermostLauncher) {
-  auto both = pytorch_job;
-  both.insert(both.end(), {{"SLURM_STEP_NUM_NODES", "8"}, {"SLURM_NODEID", "7"}});
-  expect_place(find_place({}, both), 1, 2, "h0", 23456);
 }
 
 TEST(NodePlace, IsRefusedWithTheVariables) {
@@ -329,7 +311,6 @@ TEST(NodePlace, GivesTheRanksOfTheEnvironment) {
 }
 
 TEST(NodePlace, IsNeverAPrivateWorldInSilence) {
-  using lockstep::testing::run_lockstep;
   const auto refused =
       run_lockstep({"-n", "1", "echo", "started"}, {{"RANK", "1"}, {"WORLD_SIZE", "2"}});
   EXPECT_EQ(refused.code, 2);

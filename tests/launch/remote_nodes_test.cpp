@@ -1,21 +1,12 @@
 #include "launch/remote_nodes.h"
 
-#include <signal.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/system/topology.h"
 #include "lockstep/error.h"
-#include "tests/launch/hosts_by_ssh.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/matchers.h"
+#include "tests/launch/simulated_hosts.h"
 #include "tests/message_of.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -68,35 +59,25 @@ TEST_F(HostsBySsh, StartOneWorld) {
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
 
-TEST_F(HostsBySsh, AreUsedWhateverTheEnvironmentSays) {
-  const auto words = hosts_.command({"--standalone", "--hosts", hosts_.list(), "true"});
+TEST_F(HostsBySsh, NeedNoStdinAndNoEnvironment) {
+  const auto words = joined({"/bin/sh", "-c", "exec \"$0\" \"$@\" <&-"},
+                            {hosts_.command({"--standalone", "--hosts", hosts_.list(), "true"})});
   const auto ended = Launched(words, {{"PET_NNODES", "2"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
 }
 
-TEST_F(HostsBySsh, NeedNoStdin) {
-  Arguments words{"/bin/sh", "-c", "exec \"$0\" \"$@\" <&-"};
-  for (const auto& word : hosts_.command({"--hosts", hosts_.list(), "true"})) words.push_back(word);
-  const auto ended = Launched(words).wait();
-  EXPECT_EQ(ended.code, 0) << ended.err;
-}
-
 TEST_F(HostsBySsh, LoseNoOutputToASlowReader) {
-  Arguments words{"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"};
+  const auto hosts = concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1");
   const auto script = "[ $LOCKSTEP_RANK = 0 ] || head -c 900000 /dev/zero | tr '\\0' x";
-  for (const auto& word :
-       hosts_.command({"--hosts", concat(SimulatedHosts::address(0), ":1,", hosts_.name(1), ":1"),
-                       "sh", "-c", script})) {
-    words.push_back(word);
-  }
-  const auto ended = Launched(words).wait();
+  const auto ended =
+      run({"--hosts", hosts, "sh", "-c", script},
+          {"/bin/sh", "-c", "{ \"$0\" \"$@\"; echo code $?; } | { sleep 7; wc -c; }"});
   EXPECT_GE(std::stol(ended.out), 900'000) << ended.err;
 }
 
 TEST_F(HostsBySsh, FailTheJobIfTheirLauncherFails) {
-  const auto failing = (folder_ / "failing").string();
-  std::ofstream(failing) << "#!/bin/sh\n" << hosts_.ssh() << " \"$@\"; exit 7\n";
-  std::filesystem::permissions(failing, std::filesystem::perms::owner_all);
+  const auto failing =
+      write_program(folder_ / "failing", "#!/bin/sh\n" + hosts_.ssh() + " \"$@\"; exit 7\n");
   auto words = hosts_.command({"--hosts", hosts_.list(), "true"});
   std::ranges::replace(words, hosts_.ssh(), failing);
   const auto ended = Launched(words).wait();
@@ -108,9 +89,8 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << SimulatedHosts::address(0) << " slots=1\n"
                       << hosts_.name(1) << " slots=1\n";
-  const auto ended = Launched(hosts_.command({"--hostfile", path, "--grace", "1", "sh", "-c",
-                                              "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"}))
-                         .wait();
+  const auto ended = run({"--hostfile", path, "--grace", "1", "sh", "-c",
+                          "[ $LOCKSTEP_RANK = 1 ] && exit 3; exec sleep 100"});
   EXPECT_EQ(ended.code, 3);
   const auto cause =
       concat("rank 1 of 2 failed first: it ended with exit code 3 (host ", hosts_.name(1));
@@ -120,14 +100,13 @@ TEST_F(HostsBySsh, ReportTheFirstCauseOnce) {
 }
 
 TEST_F(HostsBySsh, GiveRank0StdinIfAsked) {
-  const auto words = [&](const std::string& option) {
-    const Arguments shell{"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""};
-    auto all = hosts_.command({"--hosts", hosts_.list(), option, "cat"});
-    all.insert(all.begin(), shell.begin(), shell.end());
-    return all;
+  const auto out_with = [&](const std::string& option) {
+    return run({"--hosts", hosts_.list(), option, "cat"},
+               {"/bin/sh", "-c", "echo typed | \"$0\" \"$@\""})
+        .out;
   };
-  EXPECT_EQ(Launched(words("--stdin")).wait().out, "typed\n");
-  EXPECT_EQ(Launched(words("--quiet")).wait().out, "");
+  EXPECT_EQ(out_with("--stdin"), "typed\n");
+  EXPECT_EQ(out_with("--quiet"), "");
 }
 
 TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
@@ -154,7 +133,7 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   kill(pids[2], SIGKILL);
   EXPECT_EQ(launcher.wait().code, 1);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
-  const auto explain = Launched({lockstep_program(), "explain", logs}).wait();
+  const auto explain = run_cli({"explain", logs});
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_THAT(explain.out, HasSubstr("4 ranks, backend hierarchical, "));
   EXPECT_THAT(explain.out, ContainsRegex("[34] records"));
@@ -164,9 +143,7 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
   const std::string large(60'000, 'x');  // three are more than a pipe holds
   for (const auto& argument : {std::string(), large}) {
     const auto list = concat(SimulatedHosts::address(0), ":1,nowhere:1");
-    const auto ended =
-        Launched(hosts_.command({"--hosts", list, "true", argument, argument, argument})).wait();
-    EXPECT_THAT(ended,
+    EXPECT_THAT(run({"--hosts", list, "true", argument, argument, argument}),
                 ends(1, {"run: host nowhere: ssh or the launcher there ended with exit code"}));
   }
 }
@@ -189,8 +166,8 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
 }
 
 TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
-  const auto ended = Launched(hosts_.command({"--hosts", hosts_.list(), "-n", "2", "true"})).wait();
-  EXPECT_THAT(ended, ends(2, {"got --hosts or --hostfile with -n"}));
+  EXPECT_THAT(run({"--hosts", hosts_.list(), "-n", "2", "true"}),
+              ends(2, {"got --hosts or --hostfile with -n"}));
   const auto path = (folder_ / "hosts").string();
   std::ofstream(path) << "# a:2\n";
   EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,

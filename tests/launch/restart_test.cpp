@@ -1,12 +1,5 @@
-#include <csignal>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include "launch/job/supervisor.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,11 +11,10 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 }
 
 /// Runs a shell script on two ranks with so many restarts.
-Ended run_script(int restarts, const std::string& script, std::vector<std::string> options = {}) {
-  options.insert(options.begin(),
-                 {"-n", "2", "--max-restarts", std::to_string(restarts), "--restart-delay", "0"});
-  options.insert(options.end(), {"sh", "-c", script});
-  return run_lockstep(options);
+Ended run_script(int restarts, const std::string& script, const Words& options = {}) {
+  return run_lockstep(
+      joined({"-n", "2", "--max-restarts", std::to_string(restarts), "--restart-delay", "0"},
+             {options, {"sh", "-c", script}}));
 }
 
 /// A rank that misbehaves as long as the world was started again fewer than so many times.
@@ -54,14 +46,16 @@ TEST(Restart, TellsTheReasonThatTheWorldRecorded) {
                               "; reason: ", "waited 0.3 s for rank 1"}));
 }
 
-TEST(Restart, EndsWhenAllAreUsed) {
+TEST(Restart, EndsWhenAllAreUsedAfterDelaysThatDouble) {
   const auto ended = run_lockstep(
-      {"-n", "2", "--max-restarts", "2", "--restart-delay", "0", rank_program(), "exit-3", "1"});
-  EXPECT_EQ(ended.code, 3);
-  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 6U) << ended.out;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 2 of 2"), Not(HasSubstr("restart 3")),
-                               HasSubstr("lockstep: rank 1 of 2 failed first: it ended with exit"),
-                               HasSubstr("lockstep: not started again: all 2 restarts were used")));
+      {"-n", "2", "--max-restarts", "3", "--restart-delay", "0.05", rank_program(), "exit-3", "1"});
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 8U) << ended.out;
+  EXPECT_THAT(ended,
+              ends(3,
+                   {"; all ranks start again in 0.05 s\n", " again in 0.1 s\n", " again in 0.2 s\n",
+                    "restart 3 of 3", "lockstep: rank 1 of 2 failed first: it ended with exit",
+                    "lockstep: not started again: all 3 restarts were used"},
+                   {"restart 4"}));
   EXPECT_FALSE(anything_left());
 }
 
@@ -69,27 +63,13 @@ TEST(Restart, TakesTheExitCodeOfTheLastAttempt) {
   EXPECT_EQ(run_script(2, "exit $((40 + LOCKSTEP_RESTART_COUNT))").code, 42);
 }
 
-TEST(Restart, ThereIsNoneOfAJobThatWasInterrupted) {
-  for (const int signal : {SIGINT, SIGTERM}) {
-    Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "5", rank_program(),
-                  "never-init", "1"});
-    job.await_output("pid ", 2);
-    kill(job.pid(), signal);
-    const auto ended = job.wait();
-    EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"restart"}));
-    EXPECT_EQ(numbers_after(ended.out, "pid").size(), 2U);
-    EXPECT_FALSE(anything_left());
-  }
-}
-
 TEST(Restart, ThereIsNoneWhenTheSignalComesAfterTheFailure) {
   // Rank 1 says when the launcher, that has seen rank 0 end, asks it to end, and does not.
-  Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "5", "--grace", "1000",
-                "sh", "-c",
-                "[ $LOCKSTEP_RANK = 1 ] || exit 7; trap 'echo told' TERM; "
-                "while :; do sleep 1000 & wait; done"});
+  Launched job(run_command({"-n", "2", "--max-restarts", "5", "--grace", "1000", "sh", "-c",
+                            "[ $LOCKSTEP_RANK = 1 ] || exit 7; trap 'echo told' TERM; "
+                            "while :; do sleep 1000 & wait; done"}));
   job.await_output("told");
-  kill(job.pid(), SIGINT);
+  job.send(SIGINT);
   const auto ended = job.wait();
   EXPECT_THAT(ended, ends(7,
                           {"rank 0 of 2 failed first: it ended with exit code 7",
@@ -107,29 +87,16 @@ TEST(Restart, ThereIsNoneOfWhatCannotBeStarted) {
   EXPECT_THAT(delay, ends(2, {"--restart-delay: got -1, expected seconds from 0 to 1e6"}));
 }
 
-TEST(Restart, ComesAfterADelayThatDoubles) {
-  const auto ended = run_lockstep(
-      {"-n", "2", "--max-restarts", "3", "--restart-delay", "0.05", rank_program(), "exit-3", "1"});
-  EXPECT_EQ(ended.code, 3);
-  for (const char* delay : {"0.05", "0.1", "0.2"}) {
-    EXPECT_THAT(ended.err, HasSubstr(concat("; all ranks start again in ", delay, " s\n")));
-  }
-}
-
 TEST(Restart, DelayIsEndedByASignal) {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Launched job({"/bin/sh", "-c",
-                  concat("exec ", quoted(lockstep_program()),
-                         " run -n 2 --max-restarts 3 --restart-delay 1000 ", quoted(rank_program()),
-                         " exit-3 1 2>&1")});
-    job.await_output("all ranks start again in 1000 s");
-    kill(job.pid(), signal);
-    const auto ended = job.wait();
-    EXPECT_EQ(ended.code, 3);
-    EXPECT_THAT(ended.out, AllOf(HasSubstr("lockstep: not started again, as SIG"),
-                                 HasSubstr("lockstep: rank 1 of 2 failed first: it ended with")));
-    EXPECT_FALSE(anything_left());
-  }
+  Launched job(in_shell(concat("run -n 2 --max-restarts 3 --restart-delay 1000 ",
+                               quoted(rank_program()), " exit-3 1 2>&1")));
+  job.await_output("all ranks start again in 1000 s");
+  job.send(SIGTERM);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("lockstep: not started again, as SIG"),
+                               HasSubstr("lockstep: rank 1 of 2 failed first: it ended with")));
+  EXPECT_FALSE(anything_left());
 }
 
 TEST(Backoff, DoublesUpToAMinuteAndBeginsAnew) {
@@ -171,12 +138,11 @@ TEST(Restart, EachAttemptHasItsOwnLogs) {
   const auto script = "echo attempt $LOCKSTEP_RESTART_COUNT; [ $LOCKSTEP_RESTART_COUNT = 1 ]";
   EXPECT_EQ(run_script(1, script, {"--log-dir", logs.string()}).code, 0);
   for (const int rank : {0, 1}) {
-    EXPECT_EQ(contents(logs / "attempt-1" / concat("rank-", rank, ".out")), "attempt 1\n");
+    EXPECT_EQ(content(logs / "attempt-1" / concat("rank-", rank, ".out")), "attempt 1\n");
   }
   EXPECT_TRUE(std::filesystem::exists(logs / "attempt-0" / "rank-1.err"));
-  EXPECT_NE(
-      contents(logs / "attempt-0" / "rank-0.out") + contents(logs / "attempt-0" / "rank-1.out"),
-      "");
+  EXPECT_NE(content(logs / "attempt-0" / "rank-0.out") + content(logs / "attempt-0" / "rank-1.out"),
+            "");
   EXPECT_FALSE(std::filesystem::exists(logs / "rank-0.out"));
 }
 

@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
-#include <string>
-#include <vector>
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 
@@ -62,6 +60,49 @@ class SimulatedHosts {
   std::string hub_ = prefix_ + "hub";
   std::vector<std::string> namespaces_;
   bool made_ = false;
+};
+
+/// Four simulated hosts, with a command in place of ssh that enters them. Each has a /dev/shm of
+/// its own.
+class SshHosts : public SimulatedHosts {
+ public:
+  SshHosts() : SimulatedHosts(4) {
+    write_program(ssh(),
+                  concat("#!/bin/sh\nhost=$1; shift; cd /; echo $host $$ >>", ssh(), ".started\n",
+                         "exec ip netns exec $host unshare --uts --mount sh -c \"hostname $host; ",
+                         "mount -t tmpfs none /dev/shm; $*\"\n"));
+  }
+  std::string ssh() const { return (folder_ / "ssh").string(); }
+  /// The hosts and processes that the command has started, since the last call.
+  std::string started() const {
+    const auto text = content(ssh() + ".started");
+    std::filesystem::remove(ssh() + ".started");
+    return text;
+  }
+  /// The first three hosts, with 1, 2 and 1 ranks.
+  std::string list() const { return concat(address(0), ":1,", name(1), ":2,", name(2), ":1"); }
+  /// `lockstep run` on the first host.
+  Words command(const Words& words) const {
+    return joined(enter(0), {run_command({"--ssh", ssh()}), words});
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+/// `lockstep run --hosts`.
+class HostsBySsh : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!hosts_.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
+  }
+  /// Runs `lockstep run` on the first host to its end. before: words before the command.
+  Ended run(const Words& words, const Words& before = {}) const {
+    return Launched(joined(before, {hosts_.command(words)})).wait();
+  }
+
+  TemporaryFolder folder_;
+  SshHosts hosts_;
 };
 
 }  // namespace lockstep::testing

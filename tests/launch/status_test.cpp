@@ -1,17 +1,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
-#include "tests/temporary_folder.h"
 
 // `lockstep status`, the stall warning and `lockstep explain`. tests/random_hangs checks what they
 // say of many hangs.
@@ -21,17 +13,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Ended run(const std::vector<std::string>& words) {
-  std::vector<std::string> command{lockstep_program()};
-  command.insert(command.end(), words.begin(), words.end());
-  return Launched(command).wait();
-}
-
 /// Asks until the answer holds the text, for at most 20 s.
 Ended ask_until(const std::string& job, const std::string& text) {
   const auto until = std::chrono::steady_clock::now() + 20s;
   for (;;) {
-    auto answer = run({"status", job});
+    auto answer = run_cli({"status", job});
     if (answer.out.find(text) != std::string::npos || std::chrono::steady_clock::now() > until) {
       return answer;
     }
@@ -51,19 +37,19 @@ TEST(Status, NamesAStoppedRankAndNothingOfAKilledLauncher) {
                     HasSubstr("=> the others wait for rank 1: its process is stopped (SIGSTOP"),
                     HasSubstr(waits)));
   // The question has stopped and ended nobody.
-  EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 0);
+  EXPECT_EQ(run_cli({"status", std::to_string(job.pid())}).code, 0);
   EXPECT_THAT(flight_records(job.pid()), SizeIs(3));
-  kill(job.pid(), SIGKILL);
+  job.send(SIGKILL);
   const auto ended = job.wait();
   EXPECT_TRUE(await_all_ended(10s));
   EXPECT_THAT(flight_records(ended.pid), IsEmpty());
-  EXPECT_EQ(run({"status", std::to_string(ended.pid)}).code, 1);
+  EXPECT_EQ(run_cli({"status", std::to_string(ended.pid)}).code, 1);
 }
 
 TEST(Status, KnowsNoOtherJob) {
-  const auto answer = run({"status", "no-such-job"});
+  const auto answer = run_cli({"status", "no-such-job"});
   EXPECT_THAT(answer, ends(1, {"no job no-such-job of this user"}));
-  EXPECT_EQ(run({"status", "--json", "no-such-job"}).out, "[]\n");
+  EXPECT_EQ(run_cli({"status", "--json", "no-such-job"}).out, "[]\n");
 }
 
 TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
@@ -72,8 +58,8 @@ TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
   const std::string path = "/dev/shm/lockstep-0-99999998-0.flight";
   std::ofstream(path) << "in the way";
   ASSERT_EQ(::chown(path.c_str(), nobody, nobody), 0);
-  const auto text = run({"status"});
-  const auto json = run({"status", "--json", "no-such-job"});
+  const auto text = run_cli({"status"});
+  const auto json = run_cli({"status", "--json", "no-such-job"});
   std::filesystem::remove(path);
   const auto expected = HasSubstr(path +
                                   ": got a file of user 65534, expected none; `lockstep status` "
@@ -98,7 +84,7 @@ TEST(StallWarning, IsOffForZero) {
   const auto ended = run_lockstep(
       {"-n", "2", "--stall-warning", "0", "--timeout", "1", rank_program(), "stop", "1"});
   EXPECT_THAT(ended.err, Not(HasSubstr("stalled")));
-  EXPECT_EQ(run({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
+  EXPECT_EQ(run_cli({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
 }
 
 TEST(Explain, MergesTheRecordsOfAllRanks) {
@@ -108,17 +94,19 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
       run_lockstep({"-n", "3", "--timeout", "1", "--log-dir", logs, rank_program(), "stop", "1"});
   EXPECT_NE(ended.code, 0);
   const auto trace = (folder / "trace.json").string();
-  const auto answer = run({"explain", logs, "--trace", trace});
+  const auto answer = run_cli({"explain", logs, "--trace", trace});
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_THAT(answer.out,
               AllOf(HasSubstr("3 ranks, backend host, 3 records"),
                     HasSubstr("first cause: barrier #1 waited 1 s for rank 1 (stopped)"),
-                    HasSubstr("rank 1 raised no failure"),
+                    HasSubstr("rank 1 raised no failure: stopped (SIGSTOP or a debugger)"),
+                    HasSubstr("the others wait for rank 1: its process is stopped"),
+                    HasSubstr("no stacks of rank 1"),
                     HasSubstr("ranks 0, 2 have waited for rank 1 in barrier #1 of the world"),
                     HasSubstr("ranks 0, 2 issued last: barrier #1 of the world, not complete")));
-  EXPECT_THAT(contents(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
+  EXPECT_THAT(content(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
   std::filesystem::create_symlink("trace.json", folder / "link.json");
-  const auto refused = run({"explain", logs, "--trace", (folder / "link.json").string()});
+  const auto refused = run_cli({"explain", logs, "--trace", (folder / "link.json").string()});
   EXPECT_THAT(refused, ends(1, {"/link.json: cannot write: it is a symbolic link to trace.j"}));
 }
 
@@ -126,16 +114,104 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
   const TemporaryFolder folder;
   const auto logs = folder.path().string();
   EXPECT_NE(run_lockstep({"-n", "2", "--log-dir", logs, rank_program(), "kill-9", "1"}).code, 0);
-  const auto answer = run({"explain", logs});
+  const auto answer = run_cli({"explain", logs});
   EXPECT_THAT(answer.out, AllOf(HasSubstr("2 records"), HasSubstr("rank 1 raised no failure")));
   // A later job in the same folder does not inherit the records.
   EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
-  EXPECT_EQ(run({"explain", logs}).code, 2);
+  EXPECT_EQ(run_cli({"explain", logs}).code, 2);
 }
 
 TEST(Explain, RefusesOtherFiles) {
-  const auto answer = run({"explain", "/proc/self/exe"});
+  const auto answer = run_cli({"explain", "/proc/self/exe"});
   EXPECT_THAT(answer, ends(2, {"expected a flight record"}));
+}
+
+// What the handler of crashes and the stacks of threads tell. The signals and exit codes are those
+// of a program without a handler.
+
+class Crash : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (is_sanitized) GTEST_SKIP() << "the sanitizer has a handler of its own";
+  }
+
+  Ended run(const std::string& behaviour, const Launched::Variables& variables = {}) {
+    return run_lockstep({"-n", "3", "--timeout", "60", "--log-dir", folder_.path().string(),
+                         rank_program(), behaviour, "1"},
+                        variables);
+  }
+  std::string explain(const Words& options = {}) {
+    return run_cli(joined({"explain", folder_.path().string()}, {options})).out;
+  }
+  std::string stacks(int rank) {
+    return content(folder_.path() / ("rank-" + std::to_string(rank) + ".stacks"));
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Crash, IsTheFirstCauseOnAllRanks) {
+  const auto ended = run("crash");
+  EXPECT_EQ(ended.code, 128 + SIGSEGV);
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("rank 1 of 3 failed first: it was ended by SIGSEGV"),
+                    ContainsRegex("rank 0 of 3: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV"),
+                    ContainsRegex("rank 2 of 3: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV")));
+  EXPECT_THAT(
+      explain(),
+      AllOf(ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV "
+                          "\\(first raised by rank 1\\)"),
+            HasSubstr("stack of rank 1 (pid "), ContainsRegex("#0 [^\n]*crash_in_the_program")));
+  EXPECT_THAT(stacks(0), HasSubstr("process "));
+  EXPECT_THAT(stacks(2), HasSubstr("process "));
+}
+
+TEST_F(Crash, HasTheExitStatusOfItsSignal) {
+  EXPECT_EQ(run("abort").code, 128 + SIGABRT);
+  EXPECT_THAT(explain(), HasSubstr("crashed: SIGABRT"));
+  const auto overflow = run("stack-overflow");
+  EXPECT_THAT(overflow, ends(128 + SIGSEGV, {") crashed: SIGSEGV"}));
+  const auto in_a_thread = run("crash-in-a-thread");
+  EXPECT_THAT(in_a_thread, ends(128 + SIGSEGV, {") crashed: SIGSEGV"}));
+  EXPECT_THAT(explain({"--stacks"}), HasSubstr("crash_in_the_program"));
+}
+
+TEST_F(Crash, OfAnUncaughtErrorNamesTheError) {
+  const auto ended = run("throw");
+  EXPECT_THAT(ended, ends(128 + SIGABRT, {"this rank threw"}));
+}
+
+TEST_F(Crash, IsNotHandledIfTheUserSaysSo) {
+  const auto ended = run("crash", {{"LOCKSTEP_CRASH_HANDLER", "0"}});
+  EXPECT_THAT(ended, ends(128 + SIGSEGV, {"it was ended by SIGSEGV"}, {"crashed:"}));
+}
+
+/// Other languages' runtimes resolve faults, and their handler is in place before init().
+TEST_F(Crash, IsNoFaultThatTheProgramResolves) {
+  for (const char* behaviour : {"fault-that-is-left", "fault-that-is-mended"}) {
+    Launched job({lockstep_program(), "run", "-n", "3", rank_program(), behaviour, "1"});
+    job.await_output("resolved");
+    job.send(SIGTERM);
+    EXPECT_THAT(job.wait().err, Not(HasSubstr("crashed"))) << behaviour;
+  }
+}
+
+TEST_F(Crash, StacksOfAHangingRankAreWritten) {
+  const auto ended = run_lockstep({"-n", "3", "--timeout", "1", "--log-dir",
+                                   folder_.path().string(), rank_program(), "spin", "1"});
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(explain(), AllOf(HasSubstr("wait for rank 1: it has made no call of Lockstep for "),
+                               HasSubstr("stack of rank 1 (pid "),
+                               ContainsRegex("#0 .*spin_in_the_program"), HasSubstr("main")));
+  EXPECT_THAT(explain({"--stacks"}),
+              AllOf(HasSubstr("stacks of rank 0"), HasSubstr("stacks of rank 2"),
+                    HasSubstr("spin_in_the_program"), HasSubstr("RankContext::")));
+}
+
+TEST_F(Crash, LeavesNoFilesOfAnEarlierJob) {
+  run("crash");
+  EXPECT_EQ(run_lockstep({"-n", "3", "--log-dir", folder_.path().string(), "true"}).code, 0);
+  EXPECT_EQ(stacks(1), "");
 }
 
 }  // namespace

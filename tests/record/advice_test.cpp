@@ -1,7 +1,4 @@
-
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include "record/page/report.h"
 #include "tests/matchers.h"

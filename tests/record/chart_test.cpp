@@ -105,7 +105,9 @@ TEST(LineChart, HasALogAxisForPositiveValuesOfMoreThanADecade) {
   }
   Curve noisy;  // on a linear axis the fall hides the noise
   for (int i = 0; i < 300; ++i) noisy[i] = std::exp(-i / 30.0) * (i % 2 == 0 ? 1 : 3);
-  EXPECT_THAT(chart(noisy, Axis::logarithmic), HasSubstr("mean of about 12 values"));
+  EXPECT_THAT(chart(noisy, Axis::logarithmic),
+              AllOf(HasSubstr("class=\"curve raw\""), HasSubstr("class=\"curve\""),
+                    HasSubstr("strong: mean of about 12 values")));
 }
 
 TEST(Markup, IsSafe) {

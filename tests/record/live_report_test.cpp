@@ -7,10 +7,7 @@
 
 #include <array>
 #include <chrono>
-#include <fstream>
 #include <future>
-#include <string>
-#include <vector>
 
 #include "core/text.h"
 #include "lockstep/error.h"

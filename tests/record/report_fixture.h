@@ -1,26 +1,30 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdint>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "record/page/report.h"
 #include "record/run.h"
+#include "tests/matchers.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
+
+/// Of ten steps.
+inline Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) {
+  return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
+}
 
 /// A run's folder, and the page of it.
 class Report : public ::testing::Test {
  protected:
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder / name, std::ios::binary) << text;
+  }
+  /// Two intervals that end at steps 10 and 20.
+  void write_intervals(const std::vector<RankInterval>& ranks) const {
+    write("intervals.jsonl",
+          interval_line(interval_of(10, ranks)) + interval_line(interval_of(20, ranks)));
   }
   std::string content(const char* name) const { return testing::content(folder / name); }
   std::string page() const {
@@ -37,10 +41,5 @@ class Report : public ::testing::Test {
   const lockstep::testing::TemporaryFolder folder;
   mutable std::vector<std::string> remarks_;
 };
-
-/// Of ten steps.
-inline Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) {
-  return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
-}
 
 }  // namespace lockstep::record

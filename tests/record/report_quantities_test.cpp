@@ -1,15 +1,11 @@
 #include <filesystem>
 #include <map>
 #include <regex>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "lockstep/error.h"
 #include "record/folder.h"
-#include "record/page/report.h"
 #include "record/scalar.h"
-#include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/record/report_fixture.h"
 
@@ -17,22 +13,6 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using namespace testing;
-
-TEST_F(Report, ShowsEachMetricWhateverItsName) {
-  std::string metrics;
-  for (std::int64_t step = 1; step <= 4; ++step) {
-    const auto t = static_cast<double>(step);
-    metrics += metrics_line(
-        step, t, std::vector<Scalar>{{"my own/metric", t}, {"ranks", 2}, {"steps", t}}, 1.7e9 + t);
-  }
-  write("metrics.jsonl", metrics);
-  const auto text = page();
-  for (const char* part :
-       {"my own/metric at step 3: 3<", "steps at step 3: 3<", "<td>ranks</td><td>2</td>"}) {
-    EXPECT_THAT(text, HasSubstr(part));
-  }
-  EXPECT_THAT(text, Not(HasSubstr("wall_time")));
-}
 
 /// The colour of each line of the page's legends, by its name.
 std::multimap<std::string, std::string> legend_colours(const std::string& page) {
@@ -58,8 +38,7 @@ TEST_F(Report, GivesAQuantityOneColourOnTheWholePage) {
   write("metrics.jsonl", metrics);
   const RankInterval rank{
       .seconds = 2, .waiting = 0.5, .working = 0.5, .loading = 0.25, .bytes = 9, .samples = 100};
-  write("intervals.jsonl", interval_line(interval_of(10, {rank, rank})) +
-                               interval_line(interval_of(20, {rank, rank})));
+  write_intervals({rank, rank});
   std::map<std::string, std::string> quantities;  // by colour
   for (const auto& [label, colour] : legend_colours(page())) {
     const std::string name = label == "loading data"               ? "loading"
@@ -78,8 +57,7 @@ TEST_F(Report, ShowsSamplesASecond) {
   // 20 steps of 300 samples of both ranks in 10 s of the slower one.
   const RankInterval fast{.seconds = 4, .samples = 1000};
   const RankInterval slow{.seconds = 5, .samples = 2000};
-  write("intervals.jsonl", interval_line(interval_of(10, {fast, slow})) +
-                               interval_line(interval_of(20, {fast, slow})));
+  write_intervals({fast, slow});
   EXPECT_THAT(page(), HasSubstr("<dt>samples/s</dt><dd>600<small>of all ranks"));
 }
 
@@ -121,19 +99,6 @@ TEST_F(Report, HasALogAxisForLossesOnly) {
     EXPECT_THAT(text, HasSubstr(accuracy + std::string("</figcaption>")));
     EXPECT_THAT(text, HasSubstr("rate</figcaption>"));
   }
-}
-
-TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
-  std::string metrics;
-  for (std::int64_t step = 1; step <= 500; ++step) {
-    const double noise = step % 2 == 0 ? 1 : -1;
-    metrics += metrics_line(step, 1, std::vector<Scalar>{{"loss", 10 + noise}});
-  }
-  write("metrics.jsonl", metrics);
-  const auto text = page();
-  EXPECT_THAT(text, HasSubstr("class=\"curve raw\""));
-  EXPECT_THAT(text, HasSubstr("class=\"curve\""));
-  EXPECT_THAT(text, HasSubstr("strong: mean of about 20 values"));
 }
 
 TEST_F(Report, AFileThatCannotBeReadIsAnError) {

@@ -7,7 +7,8 @@ import subprocess
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+from tool import ROOT
+
 TOOLS = ["bash", "cat", "chmod", "cp", "dirname", "grep", "head", "mkdir", "sed"]
 
 # Has no torch. `python3 -m venv DIR` copies it to DIR/bin/python. `pip install` makes a folder like torch's.
@@ -35,18 +36,24 @@ esac
 """
 
 
+def programs(folder: str) -> pathlib.Path:
+    """A folder of the programs that the tool may use."""
+    made = pathlib.Path(folder) / "bin"
+    made.mkdir()
+    for tool in TOOLS:
+        (made / tool).symlink_to(shutil.which(tool))
+    return made
+
+
 class Bootstrap(unittest.TestCase):
     def bootstrap(self, would_install: str, needs: str = "build", **variables: str) -> tuple[str, list[str]]:
         """What it says, and the calls of pip."""
         with tempfile.TemporaryDirectory() as folder:
-            programs = pathlib.Path(folder) / "bin"
-            programs.mkdir()
-            for tool in TOOLS:
-                (programs / tool).symlink_to(shutil.which(tool))
-            (programs / "python3").write_text(PYTHON)
-            (programs / "python3").chmod(0o755)
+            python = programs(folder) / "python3"
+            python.write_text(PYTHON)
+            python.chmod(0o755)
             calls = pathlib.Path(folder) / "calls"
-            environment = {"PATH": str(programs), "LOCKSTEP_VENV": f"{folder}/venv", "CALLS": str(calls),
+            environment = {"PATH": str(python.parent), "LOCKSTEP_VENV": f"{folder}/venv", "CALLS": str(calls),
                            "WOULD_INSTALL": would_install, **variables}
             run = subprocess.run([ROOT / "tools" / "bootstrap", needs], env=environment, capture_output=True, text=True)
             self.assertEqual(run.returncode, 0, run.stderr)
@@ -76,12 +83,8 @@ class Bootstrap(unittest.TestCase):
             torch = pathlib.Path(folder) / "share" / "cmake" / "Torch"
             torch.mkdir(parents=True)
             (torch / "TorchConfig.cmake").touch()
-            programs = pathlib.Path(folder) / "bin"
-            programs.mkdir()
-            for tool in TOOLS:
-                (programs / tool).symlink_to(shutil.which(tool))
             run = subprocess.run([ROOT / "tools" / "bootstrap", "cuda"], capture_output=True, text=True,
-                                 env={"PATH": str(programs), "Torch_DIR": str(torch)})
+                                 env={"PATH": str(programs(folder)), "Torch_DIR": str(torch)})
             self.assertEqual(run.returncode, 1)
             self.assertIn("got LibTorch without CUDA", run.stderr)
 

@@ -7,7 +7,8 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+from tool import ROOT
+
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 API = runpy.run_path(str(ROOT / "docs" / "site" / "api.py"))
 FIT = runpy.run_path(str(ROOT / "docs" / "site" / "fit.py"))

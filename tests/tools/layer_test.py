@@ -1,21 +1,15 @@
 """Asks tools/layer for the tests of each layer that tools/check-includes lists."""
 
-import importlib.machinery
-import importlib.util
-import pathlib
 import re
 import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+from tool import ROOT, load
 
 
 def layers():
-    loader = importlib.machinery.SourceFileLoader("check_includes", str(ROOT / "tools" / "check-includes"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_includes", loader))
-    loader.exec_module(module)
-    return [layer for level in module.LAYERS for layer in level if (ROOT / "src" / layer).is_dir()]
+    return [layer for level in load("check-includes").LAYERS for layer in level if (ROOT / "src" / layer).is_dir()]
 
 
 def listed(layer):

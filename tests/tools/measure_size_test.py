@@ -7,7 +7,8 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+from tool import ROOT, write
+
 MEASURE = ROOT / "tools" / "measure-size"
 STYLE = (ROOT / ".clang-format").read_text()
 
@@ -78,13 +79,6 @@ tools = 100
 def git(root, *arguments):
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
-
-
-def write(root, files):
-    for name, text in files.items():
-        path = pathlib.Path(root) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 class MeasureSize(unittest.TestCase):

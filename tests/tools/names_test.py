@@ -1,4 +1,4 @@
-"""Editors and tools find the names of the project: compile_commands.json, and the settings of ctags."""
+"""Compilers, editors and ctags find the names of the project: tools/compile-alone, compile_commands.json, .ctags.d."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+from tool import ROOT, load, write
+
 TYPE = re.compile(r"^\s*(?:class|struct|enum class|enum) (\w+)(?: final)?(?: : [\w:<>, ]+)? \{", re.M)
 
 
@@ -38,6 +39,24 @@ class Names(unittest.TestCase):
         types = {(path.relative_to(ROOT).as_posix(), name) for path in files for name in TYPE.findall(path.read_text())}
         self.assertGreater(len(types), 500)
         self.assertEqual(sorted(types - tags), [])
+
+
+class CompileAlone(unittest.TestCase):
+    def test_missing_include(self):
+        tool = load("compile-alone")
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            lacking = "std::string text;\n"
+            write(root, {"complete.cpp": "#include <string>\n" + lacking, "lacking.cpp": lacking, "other/lacking.cpp": lacking})
+            files = [root / "complete.cpp", root / "lacking.cpp", root / "other" / "lacking.cpp"]
+            (root / "compile_commands.json").write_text(json.dumps(
+                [{"directory": name, "file": str(path), "command": f"g++ -o made.o -c {path}"} for path in files]))
+            found = tool.commands(root, [root / "complete.cpp", root / "lacking.cpp"])
+            errors = dict(tool.compile_each(found, 2))
+            self.assertEqual(sorted(errors), files[:2])
+            self.assertIsNone(errors[files[0]])
+            self.assertIn("string", errors[files[1]])
+            self.assertFalse((root / "made.o").exists())
 
 
 if __name__ == "__main__":

@@ -2,29 +2,16 @@
 only print what those of Lockstep would."""
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 import unittest.mock
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TOOL = ROOT / "tools" / "prove-gpu"
-
-
-def load():
-    loader = importlib.machinery.SourceFileLoader("prove_gpu", str(TOOL))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("prove_gpu", loader))
-    sys.modules["prove_gpu"] = module
-    loader.exec_module(module)
-    return module
-
+from tool import ROOT, load
 
 TESTS = """#!/bin/sh
 echo "$LOCKSTEP_TEST_DEVICE $LD_PRELOAD $0 $*" >>"$CALLS"
@@ -57,7 +44,7 @@ PROGRAMS = {"test_device": TESTS, "test_parity": TESTS, "bench_train_step": STEP
 
 class ProveGpu(unittest.TestCase):
     def setUp(self):
-        self.tool = load()
+        self.tool = load("prove-gpu")
         self.tool.Proof.look_at_torch = lambda proof, torch: setattr(proof, "torch_fault", "no torch")
         holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
@@ -169,7 +156,7 @@ class ProveGpu(unittest.TestCase):
                                     (["--timeout", "0"], "--timeout: got 0, expected more than 0"),
                                     (["--parts", "all"], "invalid choice: 'all'"),
                                     (["--report", "/nowhere/report.md"], "whose folder does not exist")):
-            run = subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=False)
+            run = subprocess.run([ROOT / "tools" / "prove-gpu", *arguments], capture_output=True, text=True, check=False)
             self.assertEqual(run.returncode, 2)
             self.assertIn(expected, run.stderr)
 

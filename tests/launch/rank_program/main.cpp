@@ -13,6 +13,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -33,6 +34,7 @@ namespace {
 
 using lockstep::Communicator;
 using lockstep::Environment;
+using lockstep::detail::ErrorRecord;
 
 std::shared_ptr<lockstep::host::World> world() {
   const auto& environment = Environment::get();
@@ -69,10 +71,6 @@ void start_descendant(bool own_session) {
   if (fork() != 0) _exit(0);
   say("descendant " + std::to_string(getpid()));
   sleep_on();
-}
-
-void print_many_lines() {
-  for (int i = 0; i < 40; ++i) std::cerr << "line " << i << '\n';
 }
 
 /// Prints open descriptors that another process could inherit, and their targets. Omits standard
@@ -208,10 +206,6 @@ const std::map<std::string, Behaviour, std::less<>> behaviours{
        std::vector<std::string> taken;
        for (;;) taken.emplace_back(std::size_t{1} << 20, 'x');
      })},
-    {"many-lines", in_the_world([] {
-       print_many_lines();
-       return 5;
-     })},
     {"stubborn",
      []() -> int {
        const auto group = join();
@@ -238,103 +232,48 @@ const std::map<std::string, Behaviour, std::less<>> behaviours{
      }},
 };
 
-void record(const lockstep::detail::ErrorRecord& error) {
-  const int rank = Environment::get().rank.value();
-  world()->record_error(rank, error, rank);
-}
-
-/// Ranks that all fail, the chosen rank last although it has the cause.
-struct FailingTogether {
-  std::function<int()> chosen;
-  std::function<int(int chosen)> others;
+/// What a rank does that fails together with others: it records and prints an error, and ends.
+struct Failing {
+  enum class End { at_once, after_others, never };
+  std::optional<ErrorRecord> error{};  ///< repeats: that of the chosen rank
+  const char* printed = nullptr;
+  End end = End::at_once;
 };
 
-/// Ends with an error once the chosen rank has come so far that it is known.
-int fail_silently(int chosen) {
-  while (world()->arena().rank(chosen).pid.load() == 0) std::this_thread::yield();
-  return 1;
-}
+const ErrorRecord disk_full{.text = "disk full"};
 
-void become_known() {
-  lockstep::host::publish_pid(world()->arena().rank(Environment::get().rank.value()), getpid());
-}
-
-int fail_after_others() {
-  await_failure();
-  return 1;
-}
-
-int print_and_fail_last() {
-  std::cerr << "disk full" << std::endl;
-  become_known();
-  return fail_after_others();
-}
-
-const std::map<std::string, FailingTogether, std::less<>> failing_together{
+/// Ranks that all fail: the chosen rank, which has the cause although most end after the others,
+/// and what the others do once the launcher knows the chosen rank.
+const std::map<std::string, std::pair<Failing, Failing>, std::less<>> failing_together{
     {"last-with-own-error",
-     {.chosen =
-          [] {
-            record({.text = "disk full"});
-            become_known();
-            return fail_after_others();
-          },
-      .others =
-          [](int chosen) {
-            const auto text = "rank " + std::to_string(chosen) + ": disk full";
-            record({.rank = chosen, .repeats = true, .text = text});
-            return fail_silently(chosen);
-          }}},
-    {"printed-error",
-     {.chosen =
-          [] {
-            record({.text = "disk full"});
-            std::cerr << "program: disk full" << std::endl;
-            become_known();
-            return 1;
-          },
-      .others = fail_silently}},
+     {{disk_full, nullptr, Failing::End::after_others},
+      {ErrorRecord{.repeats = true, .text = "the chosen rank: disk full"}}}},
+    {"printed-error", {{disk_full, "program: disk full"}, {}}},
     {"raised-error",
-     {.chosen =
-          [] {
-            record({.raised = true, .text = "disk full"});
-            return print_and_fail_last();
-          },
-      .others =
-          [](int chosen) {
-            record({.rank = chosen, .repeats = true, .raised = true, .text = "disk full"});
-            std::cerr << "disk full" << std::endl;
-            return fail_silently(chosen);
-          }}},
+     {{ErrorRecord{.raised = true, .text = "disk full"}, "disk full", Failing::End::after_others},
+      {ErrorRecord{.repeats = true, .raised = true, .text = "disk full"}, "disk full"}}},
     {"last-after-another-caught-an-error",
-     {.chosen = print_and_fail_last,
-      .others =
-          [](int chosen) {
-            record({.raised = true, .text = "caught"});
-            return fail_silently(chosen);
-          }}},
+     {{{}, "disk full", Failing::End::after_others},
+      {ErrorRecord{.raised = true, .text = "caught"}}}},
     {"last-with-printed-error",
-     {.chosen =
-          [] {
-            record({.text = "disk full"});
-            std::cerr << "program: disk full" << std::endl;
-            become_known();
-            return fail_after_others();
-          },
-      .others =
-          [](int chosen) {
-            record({.text = "disk full"});
-            std::cerr << "a warning" << std::endl;
-            return fail_silently(chosen);
-          }}},
-    {"never-ends-with-own-error",
-     {.chosen = []() -> int {
-        record({.text = "disk full"});
-        become_known();
-        sleep_on();
-      },
-      .others = fail_silently}},
-    {"last-with-stderr", {.chosen = print_and_fail_last, .others = fail_silently}},
+     {{disk_full, "program: disk full", Failing::End::after_others}, {disk_full, "a warning"}}},
+    {"never-ends-with-own-error", {{disk_full, nullptr, Failing::End::never}, {}}},
+    {"last-with-stderr", {{{}, "disk full", Failing::End::after_others}, {}}},
 };
+
+int fail(const Failing& failing, int rank, int chosen) {
+  if (auto error = failing.error) {
+    if (error->repeats) error->rank = chosen;
+    world()->record_error(rank, *error, rank);
+  }
+  if (failing.printed != nullptr) std::cerr << failing.printed << std::endl;
+  auto& pid = world()->arena().rank(chosen).pid;
+  if (rank == chosen) lockstep::host::publish_pid(world()->arena().rank(rank), getpid());
+  while (pid.load() == 0) std::this_thread::yield();
+  if (failing.end == Failing::End::never) sleep_on();
+  if (failing.end == Failing::End::after_others) await_failure();
+  return 1;
+}
 
 int run(std::string_view behaviour, int chosen) {
   say("pid " + std::to_string(getpid()));
@@ -344,7 +283,7 @@ int run(std::string_view behaviour, int chosen) {
     return 0;
   }
   if (const auto found = failing_together.find(behaviour); found != failing_together.end()) {
-    return rank == chosen ? found->second.chosen() : found->second.others(chosen);
+    return fail(rank == chosen ? found->second.first : found->second.second, rank, chosen);
   }
   if (rank == chosen) return behaviours.find(behaviour)->second();
   const auto group = join();

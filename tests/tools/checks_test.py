@@ -1,22 +1,8 @@
-"""Plants one bad #include at a time and expects tools/check-includes to name it."""
+"""Plants one bad #include or link at a time and expects tools/check-includes or tools/check-links to name it."""
 
-import pathlib
-import subprocess
-import sys
-import tempfile
 import unittest
 
-CHECK = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "check-includes"
-
-
-def check(files: dict[str, str]) -> tuple[int, str]:
-    with tempfile.TemporaryDirectory() as root:
-        for name, text in files.items():
-            path = pathlib.Path(root) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        run = subprocess.run([sys.executable, CHECK, root], capture_output=True, text=True)
-        return run.returncode, run.stdout + run.stderr
+from tool import check
 
 
 class CheckIncludes(unittest.TestCase):
@@ -28,7 +14,7 @@ class CheckIncludes(unittest.TestCase):
             files.setdefault(path, "#pragma once\n")
             included = '"' + path.removeprefix("extras/include/").removeprefix("include/").removeprefix("src/") + '"'
             files[file] = f"#pragma once\n\n#include {included}\n"
-        code, output = check(files)
+        code, output = check("check-includes", files)
         self.assertEqual(code, 1, output)
         self.assertIn(f"{file}:3: includes {included[1:-1]}", output)
         self.assertIn(reason, output)
@@ -66,7 +52,7 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("extras/include/lockstep/datasets.h", '"extras/data/idx.h"', "public headers only")
         self.expect_offence("extras/include/lockstep/datasets.h", '"src/core/text.h"', "public headers only")
         self.expect_offence("extras/data/a.h", "<torch/torch.h>", "narrow")
-        code, output = check({"extras/data/a.h": "#pragma once\n", "src/data/a.h": "#pragma once\n"})
+        code, output = check("check-includes", {"extras/data/a.h": "#pragma once\n", "src/data/a.h": "#pragma once\n"})
         self.assertEqual(code, 1)
         self.assertIn("has the name of", output)
 
@@ -83,23 +69,23 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("src/logging/a.h", "<nlohmann/json.hpp>", "include that library in a .cpp")
 
     def test_names_that_occur_twice(self):
-        code, output = check({"src/core/a.h": "#pragma once\n", "src/group/a.h": "#pragma once\n"})
+        code, output = check("check-includes", {"src/core/a.h": "#pragma once\n", "src/group/a.h": "#pragma once\n"})
         self.assertEqual(code, 1)
         self.assertIn("src/group/a.h: has the name of src/core/a.h", output)
 
     def test_unknown_layer(self):
-        code, output = check({"src/attic/a.h": "#pragma once\n"})
+        code, output = check("check-includes", {"src/attic/a.h": "#pragma once\n"})
         self.assertEqual(code, 1)
         self.assertIn("attic is no layer", output)
 
     def test_nothing_to_check(self):
-        self.assertEqual(check({"README.md": ""})[0], 1)
+        self.assertEqual(check("check-includes", {"README.md": ""})[0], 1)
 
     def test_what_is_allowed(self):
         headers = ("src/comm/control/b.h", "include/lockstep/error.h", "include/lockstep/samplers.h",
                    "include/lockstep/strategy.h", "bench/ranks.h", "src/launch/plan.h", "src/core/text.h",
                    "extras/include/lockstep/extras.h", "extras/data/idx.h")
-        code, output = check({name: "#pragma once\n" for name in headers} | {
+        code, output = check("check-includes", {name: "#pragma once\n" for name in headers} | {
             "src/core/log.cpp": "#include <spdlog/spdlog.h>\n",
             "src/comm/host/a.cpp": "#include \"comm/control/b.h\"\n",
             "src/comm/mpi/a.cpp": "#include <mpi.h>\n#include \"lockstep/error.h\"\n",
@@ -111,6 +97,50 @@ class CheckIncludes(unittest.TestCase):
         })
         self.assertEqual(code, 0, output)
         self.assertIn("0 offences", output)
+
+
+class CheckLinks(unittest.TestCase):
+    def expect_offence(self, link: str, reason: str) -> None:
+        code, output = check("check-links", {"docs/page.md": f"# Page\n\ntext\n{link}\n", "docs/other.md": "# Other page\n"})
+        self.assertEqual(code, 1, output)
+        self.assertIn("docs/page.md:4: link", output)
+        self.assertIn(reason, output)
+
+    def test_missing_files(self):
+        self.expect_offence("[a](nowhere.md)", "'nowhere.md' names no file")
+        self.expect_offence("![a](picture.svg)", "names no file")
+        self.expect_offence('<img alt="a" src="picture.svg">', "names no file")
+        self.expect_offence("[a]: nowhere.md", "names no file")
+
+    def test_missing_anchors(self):
+        self.expect_offence("[a](#nowhere)", "names no heading of docs/page.md")
+        self.expect_offence("[a](other.md#page)", "names no heading of docs/other.md")
+
+    def test_targets_that_no_site_can_serve(self):
+        self.expect_offence("[a](/docs/other.md)", "is absolute")
+        self.expect_offence("[a](../../other.md)", "leaves the repository")
+        self.expect_offence("[a]()", "is empty")
+
+    def test_pages_that_sources_name(self):
+        code, output = check("check-links", {"src/a.h": "\n/// docs/page.md#nowhere says more.\n", "docs/page.md": "# Page\n"})
+        self.assertEqual(code, 1)
+        self.assertIn("src/a.h:2: link 'docs/page.md#nowhere' names no heading", output)
+
+    def test_nothing_to_check(self):
+        self.assertEqual(check("check-links", {"src/a.h": ""})[0], 1)
+
+    def test_what_is_allowed(self):
+        code, output = check("check-links", {
+            "README.md": "# A `name`, and *more*: 2\n\n## Twice\n\n## Twice\n\n"
+                         "[a](#a-name-and-more-2) [b\nb](#twice-1) [c](docs) [d](src/a.h#L2)\n"
+                         "[e](https://example.com/x#y) [f](docs/page.md#ünder)\n\n"
+                         "    [code](nowhere.md)\n\n```\n[code](nowhere.md)\n```\n\n`[code](nowhere.md)`\n",
+            "docs/page.md": "# Ünder\n\n<a id=\"named\"></a>\n[a](../README.md) [b](#named)\n",
+            "src/a.h": "\n// docs/page.md#named\n",
+            "build/page.md": "[a](nowhere.md)\n",
+        })
+        self.assertEqual(code, 0, output)
+        self.assertIn("2 pages, 0 offences", output)
 
 
 if __name__ == "__main__":
