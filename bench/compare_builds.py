@@ -26,7 +26,7 @@ import subprocess
 import sys
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = {"1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "25 MiB": 25 * MIB}
+SIZES = {"4 bytes": 4, "1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "25 MiB": 25 * MIB}
 STEPS = {
     "CNN": ["--model", "cnn", "--steps", 20],
     "CNN, FusedSgd": ["--model", "cnn", "--steps", 20, "--fused"],
@@ -111,8 +111,10 @@ def figures():
             flags = ["all_reduce", "-n", 2, "--memory", memory, "--min", size, "--max", size]
             yield f"all_reduce of {name}, {memory} memory", "µs", collective([], *flags)
     for kind in ("broadcast", "all_gather", "reduce_scatter"):
-        flags = [kind, "-n", 2, "--memory", "group", "--min", 25 * MIB, "--max", 25 * MIB]
-        yield f"{kind} of 25 MiB, group memory", "µs", collective([], *flags)
+        for name in ("1 KiB", "25 MiB"):
+            flags = [kind, "-n", 2, "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
+            yield f"{kind} of {name}, group memory", "µs", collective([], *flags)
+    yield "barrier", "µs", collective([], "barrier", "-n", 2)
     for name, size in SIZES.items():
         flags = ["all_reduce", "--backend", "mpi", "--memory", "private", "--min", size, "--max", size]
         yield f"all_reduce of {name} over MPI", "µs", collective(MPIRUN, *flags)
