@@ -82,7 +82,7 @@ inline void prepare_devices() {
 inline std::vector<std::string> take_reports() {
   if (on_gpus()) return {};
   auto reports = simulation::take_races();
-  for (auto& fault : simulation::take_nccl_faults()) reports.push_back(std::move(fault));
+  for (auto& fault : nccl_double()->take_faults()) reports.push_back(std::move(fault));
   return reports;
 }
 

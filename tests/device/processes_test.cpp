@@ -77,7 +77,7 @@ const ProcessBody same_device("device: nccl, ranks share a device", [](auto rank
 });
 const ProcessBody shared_by_nccl("device: nccl 2.30, ranks share a device", [](auto ranks) {
   prepare_devices();
-  nccl_double_set_version(23007);
+  nccl_double()->version = 23007;
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   train(device_world(ranks, DeviceBackend::nccl, 0), 6, -1);
 });
@@ -122,14 +122,14 @@ const ProcessBody killed_in_call("device: nccl, a rank is killed in a call of NC
                                    group.all_reduce(tensor).wait();
                                    group.barrier().wait();
                                    if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
-                                   nccl_double_slow_groups(std::numeric_limits<int>::max());
+                                   nccl_double()->slow_groups = std::numeric_limits<int>::max();
                                    group.all_reduce(tensor).wait();
                                  });
 
 /// NCCL does not start in time on rank 0. Every rank gets an error, and the world stays usable.
 const ProcessBody late_start("device: nccl, its start takes too long on a rank", [](auto ranks) {
   prepare_devices();
-  if (ranks->rank() == 0) nccl_double_slow_init(std::numeric_limits<int>::max());
+  if (ranks->rank() == 0) nccl_double()->slow_init = std::numeric_limits<int>::max();
   const Group world(ranks);
   std::string text;
   try {

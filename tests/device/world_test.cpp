@@ -102,7 +102,7 @@ TEST_F(DeviceWorld, NeedsNccl) {
   simulation::install();
   const auto exits_with = [](const char* library, int version) {
     ::setenv("LOCKSTEP_NCCL", library, 1);
-    nccl_double_set_version(version);
+    nccl_double()->version = version;
     try {
       const Variable backend("LOCKSTEP_DEVICE_BACKEND", "nccl");
       spawn(2, [](const Group&) {}, {.device = simulation::device_type()});
@@ -113,7 +113,7 @@ TEST_F(DeviceWorld, NeedsNccl) {
     std::_Exit(0);
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(exits_with("/nonexistent/libnccl.so.2", 0), ::testing::ExitedWithCode(3),
+  EXPECT_EXIT(exits_with("/nonexistent/libnccl.so.2", 21900), ::testing::ExitedWithCode(3),
               "cannot load /nonexistent/libnccl.so.2.*expected NCCL 2.19.0 or newer");
   EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21805), ::testing::ExitedWithCode(3),
               "got NCCL 2.18.5 from .*expected NCCL 2.19.0 or newer");

@@ -18,8 +18,6 @@ struct ncclUniqueId {
 
 enum ncclResult_t {
   ncclSuccess = 0,
-  ncclUnhandledCudaError = 1,
-  ncclSystemError = 2,
   ncclInternalError = 3,
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
@@ -31,9 +29,7 @@ enum ncclDataType_t {
   ncclInt8 = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
-  ncclUint32 = 3,
   ncclInt64 = 4,
-  ncclUint64 = 5,
   ncclFloat16 = 6,
   ncclFloat32 = 7,
   ncclFloat64 = 8,

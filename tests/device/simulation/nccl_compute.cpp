@@ -1,5 +1,3 @@
-#include "tests/device/simulation/nccl_compute.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <cstring>
 
 #include "tests/device/simulation/nccl_api.h"
+#include "tests/device/simulation/nccl_world.h"
 
 namespace lockstep::simulation::nccl {
 namespace {
@@ -44,7 +43,7 @@ Value combine(int op, Value a, Value b) {
 template <class Element, class Value>
 void reduce(const std::vector<const Announcement*>& ranks,
             const std::vector<const std::byte*>& memory, std::size_t first, std::byte* out) {
-  const auto& call = *ranks[0];
+  const auto& call = ranks[0]->arguments;
   const auto count = static_cast<std::size_t>(call.count);
   std::vector<Value> sum(count);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -71,12 +70,8 @@ Reduce reduce_of(int dtype) {
       return reduce<std::uint8_t, std::uint8_t>;
     case ncclInt32:
       return reduce<std::int32_t, std::int32_t>;
-    case ncclUint32:
-      return reduce<std::uint32_t, std::uint32_t>;
     case ncclInt64:
       return reduce<std::int64_t, std::int64_t>;
-    case ncclUint64:
-      return reduce<std::uint64_t, std::uint64_t>;
     case ncclFloat16:
       return reduce<Float16, float>;
     case ncclBfloat16:
@@ -99,11 +94,9 @@ std::size_t width(int dtype) {
     case ncclBfloat16:
       return 2;
     case ncclInt32:
-    case ncclUint32:
     case ncclFloat32:
       return 4;
     case ncclInt64:
-    case ncclUint64:
     case ncclFloat64:
       return 8;
     default:
@@ -113,7 +106,7 @@ std::size_t width(int dtype) {
 
 std::vector<std::byte> compute(const std::vector<const Announcement*>& ranks,
                                const std::vector<const std::byte*>& memory, int rank) {
-  const auto& call = *ranks[0];
+  const auto& call = ranks[0]->arguments;
   const auto bytes = static_cast<std::size_t>(call.count) * width(call.dtype);
   std::vector<std::byte> result(bytes *
                                 (call.operation == Operation::all_gather ? ranks.size() : 1));

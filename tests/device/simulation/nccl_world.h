@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace lockstep::simulation::nccl {
 
@@ -23,18 +24,23 @@ enum class Operation : int {
   recv
 };
 
+/// The arguments of an operation that all ranks must have in common.
+struct Arguments {
+  Operation operation;
+  std::uint64_t count;
+  int dtype, op, root;  // the root of a message is its other rank
+  bool operator==(const Arguments&) const = default;
+};
+
 /// How many operations a rank had issued on a communicator.
 struct Issued {
   std::uint64_t communicator;
   std::uint64_t operations;
 };
 
-/// The arguments of one rank's collective. Ranks compare them, and find each other's memory by
-/// them.
+/// One rank's collective. Ranks compare the arguments, and find each other's memory by it.
 struct Announcement {
-  Operation operation;
-  std::uint64_t count;
-  int dtype, op, root;
+  Arguments arguments;
   std::uint64_t in;  // offset in the rank's device memory
   int order_count;
   Issued orders[most_orders];  // on other communicators, before this collective
@@ -51,12 +57,10 @@ struct Slot {
 struct Message {
   std::atomic<std::uint64_t> sent;
   std::atomic<std::uint64_t> taken;
-  std::uint64_t count;
-  int dtype;
+  Arguments arguments;
   std::uint64_t in;
 };
 struct Member {
-  std::atomic<int> has_joined;
   pid_t process;
   int device;
   int arena;  // descriptor of the process
@@ -66,7 +70,9 @@ struct Member {
 /// The state that the ranks of a communicator share. Zeros are the initial state. It has no lock: a
 /// process that is killed leaves its peers waiting, as with NCCL, and they can still abort.
 struct World {
-  std::atomic<int> size;
+  std::uint64_t id;       // unique on the machine
+  pid_t maker;            // has the descriptor that ranks open
+  std::atomic<int> file;  // until all have joined
   std::atomic<int> joined;
   std::atomic<int> ended;  // called ncclCommDestroy or ncclCommAbort
   Member members[most_ranks];
@@ -74,15 +80,25 @@ struct World {
   Message messages[most_ranks][most_ranks];  // from, to
 };
 
-/// Maps the named object, which the first rank makes.
-std::shared_ptr<World> open_world(const std::string& name);
-/// Removes the name. The object lives as long as a rank maps it.
-void remove_name(const std::string& name);
+/// Makes a world without ranks. Returns its path, which processes of the machine can open.
+std::string make_world();
+std::shared_ptr<World> open_world(const std::string& path);
+/// Closes the descriptor of a world that all ranks have joined, in the process that made it.
+void close_descriptor(World& world);
 
 /// Whether a member's process has ended, or is about to.
 bool has_ended(const Member& member);
 
 /// A member's device memory, for reading. Null if its process is gone.
 const std::byte* memory_of(const Member& member);
+
+/// Bytes of an element, 0 for a dtype that the double does not have.
+std::size_t width(int dtype);
+
+/// The result of a collective for one rank, of what all ranks announced and the start of their
+/// memory. It reduces in the order of ranks: float and double in their dtype, 16-bit floats in
+/// float.
+std::vector<std::byte> compute(const std::vector<const Announcement*>& ranks,
+                               const std::vector<const std::byte*>& memory, int rank);
 
 }  // namespace lockstep::simulation::nccl
