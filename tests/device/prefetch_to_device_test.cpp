@@ -100,12 +100,10 @@ TEST_P(PrefetchToDevice, ThePassMayBeLeftEarly) {
 }
 
 TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
   PrefetchLoader loader(DeviceRows(), sampler(), options());
   std::vector<at::Tensor> sums;
-  at::Tensor targets;
   for (auto batch = loader.begin(); batch != loader.end();) {
-    const c10::Stream stream = guard.getStreamFromGlobalPool(device);
+    const c10::Stream stream = new_stream(device);
     const c10::StreamGuard on(stream);
     ++batch;
     if (batch == loader.end()) break;

@@ -1,7 +1,5 @@
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -34,27 +32,9 @@ at::TensorOptions options_of(const Group& group) {
   return at::TensorOptions().device(group.device());
 }
 
-c10::Stream new_stream(const Group& group) {
-  return c10::impl::VirtualGuardImpl(group.device().type()).getStreamFromGlobalPool(group.device());
-}
-
-c10::Stream current_stream(const Group& group) {
-  return c10::impl::VirtualGuardImpl(group.device().type()).getStream(group.device());
-}
-
-void order(const c10::Stream& earlier, const c10::Stream& later) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
-}
-
-class Streams : public OnDevices {
+class Streams : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    OnDevices::SetUp();
-    if (!IsSkipped()) delay_streams(200);
-  }
-  void TearDown() override { delay_streams(0); }
+  Streams() : OnDelayedDevices(200) {}
 };
 
 // The program may drop a tensor before its collective is complete.
@@ -75,9 +55,9 @@ TEST_P(Streams, OperationsKeepTheirTensors) {
 TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
   run([](const Group& group) {
     const auto tensor = at::ones({5000}, options_of(group));
-    const auto other = new_stream(group);
+    const auto other = new_stream(group.device());
     auto work = group.all_reduce(tensor);
-    order(current_stream(group), other);
+    order(current_stream(group.device()), other);
     const c10::StreamGuard guard(other);
     work.wait();
     EXPECT_EQ(tensor[17].item<float>(), group.size());
@@ -108,7 +88,7 @@ TEST_P(Streams, AGroupEndsAfterItsOperations) {
 
 /// Two layers whose forward, and so whose backward, is on different streams.
 struct Branches : torch::nn::Module {
-  explicit Branches(const Group& group) : stream(new_stream(group)) {
+  explicit Branches(const Group& group) : stream(new_stream(group.device())) {
     register_module("left", left);
     register_module("right", right);
     const torch::NoGradGuard no_grad;
@@ -121,7 +101,7 @@ struct Branches : torch::nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& input) {
-    const auto main = c10::impl::VirtualGuardImpl(input.device().type()).getStream(input.device());
+    const auto main = current_stream(input.device());
     order(main, stream);
     at::Tensor other;
     {
@@ -215,10 +195,10 @@ simulation::Counts cost_of_step(const std::string& strategy, bool wrapped) {
     const auto input = at::ones({4, 20}, options_of(group));
     for (int step = 0; step < 4; ++step) {
       simulation::synchronize_all();
-      const auto before = simulation::counts();
+      const auto before = simulation::counts(0);
       model->zero_grad();
       (wrapped ? (*ddp)(input) : model->forward(input)).sum().backward();
-      cost = simulation::counts() - before;
+      cost = simulation::counts(0) - before;
     }
   });
   return cost;

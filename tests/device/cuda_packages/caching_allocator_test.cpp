@@ -51,7 +51,7 @@ TEST_F(CachingAllocator, MemoryThatAnotherStreamUsesIsARaceUnlessItIsRecorded) {
     auto sum = at::zeros({}, device);
     simulation::synchronize_all();
     const void* const at = tensor.const_data_ptr();
-    simulation::slow_down(0, side.native_handle(), 20'000);
+    simulation::slow_down(0, 20'000);
     {
       const c10::StreamGuard on(side);
       sum.add_(tensor.sum());
@@ -61,7 +61,7 @@ TEST_F(CachingAllocator, MemoryThatAnotherStreamUsesIsARaceUnlessItIsRecorded) {
     const auto next = at::zeros({elements}, device);
     EXPECT_EQ(next.const_data_ptr() == at, !recorded);
     simulation::synchronize_all();
-    simulation::slow_down(0, side.native_handle(), 0);
+    simulation::slow_down(0, 0);
     const auto races = simulation::take_races();
     if (recorded) {
       EXPECT_THAT(races, IsEmpty());

@@ -58,6 +58,7 @@ NOT_SUPPORTED(cudaMallocAsync, void**, size_t, cudaStream_t)
 NOT_SUPPORTED(cudaFreeAsync, void*, cudaStream_t)
 NOT_SUPPORTED(cudaGraphNodeGetDependencies, cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
               size_t*)
+NOT_SUPPORTED(cudaEventElapsedTime, float*, cudaEvent_t, cudaEvent_t)
 NOT_SUPPORTED(cudaIpcGetMemHandle, cudaIpcMemHandle_t*, void*)
 NOT_SUPPORTED(cudaIpcOpenMemHandle, void**, cudaIpcMemHandle_t, unsigned)
 NOT_SUPPORTED(cudaIpcCloseMemHandle, void*)
@@ -200,11 +201,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return result_of([&] { simulation::synchronize(event_of(event)); });
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return result_of([&] {
-    *milliseconds = static_cast<float>(simulation::milliseconds(event_of(from), event_of(to)));
-  });
 }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 #include "tests/device/simulation/accelerator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -131,9 +132,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const auto id = 1 + static_cast<int>(counter++ % pool) + (high_priority ? pool : 0);
     return torch_stream(index, id);
   }
-  c10::Stream getNewStream(c10::Device device, int priority) const override {
-    return getStreamFromGlobalPool(device, priority < 0);
-  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto old = getStream(stream.device());
     current_streams[static_cast<std::size_t>(index_of(stream.device()))] =
@@ -171,9 +169,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     if (event != nullptr) destroy(as_event(event));
-  }
-  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
-    return milliseconds(as_event(from), as_event(to));
   }
 };
 
@@ -252,6 +247,18 @@ Stream* runtime_stream(const c10::Stream& stream) {
 Stream* runtime_stream(c10::Device device) {
   const int index = index_of(device);
   return simulation::stream(index, current_streams[static_cast<std::size_t>(index)]);
+}
+
+/// Operators of each kind: CUDA runs them in the lower precision, or in float32.
+static void register_autocast() {
+  using at::autocast::CastPolicy;
+  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
+  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  all.fallback(torch::CppFunction::makeFallthrough());
+  auto& m = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(mse_loss, fp32)
 }
 
 void register_accelerator() {

@@ -47,6 +47,5 @@ at::Generator next_generator(at::Generator source);
 
 void register_accelerator();
 void register_operators();
-void register_autocast();
 
 }  // namespace lockstep::simulation

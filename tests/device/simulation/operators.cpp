@@ -1,7 +1,6 @@
-#include "tests/device/simulation/operators.h"
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided.h>
@@ -17,22 +16,28 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tests/device/simulation/accelerator.h"
 
+/// Kernels of the simulated device.
 namespace lockstep::simulation::operators {
 namespace {
+
+using torch::jit::Stack;
 
 bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == accelerator_type; }
 
@@ -437,13 +442,12 @@ void run(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack
   for (auto& result : Call(op, kernel, std::move(given)).run()) stack->push_back(std::move(result));
 }
 
+void fallback(const c10::OperatorHandle& op, Stack* stack) { run(op, op, stack); }
+
+#if !LOCKSTEP_SIMULATED_CUDA
 c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
-
-}  // namespace
-
-void fallback(const c10::OperatorHandle& op, Stack* stack) { run(op, op, stack); }
 
 void convolution(const c10::OperatorHandle& op, Stack* stack) {
   static const auto kernel = find("aten::convolution");
@@ -462,6 +466,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   stack->insert(given + 3, c10::IValue(bias));
   run(kernel, kernel, stack);
 }
+#endif
 
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
@@ -533,8 +538,6 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   return self;
 }
 
-namespace {
-
 /// The two devices' current streams are ordered before and after, as by CUDA.
 void copy_between_devices(const at::Tensor& self, const at::Tensor& from) {
   auto* source = runtime_stream(from.device());
@@ -553,8 +556,6 @@ void copy_between_devices(const at::Tensor& self, const at::Tensor& from) {
           });
   order(source, target);
 }
-
-}  // namespace
 
 at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   if (self.numel() == 0) return self;
@@ -617,6 +618,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {at::mul(input, mask).mul_(p < 1 ? 1 / (1 - p) : 0), mask};
 }
 
+/// Lets Module::to() move a parameter from and to the device, as it does for CUDA.
 bool may_share_data(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
@@ -627,9 +629,58 @@ std::int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::Te
   return 0;  // composed of other operators
 }
 
+}  // namespace
 }  // namespace lockstep::simulation::operators
 
 namespace lockstep::simulation {
+
+void register_operators() {
+  using torch::CppFunction;
+  constexpr auto key = accelerator_key;
+  // Never destroyed: autograd's threads may outlive static objects.
+  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  aten.impl("empty.memory_format", TORCH_FN(operators::empty));
+  aten.impl("empty_strided", TORCH_FN(operators::empty_strided));
+  aten.impl("as_strided", TORCH_FN(operators::as_strided));
+  aten.impl("view", TORCH_FN(operators::view));
+  aten.impl("_reshape_alias", TORCH_FN(operators::reshape_alias));
+  aten.impl("set_.source_Storage_storage_offset", TORCH_FN(operators::set_storage));
+  aten.impl("set_.source_Tensor", TORCH_FN(operators::set_tensor));
+  aten.impl("set_", TORCH_FN(operators::set_empty));
+  aten.impl("resize_", TORCH_FN(operators::resize));
+  aten.impl("copy_", TORCH_FN(operators::copy));
+  aten.impl("_local_scalar_dense", TORCH_FN(operators::item));
+  aten.impl("record_stream", TORCH_FN(operators::record_stream));
+  aten.impl("native_dropout", TORCH_FN(operators::native_dropout));
+  aten.impl("_fused_sdp_choice", TORCH_FN(operators::attention_choice));
+#if !LOCKSTEP_SIMULATED_CUDA
+  aten.impl("convolution_overrideable",
+            CppFunction::makeFromBoxedFunction<&operators::convolution>());
+  aten.impl("convolution_backward_overrideable",
+            CppFunction::makeFromBoxedFunction<&operators::convolution_backward>());
+#endif
+  aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(operators::may_share_data));
+  // LibTorch composes these of others on a device that has no kernel. A GPU has one.
+  const auto one_kernel = [&aten](const std::string& name) {
+    aten.impl(name.c_str(), CppFunction::makeFromBoxedFunction<&operators::fallback>());
+  };
+#if LOCKSTEP_SIMULATED_CUDA
+  // LibTorch would choose between libraries of CUDA.
+  one_kernel("convolution");
+  one_kernel("convolution_backward");
+#endif
+  for (const char* name : {"index.Tensor", "native_layer_norm", "native_layer_norm_backward",
+                           "native_group_norm", "native_group_norm_backward"}) {
+    one_kernel(name);
+  }
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!op.name.starts_with("aten::_foreach_")) continue;
+    if (op.overload_name.find("out") != std::string::npos) continue;
+    one_kernel(op.name.substr(6) + (op.overload_name.empty() ? "" : "." + op.overload_name));
+  }
+  all.fallback(CppFunction::makeFromBoxedFunction<&operators::fallback>());
+}
 
 void resize_storage(const c10::Storage& storage, std::size_t bytes) {
   const c10::DeviceGuard on(storage.device());

@@ -96,6 +96,7 @@ struct State {
   std::vector<Stream*> streams;
   std::map<std::pair<int, int>, Stream*> by_id;
   std::array<Counters, devices> counters{};
+  std::array<std::atomic<int>, devices> pauses{};
   std::atomic<int> delay{0};
   std::atomic<bool> exiting{false}, capturing{false}, invalidated{false}, waits_fail{false};
   State();
@@ -127,7 +128,6 @@ struct Stream {
   std::uint64_t pushed = 0, finished = 0;
   bool started = false, busy = false;
   std::exception_ptr error;
-  std::atomic<int> pause{0};
 
   Stream(int of_device, int stream_id, std::size_t stream_index)
       : device(of_device), id(stream_id), index(stream_index) {}
@@ -158,7 +158,7 @@ struct Stream {
       queue.pop_front();
       busy = true;
       lock.unlock();
-      if (task.pauses) sleep(pause);
+      if (task.pauses) sleep(all.pauses[static_cast<std::size_t>(device)]);
       if (const int limit = all.delay; task.pauses && limit > 0) {
         sleep(static_cast<int>(random() % static_cast<unsigned>(limit)));
       }
@@ -190,7 +190,6 @@ struct Recording {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  std::chrono::steady_clock::time_point when;
   Clock clock;
 
   bool is_done() {
@@ -200,7 +199,6 @@ struct Recording {
   void finish() {
     const std::lock_guard lock(mutex);
     done = true;
-    when = std::chrono::steady_clock::now();
     changed.notify_all();
   }
   void wait() {
@@ -544,12 +542,6 @@ void synchronize(Event* event) {
   learn(recording->clock);
 }
 
-double milliseconds(Event* from, Event* to) {
-  if (!from->last || !to->last)
-    throw std::logic_error("simulated device: an event without a record");
-  return std::chrono::duration<double, std::milli>(to->last->when - from->last->when).count();
-}
-
 void reclaim(int device, const std::vector<Stream*>& users, const std::string& name,
              const std::vector<Access>& accesses, std::function<void()> task) {
   const std::lock_guard lock(state().mutex);
@@ -584,32 +576,13 @@ bool end_capture() {
 void fail_waits(bool fails) { state().waits_fail = fails; }
 
 void set_delay(int microseconds) { state().delay = microseconds; }
-void slow_down(int device, void* handle, int microseconds) {
-  auto* named = handle == nullptr ? stream(device, 0) : static_cast<Stream*>(handle);
-  named->pause = microseconds;
-}
 void slow_down(int device, int microseconds) {
-  const std::lock_guard lock(state().mutex);
-  for (auto* each : state().streams) {
-    if (each->device == device) each->pause = microseconds;
-  }
+  state().pauses[static_cast<std::size_t>(device)] = microseconds;
 }
 
 Counts counts(int device) {
   const auto& of = counters(device);
   return {of.kernels, of.collectives, of.copies, of.host_synchronisations};
-}
-
-Counts counts() {
-  Counts sum;
-  for (int device = 0; device < devices; ++device) {
-    const auto one = counts(device);
-    sum.kernels += one.kernels;
-    sum.collectives += one.collectives;
-    sum.copies += one.copies;
-    sum.host_synchronisations += one.host_synchronisations;
-  }
-  return sum;
 }
 
 Counts operator-(const Counts& after, const Counts& before) {

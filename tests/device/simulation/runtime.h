@@ -73,7 +73,6 @@ void record(Event* event, Stream* stream);
 void wait(Stream* stream, Event* event);
 bool done(Event* event);
 void synchronize(Event* event);
-double milliseconds(Event* from, Event* to);
 
 /// Runs the task, on a thread of the device's own, once the streams have finished what they have
 /// now. It orders no stream after another.
