@@ -5,7 +5,10 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
+
+#include "tests/device/on_devices.h"
 
 // A model and data for training on devices and on the CPU, with equal values on both.
 
@@ -44,6 +47,14 @@ inline at::Tensor targets(int rank, int step) {
   return at::arange(6, at::kLong).mul(7).add(rank + step).remainder(10);
 }
 
+/// Those of this rank, on the group's device.
+inline at::Tensor inputs_of(const Group& group, int step) {
+  return images(group.rank(), step).to(group.device());
+}
+inline at::Tensor loss_of(const at::Tensor& outputs, const Group& group, int step) {
+  return at::cross_entropy_loss(outputs, targets(group.rank(), step).to(group.device()));
+}
+
 /// Parameters and buffers after some steps, on the CPU.
 inline std::vector<at::Tensor> values(const torch::nn::Module& model) {
   std::vector<at::Tensor> all;
@@ -64,5 +75,17 @@ inline void expect_equal(const std::vector<at::Tensor>& got,
     EXPECT_LE(distance, tolerance) << "tensor " << i;
   }
 }
+
+/// For tests of training that has the results of the CPU.
+class ComparedWithCpu : public OnDelayedDevices {
+ protected:
+  void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train, double of_nccl,
+               double of_gpus) const {
+    run([&](const Group& group) {
+      const auto expected = train(group.host());
+      expect_equal(train(group), expected, tolerance(of_nccl, of_gpus));
+    });
+  }
+};
 
 }  // namespace lockstep::testing

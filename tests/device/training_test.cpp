@@ -1,19 +1,16 @@
 #include "tests/device/training.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
 
 // Training on devices, compared with the same training on the CPU in the same world.
 
@@ -32,8 +29,7 @@ std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string
                               {.buckets = one_each, .strategy = parse_strategy(strategy)});
   for (int step = 0; step < steps; ++step) {
     sgd.zero_grad();
-    const auto output = ddp(images(group.rank(), step).to(group.device()));
-    at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())).backward();
+    loss_of(ddp(inputs_of(group, step)), group, step).backward();
     sgd.step();
   }
   return values(*net);
@@ -48,9 +44,7 @@ std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::stri
       sgd, net, group,
       DataParallelOptions{.buckets = one_each, .strategy = parse_strategy(strategy)});
   for (int step = 0; step < steps; ++step) {
-    const auto output = net.forward(images(group.rank(), step).to(group.device()));
-    optimizer.backward_and_update(
-        at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())));
+    optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
   }
   return values(net);
 }
