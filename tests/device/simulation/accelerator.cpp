@@ -1,6 +1,5 @@
 #include "tests/device/simulation/accelerator.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
@@ -172,36 +171,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return devices; }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return static_cast<c10::DeviceIndex>(current_device());
-  }
-  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const auto old = getCurrentDevice();
-    set_current_device(device);
-    return old;
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
-  }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
-    return device_generator(device < 0 ? current_device() : device);
-  }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::detail::createCPUGenerator();
-  }
-  at::Device getDeviceFromPtr(void* memory) const override {
-    int device = 0;
-    TORCH_CHECK(is_device_memory(memory, &device), "not memory of a simulated device");
-    return torch_device(device);
-  }
-  bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory(); }
+struct Hooks final : HooksOf<at::PrivateUse1HooksInterface> {
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
     resize_storage(storage, bytes);
   }

@@ -1,4 +1,3 @@
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Utils.h>
 
 #include <mutex>

@@ -3,17 +3,11 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
@@ -27,7 +21,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -205,20 +198,11 @@ bool has_mask(const c10::IValue& indices) {
 
 /// Whether the host needs what the operator computes: the shape of a result, or a number.
 bool must_wait(const c10::OperatorHandle& op, const Stack& given) {
-  static const std::set<std::string> always = {"aten::nonzero",
-                                               "aten::masked_select",
-                                               "aten::_unique",
-                                               "aten::_unique2",
-                                               "aten::unique_dim",
-                                               "aten::unique_consecutive",
-                                               "aten::unique_dim_consecutive",
-                                               "aten::bincount"};
   static const std::set<std::string> by_index = {"aten::index", "aten::index_put_",
                                                  "aten::index_put", "aten::_index_put_impl_"};
   const auto& name = op.operator_name().name;
-  if (always.contains(name)) return true;
+  if (name == "aten::nonzero" || name == "aten::masked_select") return true;
   if (by_index.contains(name)) return has_mask(given[1]);
-  if (name == "aten::repeat_interleave") return given.back().isNone();
   for (const auto& result : op.schema().returns()) {
     if (!is_tensor_or_list(result.type())) return true;
   }
@@ -262,32 +246,12 @@ class Call {
   Stack run() {
     const c10::DeviceGuard on(device_);
     stream_ = runtime_stream(device_);
-    if (is_view()) return make_view();
     take_host_values();
     find_accesses();
     return must_wait(op_, given_) ? run_now() : run_later();
   }
 
  private:
-  bool is_view() const {
-    const auto& returns = op_.schema().returns();
-    if (returns.size() != 1 || returns[0].alias_info() == nullptr) return false;
-    return !returns[0].alias_info()->isWrite() && !given_.empty() && given_[0].isTensor() &&
-           returns[0].type()->kind() == c10::TypeKind::TensorType;
-  }
-
-  /// Views of LibTorch that are kernels, as unfold: the CPU says the shape, no byte is touched.
-  Stack make_view() {
-    const auto base = given_[0].toTensor();
-    auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
-    const auto cpu_base = here[0].toTensor();
-    kernel_.callBoxed(&here);
-    const auto& view = here[0].toTensor();
-    TORCH_CHECK(view.scalar_type() == base.scalar_type(), name_, " is not simulated");
-    const auto offset = base.storage_offset() + view.storage_offset() - cpu_base.storage_offset();
-    return {at::as_strided(base, view.sizes(), view.strides(), offset)};
-  }
-
   /// Refuses what CUDA's kernel refuses, and the CPU's takes.
   void expect_what_cuda_takes() const {
     if (op_.operator_name().name != "aten::native_batch_norm_backward") return;
@@ -513,18 +477,6 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   return self;
 }
 
-at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  return at::native::set_tensor_(self, source);
-}
-
-at::Tensor& set_empty(at::Tensor& self) {
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(
-      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(accelerator_type), true));
-  impl->set_sizes_contiguous({0});
-  return self;
-}
-
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
                          std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard on(self.device());
@@ -538,32 +490,11 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   return self;
 }
 
-/// The two devices' current streams are ordered before and after, as by CUDA.
-void copy_between_devices(const at::Tensor& self, const at::Tensor& from) {
-  auto* source = runtime_stream(from.device());
-  auto* target = runtime_stream(self.device());
-  const auto order = [](Stream* first, Stream* second) {
-    auto* event = make_event();
-    record(event, first);
-    wait(second, event);
-    destroy(event);
-  };
-  order(target, source);
-  enqueue(source, "aten::copy_", Kind::copy, {access(from, false), access(self, true)},
-          [to = cpu_alias(self), source_alias = cpu_alias(from)] {
-            const at::AutoDispatchBelowAutograd below;
-            at::Tensor(to).copy_(source_alias);
-          });
-  order(source, target);
-}
-
 at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   if (self.numel() == 0) return self;
   if (from.sizes() != self.sizes()) return copy(self, from.expand_as(self), non_blocking);
-  if (ours(self) && ours(from) && self.device() != from.device()) {
-    copy_between_devices(self, from);
-    return self;
-  }
+  TORCH_CHECK(!ours(self) || !ours(from) || self.device() == from.device(),
+              "copies between devices are not simulated");
   const auto device = ours(self) ? self.device() : from.device();
   const c10::DeviceGuard on(device);
   auto* stream = runtime_stream(device);
@@ -608,25 +539,9 @@ void record_stream(at::Tensor& self, at::Stream stream) {
       .recordDataPtrOnStream(self.storage().data_ptr(), stream);
 }
 
-std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p,
-                                                  std::optional<bool> train) {
-  if (!train.value_or(true)) {
-    return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
-  }
-  auto mask = at::empty_like(input, input.options().dtype(at::kBool));
-  mask.bernoulli_(1 - p);
-  return {at::mul(input, mask).mul_(p < 1 ? 1 / (1 - p) : 0), mask};
-}
-
 /// Lets Module::to() move a parameter from and to the device, as it does for CUDA.
 bool may_share_data(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
-}
-
-std::int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              const std::optional<at::Tensor>&, double, bool, std::optional<double>,
-                              bool) {
-  return 0;  // composed of other operators
 }
 
 }  // namespace
@@ -646,14 +561,10 @@ void register_operators() {
   aten.impl("view", TORCH_FN(operators::view));
   aten.impl("_reshape_alias", TORCH_FN(operators::reshape_alias));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(operators::set_storage));
-  aten.impl("set_.source_Tensor", TORCH_FN(operators::set_tensor));
-  aten.impl("set_", TORCH_FN(operators::set_empty));
   aten.impl("resize_", TORCH_FN(operators::resize));
   aten.impl("copy_", TORCH_FN(operators::copy));
   aten.impl("_local_scalar_dense", TORCH_FN(operators::item));
   aten.impl("record_stream", TORCH_FN(operators::record_stream));
-  aten.impl("native_dropout", TORCH_FN(operators::native_dropout));
-  aten.impl("_fused_sdp_choice", TORCH_FN(operators::attention_choice));
 #if !LOCKSTEP_SIMULATED_CUDA
   aten.impl("convolution_overrideable",
             CppFunction::makeFromBoxedFunction<&operators::convolution>());
@@ -670,10 +581,7 @@ void register_operators() {
   one_kernel("convolution");
   one_kernel("convolution_backward");
 #endif
-  for (const char* name : {"index.Tensor", "native_layer_norm", "native_layer_norm_backward",
-                           "native_group_norm", "native_group_norm_backward"}) {
-    one_kernel(name);
-  }
+  one_kernel("index.Tensor");
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!op.name.starts_with("aten::_foreach_")) continue;
     if (op.overload_name.find("out") != std::string::npos) continue;

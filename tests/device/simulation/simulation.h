@@ -42,7 +42,7 @@ void slow_down(int device, int microseconds);
 struct Counts {
   std::uint64_t kernels = 0;                ///< operators, among them copies within a device
   std::uint64_t collectives = 0;            ///< kernels of the double of NCCL
-  std::uint64_t copies = 0;                 ///< copies between host and device, or of two devices
+  std::uint64_t copies = 0;                 ///< copies between host and device
   std::uint64_t host_synchronisations = 0;  ///< waits of the host for a stream, event or device
 };
 Counts counts(int device);
