@@ -195,16 +195,6 @@ TEST_F(NcclFailures, KernelsOfSeveralGroups) {
   EXPECT_THAT(take_reports(), Each(Not(HasSubstr("does not end"))));
 }
 
-TEST_F(NcclFailures, SlowStart) {
-  nccl_double()->slow_init = 50;
-  on_devices(3, DeviceBackend::nccl, [](const Group& group) {
-    const auto tensor = ones_on(group, 10);
-    group.all_reduce(tensor).wait();
-    EXPECT_EQ(tensor.sum().item<float>(), 30);
-  });
-  nccl_double()->slow_init = 0;
-}
-
 // A backward that throws makes the caller's stream wait for its buckets, and must not end the
 // process if the device has failed.
 TEST_F(NcclFailures, OfADeviceInABackwardThatThrows) {

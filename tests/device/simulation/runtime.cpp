@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
@@ -65,7 +66,8 @@ struct Arena {
   int file = -1;
   std::byte* device = nullptr;
   std::byte* shadow = nullptr;
-  std::map<std::size_t, std::size_t> holes{{0, arena_bytes}};  // offset to bytes
+  std::size_t used = 0;
+  std::map<std::size_t, std::vector<std::byte*>> released;  // by size, a power of two
 
   Arena() : file(::memfd_create("lockstep-simulation", MFD_CLOEXEC)) {
     if (file < 0 || ::ftruncate(file, arena_bytes) != 0) {
@@ -342,18 +344,21 @@ void set_current_device(int device) { device_of_thread = device; }
 
 void* allocate(int device, std::size_t bytes) {
   bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  const auto taken = std::bit_ceil(bytes);
   auto& all = state();
   const std::lock_guard lock(all.mutex);
   auto& memory = arena(device);
-  for (auto hole = memory.holes.begin(); hole != memory.holes.end(); ++hole) {
-    const auto [offset, free] = *hole;
-    if (free < bytes) continue;
-    memory.holes.erase(hole);
-    if (free > bytes) memory.holes[offset + bytes] = free - bytes;
-    all.blocks[address(memory.device + offset)] = Block{bytes};
-    return memory.device + offset;
+  auto& released = memory.released[taken];
+  if (released.empty() && memory.used + taken > arena_bytes) throw std::bad_alloc();
+  std::byte* at = memory.device + memory.used;
+  if (released.empty()) {
+    memory.used += taken;
+  } else {
+    at = released.back();
+    released.pop_back();
   }
-  throw std::bad_alloc();
+  all.blocks[address(at)] = Block{bytes};
+  return at;
 }
 
 void release(void* block) {
@@ -365,22 +370,9 @@ void release(void* block) {
     report("memory is released that is not allocated");
     return;
   }
-  auto& holes = arena(device).holes;
-  auto offset = arena_offset(block);
-  auto bytes = found->second.bytes;
+  const auto taken = std::bit_ceil(found->second.bytes);
+  arena(device).released[taken].push_back(static_cast<std::byte*>(block));
   all.blocks.erase(found);
-  auto next = holes.upper_bound(offset);
-  if (next != holes.end() && next->first == offset + bytes) {
-    bytes += next->second;
-    next = holes.erase(next);
-  }
-  if (next != holes.begin()) {
-    if (auto before = std::prev(next); before->first + before->second == offset) {
-      offset = before->first;
-      bytes += before->second;
-    }
-  }
-  holes[offset] = bytes;
 }
 
 bool is_device_memory(const void* memory, int* device) {
