@@ -104,19 +104,15 @@ def first_q(record, rank):
 
 
 # The text, the reference, and the tolerance on 3 ranks, where the order of operations differs from the reference's.
-# None: the reference rounds otherwise on any number of ranks, and processors differ, too.
+# None: the reference rounds otherwise on any number of ranks, and processors differ, too. tests/sync tests every strategy; these
+# differ in the number of collectives, in their state, and in what they need of a backward.
 STRATEGIES = [
     ("fp32", lambda _: reference.Fp32(feedback=False), 1e-6),
-    ("fp16", lambda _: reference.Rounded(torch.float16), 2e-3),
-    ("fp16:clip=0.5", lambda _: reference.Rounded(torch.float16, 0.5), 2e-3),
-    ("bf16", lambda _: reference.Rounded(torch.bfloat16), 2e-2),
     ("int8", lambda _: reference.Int8(), 0),
-    ("int8:feedback=off", lambda _: reference.Int8(feedback=False), 0),
     ("topk:0.1", lambda _: reference.top_k(0.1), 0),
     ("topk:0.1,feedback=off", lambda _: reference.top_k(0.1, feedback=False), 0),
     ("threshold:3", lambda _: reference.Threshold(3), 1e-6),
     ("partial_update:of=gradients", lambda _: reference.PartialUpdate(), 1e-6),
-    ("adasum:of=gradients", lambda _: reference.Adasum(), None),
     ("power_sgd:rank=2", lambda record: reference.PowerSgd(first_q(record, 2)), None),
     ("warmup:2:topk:0.05", lambda _: reference.Warmup(2, reference.top_k(0.05)), 1e-6),
     ("warmup:1:warmup:2:int8", lambda _: reference.Warmup(3, reference.Int8()), 1e-6),
@@ -345,6 +341,7 @@ def refused_texts(rank, size):
                            "warmup:3:local_sgd": "PostLocalSGDOptimizer", "partial_update": "of=gradients",
                            "adasum": "of=gradients", "topk:2": "at most 1", "nothing": "expected one of"}.items():
         raises(ValueError, [text.split(":")[0], expected], lambda: lockstep_torch.Strategy(text))
+    lockstep_torch.Strategy("adasum:of=gradients")
     raises(TypeError, ["got a model of type Weighted"], lambda: lockstep_torch.Strategy("fp32", Weighted()))
     raises(TypeError, ["save state_dict() instead"], lambda: pickle.dumps(lockstep_torch.Strategy("fp32")))
 
