@@ -1,8 +1,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,7 +15,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
 
 // The order of work on streams, the life of memory, and what a step costs the host. The simulated
 // device reports an access that no event orders, also where the result happens to be right.
@@ -140,20 +138,15 @@ TEST_P(Streams, GradientsOfSeveralStreams) {
 
 TEST_P(Streams, SynchronizeAndAverages) {
   run([](const Group& group) {
-    torch::nn::Linear model(torch::nn::LinearOptions(30, 30));
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : model->parameters()) parameter.fill_(0.01);
-    }
-    model->to(group.device());
-    torch::optim::SGD sgd(model->parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("local_sgd:period=3"));
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
     for (int step = 0; step < 5; ++step) {
-      const auto input = at::full({4, 30}, group.rank() + step + 1.0, options_of(group));
-      optimizer.backward_and_update(model->forward(input).mean());
+      optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
     }
     optimizer.synchronize();
-    const auto mine = model->weight.detach().sum().cpu();
+    const auto mine = net.last->weight.detach().sum().cpu();
     const auto largest = mine.clone();
     group.host().all_reduce(largest, ReduceOp::max).wait();
     EXPECT_EQ(mine.item<float>(), largest.item<float>());

@@ -21,29 +21,11 @@
 #include "tests/device/simulation/nccl_world.h"
 #include "tests/device/simulation/runtime.h"
 
-using lockstep::simulation::Access;
-using lockstep::simulation::Kind;
-using lockstep::simulation::NcclDouble;
-using lockstep::simulation::Stream;
-using lockstep::simulation::nccl::Announcement;
-using lockstep::simulation::nccl::Arguments;
-using lockstep::simulation::nccl::most_orders;
-using lockstep::simulation::nccl::most_ranks;
-using lockstep::simulation::nccl::Operation;
-using lockstep::simulation::nccl::World;
-namespace simulation = lockstep::simulation;
-namespace nccl = lockstep::simulation::nccl;
-
-namespace {
-
-constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
-
-}  // namespace
-
 /// A rank's communicator. It is never deleted, so that a call after its end is a fault and no
 /// crash.
 struct ncclComm {
-  std::shared_ptr<World> world;
+  static constexpr auto most_ranks = lockstep::simulation::nccl::most_ranks;
+  std::shared_ptr<lockstep::simulation::nccl::World> world;
   int size = 0, rank = 0, device = 0;
 
   std::atomic<bool> is_ready{false}, is_finalized{false}, is_destroyed{false}, is_aborted{false};
@@ -63,7 +45,10 @@ struct ncclComm {
   bool has_ended() const { return is_destroyed || is_aborted; }
 };
 
+namespace lockstep::simulation::nccl {
 namespace {
+
+constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
 
 std::mutex issue_mutex;  // numbers operations in the order in which streams get them
 std::vector<ncclComm*>& communicators() {  // guarded by issue_mutex; never deleted
@@ -103,7 +88,7 @@ void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(50)
 /// Waits until a condition holds, at most longest_end. Returns whether it holds.
 bool wait_until(const std::function<bool()>& condition) {
   const auto begin = std::chrono::steady_clock::now();
-  while (!condition() && !simulation::exiting()) {
+  while (!condition() && !exiting()) {
     if (std::chrono::steady_clock::now() - begin > longest_end) return false;
     pause_briefly();
   }
@@ -118,7 +103,7 @@ struct Call {
   ncclComm* comm;
   Stream* stream;
   std::uint64_t number = 0;  // of its kind and other rank, from 1
-  std::vector<nccl::Issued> orders = {};
+  std::vector<Issued> orders = {};
   bool hangs = false;
   // Progress of the kernel.
   int step = 0;
@@ -128,7 +113,7 @@ struct Call {
   Operation operation() const { return arguments.operation; }
   std::size_t peer() const { return static_cast<std::size_t>(arguments.root); }
   bool is_root() const { return comm->rank == arguments.root; }
-  std::size_t bytes() const { return arguments.count * nccl::width(arguments.dtype); }
+  std::size_t bytes() const { return arguments.count * width(arguments.dtype); }
   std::size_t bytes_of_ranks() const { return bytes() * static_cast<std::size_t>(comm->size); }
   std::size_t in_bytes() const {
     return operation() == Operation::reduce_scatter ? bytes_of_ranks() : bytes();
@@ -185,7 +170,7 @@ bool advance_collective(Call& c) {
     if (comm.collectives_done + 1 != c.number) return false;
     auto& a = own.announcement;
     a = {c.arguments, 0, 0, {}};
-    if (c.reads() && c.bytes() > 0) a.in = simulation::arena_offset(c.in);
+    if (c.reads() && c.bytes() > 0) a.in = arena_offset(c.in);
     for (const auto& order : c.orders) a.orders[a.order_count++] = order;
     own.announced = c.number;
     c.step = 1;
@@ -196,11 +181,11 @@ bool advance_collective(Call& c) {
     std::vector<const std::byte*> memory;
     for (std::size_t r = 0; r < size; ++r) {
       if (world.slots[r].announced < c.number) {
-        if (nccl::has_ended(world.members[r])) comm.error = ncclRemoteError;
+        if (has_ended(world.members[r])) comm.error = ncclRemoteError;
         return false;
       }
       ranks.push_back(&world.slots[r].announcement);
-      memory.push_back(nccl::memory_of(world.members[r]));
+      memory.push_back(memory_of(world.members[r]));
       if (memory.back() == nullptr) return false;  // its process is gone
     }
     const auto different = std::ranges::find_if(
@@ -212,7 +197,7 @@ bool advance_collective(Call& c) {
       c.result.assign(c.out_bytes(), std::byte{0xff});
     } else {
       check_orders(ranks);
-      c.result = nccl::compute(ranks, memory, comm.rank);
+      c.result = compute(ranks, memory, comm.rank);
     }
     own.read = c.number;
     c.step = 2;
@@ -222,7 +207,7 @@ bool advance_collective(Call& c) {
     if (world.slots[r].read < c.number) return false;
   }
   if (c.writes() && !c.result.empty()) {
-    std::memcpy(simulation::shadow(c.out), c.result.data(), c.result.size());
+    std::memcpy(shadow(c.out), c.result.data(), c.result.size());
   }
   comm.collectives_done = c.number;
   return c.is_done = true;
@@ -235,7 +220,7 @@ bool advance_send(Call& c) {
   if (c.step == 0) {
     if (done + 1 != c.number) return false;
     message.arguments = c.arguments;
-    message.in = c.bytes() > 0 ? simulation::arena_offset(c.in) : 0;
+    message.in = c.bytes() > 0 ? arena_offset(c.in) : 0;
     message.sent = c.number;
     c.step = 1;
     return true;
@@ -250,15 +235,15 @@ bool advance_recv(Call& c) {
   auto& done = comm.receives_done[c.peer()];
   auto& message = comm.world->messages[c.peer()][comm.rank];
   if (done + 1 != c.number || message.sent < c.number) return false;
-  const auto* memory = nccl::memory_of(comm.world->members[c.peer()]);
+  const auto* memory = memory_of(comm.world->members[c.peer()]);
   if (memory == nullptr) return false;
   const auto& sent = message.arguments;
   if (sent.count != c.arguments.count || sent.dtype != c.arguments.dtype) {
     fault(ncclSuccess, "mismatch: " + text(c.peer(), sent) + "; " +
                            text(static_cast<std::size_t>(comm.rank), c.arguments));
-    if (c.bytes() > 0) std::memset(simulation::shadow(c.out), 0xff, c.bytes());
+    if (c.bytes() > 0) std::memset(shadow(c.out), 0xff, c.bytes());
   } else if (c.bytes() > 0) {
-    std::memcpy(simulation::shadow(c.out), memory + message.in, c.bytes());
+    std::memcpy(shadow(c.out), memory + message.in, c.bytes());
   }
   message.taken = c.number;
   done = c.number;
@@ -276,7 +261,7 @@ bool advance(Call& c) {
 
 /// The calls of a group make progress together.
 void run_kernel(std::vector<Call>& calls) {
-  while (!simulation::exiting()) {
+  while (!exiting()) {
     bool progress = false, done = true;
     for (auto& c : calls) progress = advance(c) || progress;
     for (const auto& c : calls) done = done && c.is_done;
@@ -289,8 +274,8 @@ void run_kernel(std::vector<Call>& calls) {
 // Issuing.
 
 /// How many collectives this rank has issued on its device's other communicators.
-std::vector<nccl::Issued> orders_beside(const ncclComm& comm) {
-  std::vector<nccl::Issued> orders;
+std::vector<Issued> orders_beside(const ncclComm& comm) {
+  std::vector<Issued> orders;
   for (const auto* other : communicators()) {
     if (other == &comm || other->device != comm.device) continue;
     if (!other->is_ready || other->has_ended() || orders.size() == most_orders) continue;
@@ -331,7 +316,7 @@ void launch(std::vector<Call> calls) {
   }
   ++comm.kernels;
   const auto held = std::make_shared<std::vector<Call>>(std::move(calls));
-  simulation::enqueue(stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
+  enqueue(stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
 }
 
 thread_local int group_depth = 0;
@@ -354,7 +339,7 @@ bool overlap(const Call& c) {
 
 bool is_of_device(const void* memory, int expected) {
   int device = -1;
-  return simulation::is_device_memory(memory, &device) && device == expected;
+  return is_device_memory(memory, &device) && device == expected;
 }
 
 /// Checks that the call may be made now. running: only between the start and ncclCommFinalize.
@@ -375,10 +360,10 @@ std::string mistake(const Call& c) {
   const auto& comm = *c.comm;
   const auto& a = c.arguments;
   const bool is_message = a.operation == Operation::send || a.operation == Operation::recv;
-  if (nccl::width(a.dtype) == 0) return "no such dtype";
+  if (width(a.dtype) == 0) return "no such dtype";
   if (a.root < 0 || a.root >= comm.size) return "no such rank";
   if (a.op < 0 || a.op >= ncclNumOps) return "no such operator";
-  if (simulation::device_of(c.stream) != comm.device) return "a stream of another device";
+  if (device_of(c.stream) != comm.device) return "a stream of another device";
   if (is_message && c.is_root() && group_depth == 0) return "a message to itself needs a group";
   for (const auto& other : group_calls) {
     if (other.comm != c.comm || other.stream != c.stream) {
@@ -424,7 +409,7 @@ ncclResult_t start(ncclComm& comm) {
   auto& world = *comm.world;
   if (!comm.is_ready && comm.error == ncclSuccess) {
     if (world.joined < comm.size) return ncclInProgress;
-    nccl::close_descriptor(world);
+    close_descriptor(world);
     for (int a = 0; a < comm.size; ++a) {
       for (int b = 0; b < a && !may_share_devices(); ++b) {
         if (world.members[a].device != world.members[b].device) continue;
@@ -464,7 +449,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  std::snprintf(id->internal, sizeof id->internal, "%s", nccl::make_world().c_str());
+  std::snprintf(id->internal, sizeof id->internal, "%s", make_world().c_str());
   return ncclSuccess;
 }
 
@@ -479,15 +464,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
     return fault(ncclInvalidUsage, "ncclCommInitRankConfig in a group, or of a wrong rank");
   }
   auto* comm = new ncclComm;
-  comm->world = nccl::open_world(id.internal);
+  comm->world = open_world(id.internal);
   comm->size = ranks;
   comm->rank = rank;
   comm->device = simulation::current_device();
   comm->polls = settings.slow_init.load();
   // NCCL, too, takes the host from this variable.
   const char* const host = std::getenv("NCCL_HOSTID");
-  comm->world->members[rank] = {::getpid(), comm->device,
-                                simulation::arena_file(comm->device).descriptor,
+  comm->world->members[rank] = {::getpid(), comm->device, arena_file(comm->device).descriptor,
                                 std::hash<std::string_view>()(host != nullptr ? host : "")};
   ++comm->world->joined;
   const std::lock_guard lock(issue_mutex);
@@ -588,3 +572,4 @@ ncclResult_t ncclGroupEnd() {
   return comm.polls > 0 ? ncclInProgress : ncclSuccess;
 }
 }
+}  // namespace lockstep::simulation::nccl
