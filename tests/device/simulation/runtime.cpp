@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -189,23 +190,15 @@ namespace {
 /// One recording of an event. A later recording does not affect who waits for this one.
 struct Recording {
   int device = 0;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
   Clock clock;
+  std::promise<void> promise;
+  std::shared_future<void> done = promise.get_future();
 
-  bool is_done() {
-    const std::lock_guard lock(mutex);
-    return done;
+  bool is_done_after(std::chrono::milliseconds time) const {
+    return done.wait_for(time) == std::future_status::ready;
   }
-  void finish() {
-    const std::lock_guard lock(mutex);
-    done = true;
-    changed.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    while (!done && !state().exiting) changed.wait_for(lock, std::chrono::milliseconds(50));
+  void wait() const {
+    while (!state().exiting && !is_done_after(std::chrono::milliseconds(50))) continue;
   }
 };
 
@@ -496,7 +489,7 @@ void record(Event* event, Stream* stream) {
   recording->clock = stream->clock;
   recording->device = stream->device;
   event->last = recording;
-  stream->push([recording] { recording->finish(); });
+  stream->push([recording] { recording->promise.set_value(); });
 }
 
 void wait(Stream* stream, Event* event) {
@@ -521,7 +514,7 @@ bool done(Event* event) {
     report("an event of device " + std::to_string(recording->device) +
            " is queried in a thread with device " + std::to_string(device_of_thread));
   }
-  if (!recording->is_done()) return false;
+  if (!recording->is_done_after({})) return false;
   learn(recording->clock);
   return true;
 }
@@ -542,7 +535,7 @@ void reclaim(int device, const std::vector<Stream*>& users, const std::string& n
     auto recording = std::make_shared<Recording>();
     join(user->clock, state().host);
     join(own->clock, user->clock);
-    user->push([recording] { recording->finish(); });
+    user->push([recording] { recording->promise.set_value(); });
     own->push([recording] { recording->wait(); });
   }
   enqueue_locked(own, name, accesses, std::move(task), false);
