@@ -51,10 +51,6 @@ namespace {
 constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
 
 std::mutex issue_mutex;  // numbers operations in the order in which streams get them
-std::vector<ncclComm*>& communicators() {  // guarded by issue_mutex; never deleted
-  static auto& all = *new std::vector<ncclComm*>;
-  return all;
-}
 std::mutex faults_mutex;
 std::vector<std::string> faults;
 thread_local std::string last_error;
@@ -103,7 +99,6 @@ struct Call {
   ncclComm* comm;
   Stream* stream;
   std::uint64_t number = 0;  // of its kind and other rank, from 1
-  std::vector<Issued> orders = {};
   bool hangs = false;
   // Progress of the kernel.
   int step = 0;
@@ -141,23 +136,6 @@ std::string text(std::size_t rank, const Arguments& a) {
          std::to_string(a.op) + ", root or other rank " + std::to_string(a.root);
 }
 
-void check_orders(const std::vector<const Announcement*>& ranks) {
-  for (std::size_t r = 1; r < ranks.size(); ++r) {
-    for (int i = 0; i < ranks[0]->order_count; ++i) {
-      for (int j = 0; j < ranks[r]->order_count; ++j) {
-        const auto& a = ranks[0]->orders[i];
-        const auto& b = ranks[r]->orders[j];
-        if (a.communicator != b.communicator || a.operations == b.operations) continue;
-        fault(ncclSuccess, "order: before the same " +
-                               std::string(name_of(ranks[0]->arguments.operation)) +
-                               ", rank 0 issued " + std::to_string(a.operations) +
-                               " collectives on another communicator, and rank " +
-                               std::to_string(r) + " issued " + std::to_string(b.operations));
-      }
-    }
-  }
-}
-
 // Kernels. Each advances what it can and returns true if that was anything.
 
 /// Announces the collective, computes when all have announced, writes when all have read.
@@ -168,10 +146,7 @@ bool advance_collective(Call& c) {
   auto& own = world.slots[comm.rank];
   if (c.step == 0) {
     if (comm.collectives_done + 1 != c.number) return false;
-    auto& a = own.announcement;
-    a = {c.arguments, 0, 0, {}};
-    if (c.reads() && c.bytes() > 0) a.in = arena_offset(c.in);
-    for (const auto& order : c.orders) a.orders[a.order_count++] = order;
+    own.announcement = {c.arguments, c.reads() && c.bytes() > 0 ? arena_offset(c.in) : 0};
     own.announced = c.number;
     c.step = 1;
     return true;
@@ -196,7 +171,6 @@ bool advance_collective(Call& c) {
                              text(rank, (*different)->arguments));
       c.result.assign(c.out_bytes(), std::byte{0xff});
     } else {
-      check_orders(ranks);
       c.result = compute(ranks, memory, comm.rank);
     }
     own.read = c.number;
@@ -273,17 +247,6 @@ void run_kernel(std::vector<Call>& calls) {
 
 // Issuing.
 
-/// How many collectives this rank has issued on its device's other communicators.
-std::vector<Issued> orders_beside(const ncclComm& comm) {
-  std::vector<Issued> orders;
-  for (const auto* other : communicators()) {
-    if (other == &comm || other->device != comm.device) continue;
-    if (!other->is_ready || other->has_ended() || orders.size() == most_orders) continue;
-    orders.push_back({other->world->id, other->collectives});
-  }
-  return orders;
-}
-
 /// Whether the failure that a test asked for is this operation.
 bool is_failing(const ncclComm& comm) {
   return comm.rank == 1 && settings.failing_operation > 0 && --settings.failing_operation == 0;
@@ -300,11 +263,9 @@ void launch(std::vector<Call> calls) {
   const std::lock_guard lock(issue_mutex);
   auto& comm = *calls[0].comm;
   auto* const stream = calls[0].stream;
-  const auto orders = orders_beside(comm);
   std::vector<Access> accesses;
   std::string name = "nccl";
   for (auto& c : calls) {
-    c.orders = orders;
     c.number = next_number(c);
     if (is_failing(comm)) {
       c.hangs = true;
@@ -474,8 +435,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   comm->world->members[rank] = {::getpid(), comm->device, arena_file(comm->device).descriptor,
                                 std::hash<std::string_view>()(host != nullptr ? host : "")};
   ++comm->world->joined;
-  const std::lock_guard lock(issue_mutex);
-  communicators().push_back(comm);
   *made = comm;
   return ncclInProgress;
 }

@@ -22,14 +22,12 @@ std::string path_of(pid_t process, int descriptor) {
 }  // namespace
 
 std::string make_world() {
-  static std::atomic<std::uint32_t> next{0};
   const int file = ::memfd_create("lockstep-nccl", MFD_CLOEXEC);
   if (file < 0 || ::ftruncate(file, sizeof(World)) != 0) {
     throw std::runtime_error("the double of NCCL: no shared memory");
   }
   auto path = path_of(::getpid(), file);
   const auto world = open_world(path);
-  world->id = static_cast<std::uint64_t>(::getpid()) << 32 | next++;
   world->maker = ::getpid();
   world->file = file;
   return path;

@@ -12,7 +12,6 @@
 namespace lockstep::simulation::nccl {
 
 constexpr int most_ranks = 32;
-constexpr int most_orders = 32;
 
 enum class Operation : int {
   all_reduce,
@@ -32,18 +31,10 @@ struct Arguments {
   bool operator==(const Arguments&) const = default;
 };
 
-/// How many operations a rank had issued on a communicator.
-struct Issued {
-  std::uint64_t communicator;
-  std::uint64_t operations;
-};
-
 /// One rank's collective. Ranks compare the arguments, and find each other's memory by it.
 struct Announcement {
   Arguments arguments;
   std::uint64_t in;  // offset in the rank's device memory
-  int order_count;
-  Issued orders[most_orders];  // on other communicators, before this collective
 };
 
 /// A rank has one slot for collectives. It announces the next one when all have read the last one.
@@ -70,7 +61,6 @@ struct Member {
 /// The state that the ranks of a communicator share. Zeros are the initial state. It has no lock: a
 /// process that is killed leaves its peers waiting, as with NCCL, and they can still abort.
 struct World {
-  std::uint64_t id;       // unique on the machine
   pid_t maker;            // has the descriptor that ranks open
   std::atomic<int> file;  // until all have joined
   std::atomic<int> joined;
