@@ -24,7 +24,6 @@
 /// A rank's communicator. It is never deleted, so that a call after its end is a fault and no
 /// crash.
 struct ncclComm {
-  static constexpr auto most_ranks = lockstep::simulation::nccl::most_ranks;
   std::shared_ptr<lockstep::simulation::nccl::World> world;
   int size = 0, rank = 0, device = 0;
 
@@ -34,12 +33,10 @@ struct ncclComm {
   std::atomic<int> kernels{0};  // launched and not at their end
   std::mutex start_mutex;       // of start()
 
-  // Operations that the host has issued; guarded by issue_mutex.
+  // Operations that kernels have begun. All are on one stream.
+  lockstep::simulation::Stream* stream = nullptr;
   std::uint64_t collectives = 0;
-  std::array<std::uint64_t, most_ranks> sends{}, receives{};
-  // Operations that kernels have finished.
-  std::atomic<std::uint64_t> collectives_done{0};
-  std::array<std::atomic<std::uint64_t>, most_ranks> sends_done{}, receives_done{};
+  std::array<std::uint64_t, lockstep::simulation::nccl::most_ranks> sends{}, receives{};
 
   std::string name() const { return "rank " + std::to_string(rank); }
   bool has_ended() const { return is_destroyed || is_aborted; }
@@ -50,7 +47,6 @@ namespace {
 
 constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
 
-std::mutex issue_mutex;  // numbers operations in the order in which streams get them
 std::mutex faults_mutex;
 std::vector<std::string> faults;
 thread_local std::string last_error;
@@ -97,10 +93,9 @@ struct Call {
   const void* in;
   void* out;
   ncclComm* comm;
-  Stream* stream;
-  std::uint64_t number = 0;  // of its kind and other rank, from 1
   bool hangs = false;
   // Progress of the kernel.
+  std::uint64_t number = 0;  // of its kind and other rank, from 1
   int step = 0;
   bool is_done = false;
   std::vector<std::byte> result = {};
@@ -145,7 +140,7 @@ bool advance_collective(Call& c) {
   const auto size = static_cast<std::size_t>(comm.size);
   auto& own = world.slots[comm.rank];
   if (c.step == 0) {
-    if (comm.collectives_done + 1 != c.number) return false;
+    c.number = ++comm.collectives;
     own.announcement = {c.arguments, c.reads() && c.bytes() > 0 ? arena_offset(c.in) : 0};
     own.announced = c.number;
     c.step = 1;
@@ -183,32 +178,29 @@ bool advance_collective(Call& c) {
   if (c.writes() && !c.result.empty()) {
     std::memcpy(shadow(c.out), c.result.data(), c.result.size());
   }
-  comm.collectives_done = c.number;
   return c.is_done = true;
 }
 
 bool advance_send(Call& c) {
   auto& comm = *c.comm;
-  auto& done = comm.sends_done[c.peer()];
   auto& message = comm.world->messages[comm.rank][c.peer()];
   if (c.step == 0) {
-    if (done + 1 != c.number) return false;
+    if (message.taken < comm.sends[c.peer()]) return false;  // another message of this group
+    c.number = ++comm.sends[c.peer()];
     message.arguments = c.arguments;
     message.in = c.bytes() > 0 ? arena_offset(c.in) : 0;
     message.sent = c.number;
     c.step = 1;
     return true;
   }
-  if (message.taken < c.number) return false;
-  done = c.number;
-  return c.is_done = true;
+  return c.is_done = message.taken >= c.number;
 }
 
 bool advance_recv(Call& c) {
   auto& comm = *c.comm;
-  auto& done = comm.receives_done[c.peer()];
   auto& message = comm.world->messages[c.peer()][comm.rank];
-  if (done + 1 != c.number || message.sent < c.number) return false;
+  if (c.number == 0) c.number = ++comm.receives[c.peer()];
+  if (message.sent < c.number) return false;
   const auto* memory = memory_of(comm.world->members[c.peer()]);
   if (memory == nullptr) return false;
   const auto& sent = message.arguments;
@@ -220,7 +212,6 @@ bool advance_recv(Call& c) {
     std::memcpy(shadow(c.out), memory + message.in, c.bytes());
   }
   message.taken = c.number;
-  done = c.number;
   return c.is_done = true;
 }
 
@@ -252,21 +243,12 @@ bool is_failing(const ncclComm& comm) {
   return comm.rank == 1 && settings.failing_operation > 0 && --settings.failing_operation == 0;
 }
 
-std::uint64_t next_number(const Call& c) {
-  if (c.operation() == Operation::send) return ++c.comm->sends[c.peer()];
-  if (c.operation() == Operation::recv) return ++c.comm->receives[c.peer()];
-  return ++c.comm->collectives;
-}
-
 /// Puts the calls of a group on their stream, as one kernel.
 void launch(std::vector<Call> calls) {
-  const std::lock_guard lock(issue_mutex);
   auto& comm = *calls[0].comm;
-  auto* const stream = calls[0].stream;
   std::vector<Access> accesses;
   std::string name = "nccl";
   for (auto& c : calls) {
-    c.number = next_number(c);
     if (is_failing(comm)) {
       c.hangs = true;
       comm.error = ncclRemoteError;
@@ -277,7 +259,7 @@ void launch(std::vector<Call> calls) {
   }
   ++comm.kernels;
   const auto held = std::make_shared<std::vector<Call>>(std::move(calls));
-  enqueue(stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
+  enqueue(comm.stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
 }
 
 thread_local int group_depth = 0;
@@ -324,12 +306,10 @@ std::string mistake(const Call& c) {
   if (width(a.dtype) == 0) return "no such dtype";
   if (a.root < 0 || a.root >= comm.size) return "no such rank";
   if (a.op < 0 || a.op >= ncclNumOps) return "no such operator";
-  if (device_of(c.stream) != comm.device) return "a stream of another device";
+  if (device_of(comm.stream) != comm.device) return "a stream of another device";
   if (is_message && c.is_root() && group_depth == 0) return "a message to itself needs a group";
-  for (const auto& other : group_calls) {
-    if (other.comm != c.comm || other.stream != c.stream) {
-      return "several communicators or streams in a group are not simulated";
-    }
+  if (!group_calls.empty() && (!is_message || group_calls[0].comm != c.comm)) {
+    return "several collectives or communicators in a group are not simulated";
   }
   if (a.count == 0) return "";
   if (c.reads() && !is_of_device(c.in, comm.device)) return "a source that is not of the device";
@@ -339,21 +319,23 @@ std::string mistake(const Call& c) {
   return overlap(c) ? "buffers overlap, and are not in place" : "";
 }
 
-ncclResult_t check(Call& c) {
+ncclResult_t check(const Call& c, Stream* stream) {
   const auto life = check_life(c.comm, name_of(c.operation()), true);
   if (life != ncclSuccess) return life;
-  if (c.comm->error != ncclSuccess) return static_cast<ncclResult_t>(c.comm->error.load());
-  if (c.stream == nullptr) c.stream = simulation::stream(c.comm->device, 0);
-  const auto what = mistake(c);
+  auto& comm = *c.comm;
+  if (comm.error != ncclSuccess) return static_cast<ncclResult_t>(comm.error.load());
+  if (stream == nullptr) stream = simulation::stream(comm.device, 0);
+  if (comm.stream == nullptr) comm.stream = stream;
+  const auto what = comm.stream == stream ? mistake(c) : "several streams are not simulated";
   if (what.empty()) return ncclSuccess;
   return fault(ncclInvalidArgument,
-               text(static_cast<std::size_t>(c.comm->rank), c.arguments) + ": " + what);
+               text(static_cast<std::size_t>(comm.rank), c.arguments) + ": " + what);
 }
 
 ncclResult_t issue(const Arguments& arguments, const void* in, void* out, ncclComm* comm,
                    ncclStream_t stream) {
-  Call c{arguments, in, out, comm, static_cast<Stream*>(stream)};
-  const auto result = check(c);
+  Call c{arguments, in, out, comm};
+  const auto result = check(c, static_cast<Stream*>(stream));
   if (result != ncclSuccess) {
     if (group_depth > 0 && group_result == ncclSuccess) group_result = result;
   } else if (group_depth > 0) {
