@@ -307,7 +307,7 @@ std::string mistake(const Call& c) {
   if (a.root < 0 || a.root >= comm.size) return "no such rank";
   if (a.op < 0 || a.op >= ncclNumOps) return "no such operator";
   if (device_of(comm.stream) != comm.device) return "a stream of another device";
-  if (is_message && c.is_root() && group_depth == 0) return "a message to itself needs a group";
+  if (group_depth == 0) return "a call outside a group is not simulated";
   if (!group_calls.empty() && (!is_message || group_calls[0].comm != c.comm)) {
     return "several collectives or communicators in a group are not simulated";
   }
@@ -336,12 +336,10 @@ ncclResult_t issue(const Arguments& arguments, const void* in, void* out, ncclCo
                    ncclStream_t stream) {
   Call c{arguments, in, out, comm};
   const auto result = check(c, static_cast<Stream*>(stream));
-  if (result != ncclSuccess) {
-    if (group_depth > 0 && group_result == ncclSuccess) group_result = result;
-  } else if (group_depth > 0) {
+  if (result == ncclSuccess) {
     group_calls.push_back(std::move(c));
-  } else {
-    launch({std::move(c)});
+  } else if (group_result == ncclSuccess) {
+    group_result = result;
   }
   return result;
 }
