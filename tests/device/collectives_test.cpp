@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <vector>
 
 #include "comm/communicator.h"

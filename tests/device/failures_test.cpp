@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <chrono>
 #include <limits>
 #include <mutex>

@@ -2,7 +2,6 @@
 #include "tests/device/simulation/simulation.h"
 
 #include <c10/core/StreamGuard.h>
-#include <torch/torch.h>
 
 #include <cmath>
 

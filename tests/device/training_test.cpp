@@ -1,8 +1,5 @@
 #include "tests/device/training.h"
 
-#include <gmock/gmock.h>
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <string>

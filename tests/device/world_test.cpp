@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <cstdlib>
 #include <optional>
 #include <string>

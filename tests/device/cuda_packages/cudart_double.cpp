@@ -41,8 +41,8 @@ void* bytes_of(const void* at) {
 
 }  // namespace
 
-// LibTorch asks for these only where it shares memory with processes, captures graphs or allocates
-// in the order of streams.
+// LibTorch asks for these only where it shares memory with processes or devices, captures graphs,
+// measures times or allocates in the order of streams.
 #define NOT_SUPPORTED(name, ...) \
   cudaError_t name(__VA_ARGS__) { return cudaErrorNotSupported; }
 
@@ -54,6 +54,7 @@ NOT_SUPPORTED(cudaMemPoolGetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
 NOT_SUPPORTED(cudaMemPoolSetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
 NOT_SUPPORTED(cudaMemPoolSetAccess, cudaMemPool_t, const cudaMemAccessDesc*, size_t)
 NOT_SUPPORTED(cudaMemPoolTrimTo, cudaMemPool_t, size_t)
+NOT_SUPPORTED(cudaMemcpyPeerAsync, void*, int, const void*, int, size_t, cudaStream_t)
 NOT_SUPPORTED(cudaMallocAsync, void**, size_t, cudaStream_t)
 NOT_SUPPORTED(cudaFreeAsync, void*, cudaStream_t)
 NOT_SUPPORTED(cudaGraphNodeGetDependencies, cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
@@ -142,10 +143,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   return cudaStreamSynchronize(nullptr);
-}
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
-                                cudaStream_t stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
