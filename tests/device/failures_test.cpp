@@ -10,7 +10,6 @@
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 #include "tests/matchers.h"
-#include "tests/ranks.h"
 #include "tests/refusal.h"
 
 // Failures of device groups: every rank raises the first cause, and none hangs.

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cstdint>
 #include <functional>
