@@ -55,6 +55,7 @@ NOT_SUPPORTED(cudaMemPoolSetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
 NOT_SUPPORTED(cudaMemPoolSetAccess, cudaMemPool_t, const cudaMemAccessDesc*, size_t)
 NOT_SUPPORTED(cudaMemPoolTrimTo, cudaMemPool_t, size_t)
 NOT_SUPPORTED(cudaMemcpyPeerAsync, void*, int, const void*, int, size_t, cudaStream_t)
+NOT_SUPPORTED(cudaStreamQuery, cudaStream_t)
 NOT_SUPPORTED(cudaMallocAsync, void**, size_t, cudaStream_t)
 NOT_SUPPORTED(cudaFreeAsync, void*, cudaStream_t)
 NOT_SUPPORTED(cudaGraphNodeGetDependencies, cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
@@ -150,9 +151,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   *stream = reinterpret_cast<cudaStream_t>(
       simulation::stream(simulation::current_device(), next.fetch_add(1)));
   return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return simulation::idle(stream_of(stream)) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return result_of([&] { simulation::synchronize(stream_of(stream)); });

@@ -141,9 +141,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     return stream.id() == 0 ? nullptr : runtime_stream(stream);
   }
-  bool queryStream(const c10::Stream& stream) const override {
-    return idle(runtime_stream(stream));
-  }
   void synchronizeStream(const c10::Stream& stream) const override {
     simulation::synchronize(runtime_stream(stream));
   }

@@ -412,7 +412,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   comm->polls = settings.slow_init.load();
   // NCCL, too, takes the host from this variable.
   const char* const host = std::getenv("NCCL_HOSTID");
-  comm->world->members[rank] = {::getpid(), comm->device, arena_file(comm->device).descriptor,
+  comm->world->members[rank] = {::getpid(), comm->device, arena_file().descriptor,
                                 std::hash<std::string_view>()(host != nullptr ? host : "")};
   ++comm->world->joined;
   *made = comm;

@@ -54,14 +54,13 @@ bool has_ended(const Member& member) {
 const std::byte* memory_of(const Member& member) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<pid_t, int>, const std::byte*>;
-  if (member.process == ::getpid()) return shadow_memory(member.device);
+  if (member.process == ::getpid()) return arena_file().shadow;
   const std::lock_guard lock(mutex);
   auto& found = known[{member.process, member.arena}];
   if (found == nullptr) {
     const int file = ::open(path_of(member.process, member.arena).c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return nullptr;
-    void* at = ::mmap(nullptr, arena_file(member.device).bytes, PROT_READ,
-                      MAP_SHARED | MAP_NORESERVE, file, 0);
+    void* at = ::mmap(nullptr, arena_file().bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, file, 0);
     ::close(file);
     if (at == MAP_FAILED) return nullptr;
     found = static_cast<const std::byte*>(at);

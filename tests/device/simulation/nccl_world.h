@@ -34,7 +34,7 @@ struct Arguments {
 /// One rank's collective. Ranks compare the arguments, and find each other's memory by it.
 struct Announcement {
   Arguments arguments;
-  std::uint64_t in;  // offset in the rank's device memory
+  std::uint64_t in;  // offset in the memory of the rank's devices
 };
 
 /// A rank has one slot for collectives. It announces the next one when all have read the last one.
@@ -79,7 +79,7 @@ void close_descriptor(World& world);
 /// Whether a member's process has ended, or is about to.
 bool has_ended(const Member& member);
 
-/// A member's device memory, for reading. Null if its process is gone.
+/// The memory of a member's devices, for reading. Null if its process is gone.
 const std::byte* memory_of(const Member& member);
 
 /// Bytes of an element, 0 for a dtype that the double does not have.

@@ -27,7 +27,8 @@
 namespace lockstep::simulation {
 namespace {
 
-constexpr std::size_t arena_bytes = std::size_t{4} << 30;  // of addresses; pages come when touched
+constexpr std::size_t device_bytes = std::size_t{4} << 30;  // of addresses; pages come when touched
+constexpr std::size_t arena_bytes = devices * device_bytes;
 constexpr std::size_t alignment = 512;
 constexpr std::size_t most_races = 1000;
 constexpr int reclaim_stream = -1;
@@ -62,13 +63,14 @@ using Blocks = std::map<std::uintptr_t, Block>;
 
 std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-/// One device's memory, which is mapped twice. Programs see the mapping without access.
+/// The memory of all devices, which is mapped twice. Programs see the mapping without access.
 struct Arena {
   int file = -1;
   std::byte* device = nullptr;
   std::byte* shadow = nullptr;
-  std::size_t used = 0;
-  std::map<std::size_t, std::vector<std::byte*>> released;  // by size, a power of two
+  // Of each device, guarded by State::mutex. Released memory is kept by size, a power of two.
+  std::array<std::size_t, devices> used{};
+  std::array<std::map<std::size_t, std::vector<std::byte*>>, devices> released;
 
   Arena() : file(::memfd_create("lockstep-simulation", MFD_CLOEXEC)) {
     if (file < 0 || ::ftruncate(file, arena_bytes) != 0) {
@@ -89,8 +91,7 @@ struct Counters {
 };
 
 struct State {
-  std::mutex mutex;                                   // guards all below but the atomics
-  std::array<std::atomic<Arena*>, devices> arenas{};  // null until used
+  std::mutex mutex;  // guards all below but the atomics
   Blocks blocks;
   Blocks pinned;
   Clock host;  // what the host has waited for
@@ -220,14 +221,10 @@ void stop_streams() {
 
 State::State() { std::atexit(stop_streams); }
 
-Arena& arena(int device) {
-  static std::mutex mutex;  // of the making
-  auto& found = state().arenas.at(static_cast<std::size_t>(device));
-  if (found == nullptr) {
-    const std::lock_guard lock(mutex);
-    if (found == nullptr) found = new Arena;
-  }
-  return *found;
+/// Never destroyed, as the state.
+Arena& arena() {
+  static Arena* const one = new Arena;
+  return *one;
 }
 
 std::pair<const std::uintptr_t, Block>* find_block(Blocks& blocks, std::uintptr_t at) {
@@ -340,12 +337,13 @@ void* allocate(int device, std::size_t bytes) {
   const auto taken = std::bit_ceil(bytes);
   auto& all = state();
   const std::lock_guard lock(all.mutex);
-  auto& memory = arena(device);
-  auto& released = memory.released[taken];
-  if (released.empty() && memory.used + taken > arena_bytes) throw std::bad_alloc();
-  std::byte* at = memory.device + memory.used;
+  const auto index = static_cast<std::size_t>(device);
+  auto& used = arena().used.at(index);
+  auto& released = arena().released.at(index)[taken];
+  if (released.empty() && used + taken > device_bytes) throw std::bad_alloc();
+  std::byte* at = arena().device + index * device_bytes + used;
   if (released.empty()) {
-    memory.used += taken;
+    used += taken;
   } else {
     at = released.back();
     released.pop_back();
@@ -364,41 +362,28 @@ void release(void* block) {
     return;
   }
   const auto taken = std::bit_ceil(found->second.bytes);
-  arena(device).released[taken].push_back(static_cast<std::byte*>(block));
+  auto& released = arena().released.at(static_cast<std::size_t>(device))[taken];
+  released.push_back(static_cast<std::byte*>(block));
   all.blocks.erase(found);
 }
 
 bool is_device_memory(const void* memory, int* device) {
-  for (int each = 0; each < devices; ++each) {
-    const auto* found = state().arenas[static_cast<std::size_t>(each)].load();
-    if (found == nullptr || address(memory) < address(found->device) ||
-        address(memory) >= address(found->device) + arena_bytes) {
-      continue;
-    }
-    if (device != nullptr) *device = each;
-    return true;
-  }
-  return false;
+  const auto offset = address(memory) - address(arena().device);  // large for an address before it
+  if (offset >= arena_bytes) return false;
+  if (device != nullptr) *device = static_cast<int>(offset / device_bytes);
+  return true;
 }
 
 std::size_t arena_offset(const void* memory) {
-  int device = 0;
-  if (!is_device_memory(memory, &device)) {
+  if (!is_device_memory(memory)) {
     throw std::invalid_argument("simulated device: an address of the host");
   }
-  return static_cast<std::size_t>(static_cast<const std::byte*>(memory) - arena(device).device);
+  return address(memory) - address(arena().device);
 }
 
-void* shadow(const void* memory) {
-  int device = 0;
-  const auto offset = arena_offset(memory);
-  is_device_memory(memory, &device);
-  return arena(device).shadow + offset;
-}
+void* shadow(const void* memory) { return arena().shadow + arena_offset(memory); }
 
-std::byte* shadow_memory(int device) { return arena(device).shadow; }
-
-ArenaFile arena_file(int device) { return {arena(device).file, arena_bytes}; }
+ArenaFile arena_file() { return {arena().file, arena_bytes, arena().shadow}; }
 
 void add_pinned(void* memory, std::size_t bytes) {
   const std::lock_guard lock(state().mutex);
@@ -417,7 +402,6 @@ Stream* stream(int device, int id) {
   const std::lock_guard lock(state().mutex);
   return stream_locked(device, id);
 }
-int id_of(const Stream* stream) { return stream->id; }
 int device_of(const Stream* stream) { return stream->device; }
 
 void enqueue(Stream* stream, const std::string& name, Kind kind,
@@ -464,18 +448,6 @@ void reset() {
     }
   }
   take_races();
-}
-
-bool idle(Stream* stream) {
-  Clock seen;
-  {
-    const std::lock_guard all(state().mutex);
-    const std::lock_guard lock(stream->mutex);
-    if (stream->finished != stream->pushed) return false;
-    seen = stream->clock;
-  }
-  learn(seen);
-  return true;
 }
 
 Event* make_event() { return new Event; }
