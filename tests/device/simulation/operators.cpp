@@ -53,9 +53,12 @@ at::Tensor cpu_alias(const at::Tensor& t) {
 }
 at::Tensor on_cpu(const at::Tensor& t) { return ours(t) ? cpu_alias(t) : t; }
 
+/// A tensor of the same shape without memory.
+at::Tensor shape_of(const at::Tensor& t) {
+  return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta)) : t;
+}
 at::Tensor on_meta(const at::Tensor& t) {
-  if (!t.defined() || (!ours(t) && t.dim() == 0)) return t;
-  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
+  return t.defined() && !ours(t) && t.dim() == 0 ? t : shape_of(t);
 }
 /// Values that most kernels take: indices that exist, and probabilities that are not all zero.
 at::Tensor sample_on_cpu(const at::Tensor& t) {
@@ -121,58 +124,36 @@ std::string signature(const c10::OperatorHandle& op, const Stack& stack) {
   return text.str();
 }
 
-struct Shape {
-  std::vector<std::int64_t> sizes, strides;
-  at::ScalarType dtype = at::kFloat;
-  bool defined = false;
-};
-/// Of each result: a tensor has one, a list of tensors several.
-using Shapes = std::vector<std::vector<Shape>>;
-
-Shape shape_of(const at::Tensor& t) {
-  if (!t.defined()) return {};
-  return {t.sizes().vec(), t.strides().vec(), t.scalar_type(), true};
-}
-
-/// By the Meta kernel. Where there is none, by the CPU kernel over other values, once a signature.
-Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
+/// Tensors without memory, of the shapes of the results. By the Meta kernel; where there is none,
+/// by the CPU kernel over other values, once a signature.
+Stack result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
   static std::mutex mutex;
-  static auto& known = *new std::map<std::string, Shapes>;
-  Stack results;
+  static auto& known = *new std::map<std::string, Stack>;
   // Meta gives convolutions another memory format than the CPU kernel.
   if (op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta) &&
       op.operator_name().name.find("convolution") == std::string::npos) {
     try {
-      results = mapped(stack, c10::DeviceType::Meta, on_meta);
+      auto results = mapped(stack, c10::DeviceType::Meta, on_meta);
       call(op, results, true);
+      return results;
     } catch (const c10::NotImplementedError&) {
-      results.clear();
+      // The CPU kernel tells.
     }
   }
-  std::string name;
-  if (results.empty()) {
-    name = signature(op, stack);
-    {
-      const std::lock_guard lock(mutex);
-      if (const auto found = known.find(name); found != known.end()) return found->second;
-    }
-    results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
+  const auto name = signature(op, stack);
+  const std::lock_guard lock(mutex);
+  auto& shapes = known[name];
+  if (shapes.empty()) {
+    auto results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
     call(op, results);
-  }
-  Shapes shapes;
-  for (const auto& value : results) {
-    auto& shape = shapes.emplace_back();
-    if (value.isTensor()) {
-      shape.push_back(shape_of(value.toTensor()));
-    } else {
-      for (const at::Tensor& t : value.toTensorVector()) shape.push_back(shape_of(t));
-    }
-  }
-  if (!name.empty()) {
-    const std::lock_guard lock(mutex);
-    known[name] = shapes;
+    shapes = mapped(results, c10::DeviceType::Meta, shape_of);
   }
   return shapes;
+}
+
+std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  return value.toTensorVector();
 }
 
 bool is_tensor_or_list(const c10::TypePtr& type) {
@@ -321,7 +302,7 @@ class Call {
   /// A result that is complete, as a device tensor. The host waited already, so this copy is free.
   at::Tensor upload(const at::Tensor& t) {
     if (!t.defined()) return t;
-    auto made = at::empty_strided(t.sizes(), t.strides(), t.options().device(device_));
+    const auto made = make(t);
     enqueue(stream_, name_, Kind::internal, {access(made, true)},
             [to = cpu_alias(made), t] { at::Tensor(to).copy_(t); });
     return made;
@@ -344,18 +325,15 @@ class Call {
       const auto shapes = result_shapes(kernel_, given);
       for (std::size_t r = 0; r < results_.size(); ++r) {
         if (results_[r].isTensor() && has_out) {
-          resize(results_[r].toTensor(), shapes[r][0]);
-          targets.emplace_back(r, std::vector{on_cpu(results_[r].toTensor())});
+          resize(results_[r].toTensor(), shapes[r].toTensor());
         } else if (results_[r].isNone()) {
-          const auto made = make(shapes[r]);
-          auto& [index, aliases] = targets.emplace_back(r, std::vector<at::Tensor>{});
-          for (const auto& t : made) aliases.push_back(on_cpu(t));
-          if (schema.returns()[r].type()->kind() == c10::TypeKind::TensorType) {
-            results_[r] = made[0];
-          } else {
-            results_[r] = c10::List<at::Tensor>(made);
-          }
+          results_[r] = mapped(shapes[r], accelerator_type,
+                               [&](const at::Tensor& shape) { return make(shape); });
+        } else {
+          continue;
         }
+        auto& aliases = targets.emplace_back(r, std::vector<at::Tensor>{}).second;
+        for (const auto& t : tensors_of(results_[r])) aliases.push_back(on_cpu(t));
       }
     }
     auto here = std::make_shared<Stack>(mapped(given, c10::DeviceType::CPU, on_cpu));
@@ -366,27 +344,22 @@ class Call {
         const auto& result = (*here)[r];
         for (std::size_t i = 0; i < aliases.size(); ++i) {
           if (!aliases[i].defined() || aliases[i].numel() == 0) continue;
-          at::Tensor(aliases[i])
-              .copy_(result.isTensor() ? result.toTensor() : result.toTensorVector()[i]);
+          at::Tensor(aliases[i]).copy_(tensors_of(result)[i]);
         }
       }
     });
     return {results_.begin(), results_.end()};
   }
-  void resize(const at::Tensor& t, const Shape& shape) {
-    if (!shape.defined || t.sizes() == at::IntArrayRef(shape.sizes)) return;
-    t.resize_(shape.sizes);
+  void resize(const at::Tensor& t, const at::Tensor& shape) {
+    if (!shape.defined() || t.sizes() == shape.sizes()) return;
+    t.resize_(shape.sizes());
     accesses_.push_back(access(t, true));
   }
-  std::vector<at::Tensor> make(const std::vector<Shape>& shapes) {
-    std::vector<at::Tensor> made;
-    for (const auto& shape : shapes) {
-      auto& t = made.emplace_back();
-      if (!shape.defined) continue;
-      t = at::empty_strided(shape.sizes, shape.strides,
-                            at::TensorOptions(device_).dtype(shape.dtype));
-      accesses_.push_back(access(t, true));
-    }
+  at::Tensor make(const at::Tensor& shape) {
+    if (!shape.defined()) return {};
+    const auto options = at::TensorOptions(device_).dtype(shape.scalar_type());
+    auto made = at::empty_strided(shape.sizes(), shape.strides(), options);
+    accesses_.push_back(access(made, true));
     return made;
   }
 
