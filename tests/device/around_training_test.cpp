@@ -183,8 +183,7 @@ TEST_P(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
 
 TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
   run([&](const Group& group) {
-    Net net;
-    net.to(group.device());
+    Net net(group.device());
     {
       const torch::NoGradGuard no_grad;
       for (auto& parameter : net.parameters()) parameter.add_(group.rank());
@@ -199,8 +198,7 @@ TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
 
 TEST_P(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
   run([&](const Group& group) {
-    auto net = std::make_shared<Net>();
-    net->to(group.device());
+    auto net = std::make_shared<Net>(group.device());
     torch::optim::SGD sgd(net->parameters(), 0.1);
     DistributedDataParallel ddp(net, group, {.verify_every = 1});
     const auto train = [&](int step) {
@@ -228,8 +226,7 @@ TEST_P(AroundTrainingOnDevices, GradientsAreClipped) {
     SCOPED_TRACE(strategy);
     compare(
         [&](const Group& group) {
-          Net net;
-          net.to(group.device());
+          Net net(group.device());
           torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
           DistributedOptimizer optimizer(sgd, net, group, parse_strategy(strategy));
           for (int step = 0; step < 3; ++step) {
@@ -247,8 +244,7 @@ TEST_P(AroundTrainingOnDevices, GradientsAreClipped) {
 /// The values after some steps, and the kernels of the last update.
 template <class Optimizer, class Options>
 std::pair<std::vector<at::Tensor>, std::int64_t> trained_by(const Group& group, Options options) {
-  Net net;
-  net.to(group.device());
+  Net net(group.device());
   Optimizer base(net.parameters(), options.weight_decay(1e-3));
   DistributedOptimizer optimizer(base, net, group, DataParallelOptions{.verify_every = 0});
   std::int64_t kernels = 0;  // of GPUs they are not counted
@@ -282,8 +278,7 @@ TEST_P(AroundTrainingOnDevices, FusedOptimizersHaveTheBitsOfTheCpuInFewKernels) 
 
 TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
   run([&](const Group& group) {
-    Net net;
-    net.to(group.device());
+    Net net(group.device());
     FusedSgd sgd(net.parameters(), torch::optim::SGDOptions(0.1));
     EXPECT_THAT(refusal([&] {
                   const DistributedOptimizer optimizer(sgd, net, group,

@@ -58,22 +58,18 @@ void expect_as_on_host(const Group& group, const at::Tensor& output, const at::T
   EXPECT_TRUE(are_alike(device_output.cpu(), output)) << output;
 }
 void expect_as_on_host(const Group& group, const at::Tensor& tensor, const OneTensor& collective) {
-  expect_as_on_host(group, tensor, tensor, [&](const Group& on, at::Tensor out, at::Tensor) {
-    return collective(on, out);
-  });
+  expect_as_on_host(group, tensor, tensor,
+                    [&](auto& on, auto out, auto) { return collective(on, out); });
 }
 
 void expect_reductions(const Group& group, at::ScalarType dtype, std::int64_t count,
                        const Reduction& op) {
   expect_as_on_host(group, numbers(group, count, dtype),
-                    [&](const Group& on, at::Tensor out) { return on.all_reduce(out, op); });
-  expect_as_on_host(group, numbers(group, count, dtype), [&](const Group& on, at::Tensor out) {
-    return on.reduce(out, group.size() - 1, op);
-  });
+                    [&](auto& on, auto out) { return on.all_reduce(out, op); });
+  expect_as_on_host(group, numbers(group, count, dtype),
+                    [&](auto& on, auto out) { return on.reduce(out, group.size() - 1, op); });
   expect_as_on_host(group, at::zeros({count}, dtype), numbers(group, count * group.size(), dtype),
-                    [&](const Group& on, at::Tensor out, at::Tensor in) {
-                      return on.reduce_scatter(out, in, op);
-                    });
+                    [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, op); });
 }
 
 class Collectives : public OnDevices {};
@@ -112,20 +108,16 @@ TEST_P(Collectives, PartsOfDifferentLengths) {
     }
     const auto own = length(group.rank(), 0);
     expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
-                      [&](const Group& on, at::Tensor out, at::Tensor in) {
-                        return on.all_gather(out, in, counts);
-                      });
+                      [&](auto& on, auto out, auto in) { return on.all_gather(out, in, counts); });
     for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
-      expect_as_on_host(group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
-                        [&](const Group& on, at::Tensor out, at::Tensor in) {
-                          return on.reduce_scatter(out, in, counts, op);
-                        });
+      expect_as_on_host(
+          group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
+          [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, counts, op); });
     }
     for (const auto dtype : dtypes) {
-      expect_as_on_host(group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
-                        [&](const Group& on, at::Tensor out, at::Tensor in) {
-                          return on.all_to_all(out, in, received, sent);
-                        });
+      expect_as_on_host(
+          group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
+          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in, received, sent); });
     }
   });
 }
@@ -139,25 +131,18 @@ TEST_P(Collectives, ThatMoveData) {
         const auto own = numbers(group, count, dtype);
         const auto whole = numbers(group, count * ranks, dtype);
         for (int root = 0; root < ranks; ++root) {
-          expect_as_on_host(group, own.clone(), [&](const Group& on, at::Tensor out) {
-            return on.broadcast(out, root);
-          });
+          expect_as_on_host(group, own.clone(),
+                            [&](auto& on, auto out) { return on.broadcast(out, root); });
           const bool is_root = group.rank() == root;
           expect_as_on_host(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
-                            [&](const Group& on, at::Tensor out, at::Tensor in) {
-                              return on.gather(out, in, root);
-                            });
+                            [&](auto& on, auto out, auto in) { return on.gather(out, in, root); });
           expect_as_on_host(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
-                            [&](const Group& on, at::Tensor out, at::Tensor in) {
-                              return on.scatter(out, in, root);
-                            });
+                            [&](auto& on, auto out, auto in) { return on.scatter(out, in, root); });
         }
-        expect_as_on_host(
-            group, at::zeros_like(whole), own,
-            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_gather(out, in); });
-        expect_as_on_host(
-            group, at::zeros_like(whole), whole,
-            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_to_all(out, in); });
+        expect_as_on_host(group, at::zeros_like(whole), own,
+                          [&](auto& on, auto out, auto in) { return on.all_gather(out, in); });
+        expect_as_on_host(group, at::zeros_like(whole), whole,
+                          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in); });
       }
     }
   });
@@ -225,7 +210,7 @@ void receive_by_tag(const Group& group, const at::Tensor& number) {
 TEST_P(Collectives, MessagesByTag) {
   run([](const Group& group) {
     receive_by_tag(group.host(), at::zeros({1}));
-    const auto number = at::zeros({1}, at::TensorOptions().device(group.device()));
+    const auto number = at::zeros({1}, group.device());
     if (group.communicator().matches_by_tag()) return receive_by_tag(group, number);
     EXPECT_THROW(static_cast<void>(group.recv(number, any_source)), BackendUnavailable);
   });
@@ -235,7 +220,7 @@ TEST_P(Collectives, MessagesByTag) {
 TEST_P(Collectives, AreInTheOrderOfTheStream) {
   delay_streams(200);
   run([](const Group& group) {
-    const auto tensor = at::zeros({1000}, at::TensorOptions().device(group.device()));
+    const auto tensor = at::zeros({1000}, group.device());
     for (int i = 0; i < 10; ++i) {
       tensor.add_(group.rank() + 1);
       auto work = group.all_reduce(tensor, ReduceOp::avg);
@@ -253,7 +238,7 @@ TEST_P(Collectives, InParts) {
   run([](const Group& group) {
     const auto part = group.split(group.rank() % 2, -group.rank());
     EXPECT_EQ(part.device(), group.device());
-    const auto tensor = at::full({10}, group.rank(), at::TensorOptions().device(group.device()));
+    const auto tensor = at::full({10}, group.rank(), group.device());
     part.all_reduce(tensor, ReduceOp::max).wait();
     group.barrier().wait();
     part.barrier().wait();
@@ -269,7 +254,7 @@ TEST_P(Collectives, RefuseOtherDevices) {
         refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
         HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +
                   group.device().str() + ": move it with .to(group.device()), or use"));
-    const auto on_device = at::zeros({3}, at::TensorOptions().device(group.device()));
+    const auto on_device = at::zeros({3}, group.device());
     EXPECT_THAT(refusal([&] { (void)group.host().all_reduce(on_device); }),
                 HasSubstr("on " + group.device().str() + ", expected a dense one on cpu"));
     EXPECT_THAT(refusal([&] { (void)device_group(group, group.device()); }),

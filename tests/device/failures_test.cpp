@@ -51,7 +51,7 @@ std::vector<std::string> errors_of(int n, DeviceBackend backend,
 }
 
 at::Tensor ones_on(const Group& group, std::int64_t count) {
-  return at::ones({count}, at::TensorOptions().device(group.device()));
+  return at::ones({count}, group.device());
 }
 
 /// An all_reduce that the host waits for, too.
@@ -212,7 +212,7 @@ TEST_F(NcclFailures, OfADeviceInABackwardThatThrows) {
     try {
       for (int step = 0; step < 2; ++step) {  // the first sends its buckets at its end
         fails = step == 1;
-        ddp(at::ones({2, 4}, at::TensorOptions().device(group.device()))).sum().backward();
+        ddp(at::ones({2, 4}, group.device())).sum().backward();
       }
     } catch (const std::exception&) {
       simulation::fail_waits(false);

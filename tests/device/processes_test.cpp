@@ -35,8 +35,7 @@ Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend bac
 
 /// Trains for some steps. Before the step with this number, the rank ends as if by the kernel.
 void train(const Group& group, int steps, int end_before = -1) {
-  auto net = std::make_shared<Net>();
-  net->to(group.device());
+  auto net = std::make_shared<Net>(group.device());
   torch::optim::SGD sgd(net->parameters(), 0.1);
   DistributedDataParallel ddp(net, group, DataParallelOptions{.buckets = {0, 0}});
   for (int step = 0; step < steps; ++step) {
@@ -89,7 +88,7 @@ const ProcessBody nccl_kill("device: nccl, a rank is killed",
 /// Rank 1 ends after it has announced collectives that its device has not completed.
 void end_in_collective(const std::shared_ptr<Communicator>& ranks) {
   const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
-  const auto tensor = at::ones({100}, at::TensorOptions().device(group.device()));
+  const auto tensor = at::ones({100}, group.device());
   group.barrier().wait();
   if (group.rank() == 1) simulation::slow_down(1, 5'000'000);
   const auto first = group.all_reduce(tensor);
@@ -107,7 +106,7 @@ const ProcessBody killed_in_collective("device: nccl, a rank is killed in a coll
 /// Rank 1 ends while the other ranks wait for a call of NCCL.
 void end_in_call(const std::shared_ptr<Communicator>& ranks) {
   const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
-  const auto tensor = at::ones({100}, at::TensorOptions().device(group.device()));
+  const auto tensor = at::ones({100}, group.device());
   group.all_reduce(tensor).wait();
   group.barrier().wait();
   if (group.rank() == 1) ::kill(::getpid(), SIGKILL);

@@ -33,8 +33,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
 struct TrainingRun {
   explicit TrainingRun(const Group& of, const std::string& kind,
                        const std::string& strategy = "topk:0.2")
-      : group(of) {
-    net.to(group.device());
+      : group(of), net(of.device()) {
     inner = make_optimizer(kind, net.parameters());
     optimizer.emplace(*inner, net, group, parse_strategy(strategy));
     average.emplace(net, MovingAverageOptions{.decay = 0.8, .average_buffers = true});

@@ -16,7 +16,7 @@ namespace {
 
 /// Two layers whose forward is in float16.
 struct HalfNet : torch::nn::Module {
-  HalfNet() {
+  explicit HalfNet(at::Device device) {
     register_module("first", first);
     register_module("second", second);
     std::uint64_t seed = 1;
@@ -24,6 +24,7 @@ struct HalfNet : torch::nn::Module {
     for (auto& parameter : parameters()) {
       parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
     }
+    to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
     const auto apply = [](const torch::nn::Linear& layer, const at::Tensor& x) {
@@ -54,8 +55,7 @@ void expect_scale(const GradScaler& scaler, int step, bool stepped) {
 }
 
 std::vector<at::Tensor> trained_by_wrapper(const Group& group) {
-  auto net = std::make_shared<HalfNet>();
-  net->to(group.device());
+  auto net = std::make_shared<HalfNet>(group.device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedDataParallel ddp(net, group);
   GradScaler scaler(group, options);
@@ -71,8 +71,7 @@ std::vector<at::Tensor> trained_by_wrapper(const Group& group) {
 
 std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
                                              bool clips) {
-  HalfNet net;
-  net.to(group.device());
+  HalfNet net(group.device());
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedOptimizer optimizer(sgd, net, group, parse_strategy(strategy));
   GradScaler scaler(group, options);
@@ -116,8 +115,7 @@ TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
   if (backend() == DeviceBackend::staged) GTEST_SKIP() << "staged exchanges wait for the host";
   if (on_gpus()) GTEST_SKIP() << "counts the waits of the simulated device";
   run([&](const Group& group) {
-    HalfNet net;
-    net.to(group.device());
+    HalfNet net(group.device());
     torch::optim::SGD sgd(net.parameters(), 0.1);
     DistributedOptimizer optimizer(sgd, net, group, DataParallelOptions{.verify_every = 0});
     const auto synchronisations = [&](bool scaled) {

@@ -26,10 +26,6 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-at::TensorOptions options_of(const Group& group) {
-  return at::TensorOptions().device(group.device());
-}
-
 class Streams : public OnDelayedDevices {
  protected:
   Streams() : OnDelayedDevices(200) {}
@@ -39,10 +35,10 @@ class Streams : public OnDelayedDevices {
 TEST_P(Streams, OperationsKeepTheirTensors) {
   run([](const Group& group) {
     for (int i = 0; i < 20; ++i) {
-      auto tensor = at::ones({5000}, options_of(group));
+      auto tensor = at::ones({5000}, group.device());
       auto work = group.all_reduce(tensor);
       tensor.reset();
-      const auto other = at::zeros({5000}, options_of(group)).add_(1);  // may get the same memory
+      const auto other = at::zeros({5000}, group.device()).add_(1);  // may get the same memory
       work.wait();
       EXPECT_EQ(other.sum().item<float>(), 5000);
     }
@@ -52,7 +48,7 @@ TEST_P(Streams, OperationsKeepTheirTensors) {
 // Inputs and outputs may be made on another stream than that of the collective's caller.
 TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
+    const auto tensor = at::ones({5000}, group.device());
     const auto other = new_stream(group.device());
     auto work = group.all_reduce(tensor);
     order(current_stream(group.device()), other);
@@ -64,7 +60,7 @@ TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
 
 TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
+    const auto tensor = at::ones({5000}, group.device());
     {
       const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
       group.all_reduce(tensor).wait();
@@ -75,7 +71,7 @@ TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
 
 TEST_P(Streams, AGroupEndsAfterItsOperations) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
+    const auto tensor = at::ones({5000}, group.device());
     {
       const auto part = group.split(0, group.rank());
       part.all_reduce(tensor).wait();
@@ -123,7 +119,7 @@ TEST_P(Streams, GradientsOfSeveralStreams) {
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 4; ++step) {
       model->zero_grad();
-      ddp(at::full({8, 40}, group.rank() + 1.0, options_of(group))).sum().backward();
+      ddp(at::full({8, 40}, group.rank() + 1.0, group.device())).sum().backward();
     }
     // d/dw of (w·x·40 + b)² summed over 8 samples, averaged over ranks.
     double expected = 0;
@@ -138,8 +134,7 @@ TEST_P(Streams, GradientsOfSeveralStreams) {
 
 TEST_P(Streams, SynchronizeAndAverages) {
   run([](const Group& group) {
-    Net net;
-    net.to(group.device());
+    Net net(group.device());
     torch::optim::SGD sgd(net.parameters(), 0.1);
     DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
     for (int step = 0; step < 5; ++step) {
@@ -156,7 +151,7 @@ TEST_P(Streams, SynchronizeAndAverages) {
 // Also if the program does not call its groups again.
 TEST_P(Streams, CompleteOperationsAreNotPending) {
   run([](const Group& group) {
-    group.all_reduce(at::ones({5000}, options_of(group))).wait();
+    group.all_reduce(at::ones({5000}, group.device())).wait();
     auto& ranks = dynamic_cast<device::DeviceCommunicator&>(group.communicator());
     const auto end = Clock::now() + 20s;
     const auto pending = [&] {
@@ -185,7 +180,7 @@ simulation::Counts cost_of_step(const std::string& strategy, bool wrapped) {
     std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp;
     if (wrapped)
       ddp.emplace(model, group, DataParallelOptions{.strategy = parse_strategy(strategy)});
-    const auto input = at::ones({4, 20}, options_of(group));
+    const auto input = at::ones({4, 20}, group.device());
     for (int step = 0; step < 4; ++step) {
       simulation::synchronize_all();
       const auto before = simulation::counts(0);
@@ -219,7 +214,7 @@ TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
 TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
   long least = std::numeric_limits<long>::max();
   on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
-    const auto tensor = at::ones({10}, options_of(group));
+    const auto tensor = at::ones({10}, group.device());
     // A sleep is a voluntary context switch. Preemption is an involuntary one.
     const auto sleeps = [] {
       rusage usage{};
@@ -256,7 +251,7 @@ TEST_F(Captures, OfOtherStreamsAreValid) {
   for (const auto backend : {DeviceBackend::staged, DeviceBackend::nccl}) {
     SCOPED_TRACE(name(backend));
     on_devices(1, backend, [](const Group& group) {
-      const auto tensor = at::ones({1000}, options_of(group));
+      const auto tensor = at::ones({1000}, group.device());
       group.all_reduce(tensor).wait();
       simulation::slow_down(group.device().index(), 20'000);
       auto work = group.all_reduce(tensor);
@@ -274,7 +269,7 @@ TEST_F(Captures, OfOtherStreamsAreValid) {
 // A group waits for its last copies when it ends.
 TEST_F(Captures, AreValidWhenAGroupEnds) {
   on_devices(1, DeviceBackend::staged, [](const Group& group) {
-    const auto tensor = at::ones({1000}, options_of(group));
+    const auto tensor = at::ones({1000}, group.device());
     auto part = std::make_optional(group.split(0));
     simulation::slow_down(group.device().index(), 20'000);
     part->all_reduce(tensor).wait();

@@ -13,7 +13,7 @@
 namespace lockstep::testing {
 
 struct Net : torch::nn::Module {
-  Net() {
+  explicit Net(at::Device device = at::kCPU) {
     register_module("first", first);
     register_module("norm", norm);
     register_module("second", second);
@@ -24,6 +24,7 @@ struct Net : torch::nn::Module {
     for (auto& parameter : parameters()) {
       parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
     }
+    to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
     auto x = norm(first(input)).relu();

@@ -19,8 +19,7 @@ const BucketCaps one_each{.first = 0, .rest = 0};
 
 std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string& strategy,
                                            int steps) {
-  auto net = std::make_shared<Net>();
-  net->to(group.device());
+  auto net = std::make_shared<Net>(group.device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedDataParallel ddp(net, group,
                               {.buckets = one_each, .strategy = parse_strategy(strategy)});
@@ -34,8 +33,7 @@ std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string
 
 std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
                                              int steps) {
-  Net net;
-  net.to(group.device());
+  Net net(group.device());
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedOptimizer optimizer(
       sgd, net, group,

@@ -115,7 +115,7 @@ TEST_F(DeviceWorld, MayOutliveItsDevicesAtExit) {
   const auto exits = [](const char* backend, bool with_pending_operation) {
     ::setenv("LOCKSTEP_DEVICE_BACKEND", backend, 1);
     global_group = init({.device = simulation::device_type()});
-    const auto tensor = at::ones({1000}, at::TensorOptions().device(global_group->device()));
+    const auto tensor = at::ones({1000}, global_group->device());
     global_group->all_reduce(tensor).wait();
     if (with_pending_operation) {
       simulation::slow_down(0, 300'000);

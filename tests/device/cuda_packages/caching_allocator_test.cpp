@@ -87,8 +87,7 @@ TEST_P(MemoryOfTraining, DoesNotGrowAndIsReturned) {
       const auto before = bytes_in_use(group.device(), false);
       std::vector<std::int64_t> reserved;
       {
-        auto net = std::make_shared<Net>();
-        net->to(group.device());
+        auto net = std::make_shared<Net>(group.device());
         torch::optim::SGD sgd(net->parameters(), 0.1);
         DistributedDataParallel ddp(net, group, {.strategy = parse_strategy(strategy)});
         for (int step = 0; step < 12; ++step) {
