@@ -31,11 +31,9 @@ Stream* runtime_stream(const c10::Stream& stream);
 /// The current stream of this thread on the device.
 Stream* runtime_stream(c10::Device device);
 
-/// Memory of the host that stays, when it is freed, until the streams of record_pinned_use() have
-/// run what they have then.
+/// Memory of the host that stays, when it is freed, until the streams of use_pinned() have run what
+/// they have then.
 c10::Allocator* pinned_memory();
-/// Takes any address in the memory.
-void record_pinned_use(const void* memory, Stream* stream);
 
 /// Gives the storage other memory and copies its contents.
 void resize_storage(const c10::Storage& storage, std::size_t bytes);

@@ -492,7 +492,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     at::Tensor(to).copy_(source);
   });
   if (asynchronous) {
-    record_pinned_use(host.const_data_ptr(), stream);
+    use_pinned(host.const_data_ptr(), stream);
   } else {
     synchronize(stream);
   }

@@ -57,6 +57,7 @@ struct Touch {
 struct Block {
   std::size_t bytes;
   std::vector<Touch> touches = {};
+  std::vector<Stream*> users = {};  // of pinned memory
 };
 /// Blocks by their first address.
 using Blocks = std::map<std::uintptr_t, Block>;
@@ -396,6 +397,18 @@ void remove_pinned(void* memory) {
 bool is_pinned(const void* memory) {
   const std::lock_guard lock(state().mutex);
   return find_block(state().pinned, address(memory)) != nullptr;
+}
+
+void use_pinned(const void* memory, Stream* stream) {
+  const std::lock_guard lock(state().mutex);
+  auto* found = find_block(state().pinned, address(memory));
+  if (found == nullptr) return;
+  auto& users = found->second.users;
+  if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
+}
+std::vector<Stream*> users_of_pinned(const void* memory) {
+  const std::lock_guard lock(state().mutex);
+  return find_block(state().pinned, address(memory))->second.users;
 }
 
 Stream* stream(int device, int id) {
