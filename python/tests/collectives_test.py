@@ -1,6 +1,7 @@
 """Every operation of torch.distributed: results as computed from the inputs of all ranks."""
 
 import datetime
+import functools
 import os
 import resource
 import threading
@@ -15,6 +16,8 @@ import ranks
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
           torch.int64, torch.bool, torch.complex64, torch.complex128]
 Op = dist.ReduceOp
+COMBINE = {Op.PRODUCT: torch.mul, Op.MIN: torch.minimum, Op.MAX: torch.maximum, Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or,
+           Op.BXOR: torch.bitwise_xor}
 
 
 def input_of(rank, dtype, shape=(2, 3)):
@@ -29,23 +32,7 @@ def expect(got, expected, what):
 
 
 def reduced(size, dtype, op):
-    inputs = torch.stack([input_of(rank, dtype) for rank in range(size)])
-    result = inputs[0].clone()
-    for row in inputs[1:]:
-        if op == Op.PRODUCT:
-            result = result * row
-        elif op == Op.MIN:
-            result = torch.minimum(result, row)
-        elif op == Op.MAX:
-            result = torch.maximum(result, row)
-        elif op == Op.BAND:
-            result = result & row
-        elif op == Op.BOR:
-            result = result | row
-        elif op == Op.BXOR:
-            result = result ^ row
-        else:
-            result = result + row
+    result = functools.reduce(COMBINE.get(op, torch.add), [input_of(rank, dtype) for rank in range(size)])
     if op == Op.AVG:
         result = result / size if dtype.is_floating_point or dtype.is_complex else result.div(size, rounding_mode="trunc")
     return result.to(dtype)

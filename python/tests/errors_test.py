@@ -263,16 +263,22 @@ for name, end in ends.items():
     """], capture_output=True, text=True, timeout=90)
         self.assertEqual([line.split()[-1] for line in done.stdout.splitlines()], ["0"] * 4, done.stdout + done.stderr)
 
-    def test_exit_during_a_callback(self):
-        """The interpreter of rank 0 ends while a callback runs on a progress thread. A thread that returns from it to an
-        interpreter that has ended aborts the process."""
+    def expect_of_rank_0(self, expected, program):
+        """Rank 0, which starts the process of rank 1, prints the expected text and ends with 0."""
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([sys.executable, "-c", """
 import os, sys, threading, time, torch, torch.distributed as dist, lockstep_torch
-child = os.fork()
+parent, child = os.getpid(), os.fork()
 rank = 1 if child == 0 else 0
 dist.init_process_group("lockstep", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
 begun = threading.Event()
+""" + program, folder], capture_output=True, text=True, timeout=90)
+        self.assertEqual((done.returncode, done.stdout), (0, expected), done.stderr)
+
+    def test_exit_during_a_callback(self):
+        """The interpreter of rank 0 ends while a callback runs on a progress thread. A thread that returns from it to an
+        interpreter that has ended aborts the process."""
+        self.expect_of_rank_0("ended on the main thread: False\n", """
 def callback(done):
     begun.set()
     time.sleep(1)
@@ -283,19 +289,11 @@ if rank == 0:
 else:
     time.sleep(0.3)
     dist.all_reduce(torch.ones(2))
-    """, folder], capture_output=True, text=True, timeout=90)
-        self.assertEqual((done.returncode, done.stdout), (0, "ended on the main thread: False\n"), done.stderr)
+""")
 
     def test_exit_while_a_callback_waits(self):
         """A callback waits for the future of an operation that the other rank never begins. The interpreter ends all the same."""
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, "-c", """
-import os, sys, threading, time, torch, torch.distributed as dist, lockstep_torch
-parent = os.getpid()
-child = os.fork()
-rank = 1 if child == 0 else 0
-dist.init_process_group("lockstep", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
-begun = threading.Event()
+        self.expect_of_rank_0("True\n", """
 def callback(done):
     pending = dist.all_reduce(torch.ones(2), async_op=True).get_future()
     begun.set()
@@ -316,8 +314,7 @@ else:
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(0)
-    """, folder], capture_output=True, text=True, timeout=90)
-        self.assertEqual((done.returncode, done.stdout), (0, "True\n"), done.stderr)
+""")
 
 
 if __name__ == "__main__":

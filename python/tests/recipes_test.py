@@ -41,33 +41,23 @@ def trained(program, backend):
         return torch.load(pathlib.Path(folder, "trained.pt"))
 
 
+# The packages that each program needs.
+PROGRAMS = {"lightning_trainer.py": ["lightning"], "lightning_fabric.py": ["lightning"], "accelerate_loop.py": ["accelerate"],
+            "transformers_trainer.py": ["transformers", "accelerate"], "ray_train.py": ["ray", "pandas", "pyarrow"],
+            "cpu_and_cuda.py": []}
+
+
 class RecipesTest(unittest.TestCase):
-    def check(self, program, *packages):
-        absent = missing(*packages)
-        if absent:
-            self.skipTest(f"{program} needs {' and '.join(absent)}, not installed; tools/check-recipes installs all")
-        got, expected = trained(program, "lockstep"), trained(program, "gloo")
-        self.assertEqual(got.keys(), expected.keys())
-        for name, values in expected.items():
-            self.assertTrue(torch.equal(got[name], values), f"{program}: {name}: got {got[name]}, expected {values}")
-
-    def test_lightning_trainer(self):
-        self.check("lightning_trainer.py", "lightning")
-
-    def test_lightning_fabric(self):
-        self.check("lightning_fabric.py", "lightning")
-
-    def test_accelerate(self):
-        self.check("accelerate_loop.py", "accelerate")
-
-    def test_transformers(self):
-        self.check("transformers_trainer.py", "transformers", "accelerate")
-
-    def test_ray_train(self):
-        self.check("ray_train.py", "ray", "pandas", "pyarrow")
-
-    def test_cpu_and_cuda(self):
-        self.check("cpu_and_cuda.py")
+    def test_parameters(self):
+        self.assertEqual(sorted(PROGRAMS), sorted(path.name for path in RECIPES.glob("*.py")))
+        for program, packages in PROGRAMS.items():
+            with self.subTest(program):
+                if absent := missing(*packages):
+                    self.skipTest(f"{program} needs {' and '.join(absent)}, not installed; tools/check-recipes installs all")
+                got, expected = trained(program, "lockstep"), trained(program, "gloo")
+                self.assertEqual(got.keys(), expected.keys())
+                for name, values in expected.items():
+                    self.assertTrue(torch.equal(got[name], values), f"{name}: got {got[name]}, expected {values}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lockstep's strategies over the gradients of all ranks in one process, in a few lines of numpy each.
+"""Some of Lockstep's strategies over the gradients of all ranks in one process, in a few lines of numpy each.
 
 A strategy is a function of (step, buckets, gradients) that returns the resulting gradients by rank and name. gradients[rank]
 has arrays by names of parameters; buckets has lists of names.
@@ -7,7 +7,6 @@ has arrays by names of parameters; buckets has lists of names.
 import math
 
 import numpy
-import torch
 
 
 def mean(arrays):
@@ -58,17 +57,6 @@ class PerBucket:
 class Fp32(PerBucket):
     def exchange(self, step, vectors):
         return mean(vectors), vectors
-
-
-class Rounded(PerBucket):
-    def __init__(self, dtype, clip=numpy.inf):
-        super().__init__(feedback=False)
-        self.dtype, self.clip = dtype, clip
-
-    def exchange(self, step, vectors):
-        rounded = lambda values: torch.from_numpy(values).to(self.dtype).float().numpy()
-        parts = [rounded(v.clip(-self.clip, self.clip) * numpy.float32(1 / len(vectors))) for v in vectors]
-        return rounded(sum(parts[1:], parts[0])), vectors
 
 
 class Sparse(PerBucket):
@@ -143,20 +131,6 @@ class PowerSgd:
                 self.residuals[rank, name] = matrix - product
             results[name] = product.reshape(like.shape)
         return [results] * len(gradients)
-
-
-class Adasum:
-    def joined(self, vectors):
-        if len(vectors) == 1:
-            return vectors[0]
-        middle = (len(vectors) + 1) // 2
-        a, b = self.joined(vectors[:middle]), self.joined(vectors[middle:])
-        of = lambda vector: 1 - (a * b).sum() / (2 * (vector * vector).sum()) if vector.any() else 1
-        return of(a) * a + of(b) * b
-
-    def __call__(self, step, buckets, gradients):
-        result = {name: self.joined([own[name].astype(float) for own in gradients]) for name in gradients[0]}
-        return [result] * len(gradients)
 
 
 class PartialUpdate:

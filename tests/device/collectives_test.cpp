@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <vector>
 
 #include "comm/communicator.h"
@@ -40,10 +38,14 @@ bool are_alike(const at::Tensor& got, const at::Tensor& expected) {
   return got.to(at::kDouble).allclose(expected.to(at::kDouble), rounding, 0);
 }
 
+/// A collective of a group with an output and an input.
+using TwoTensors = std::function<Work(const Group&, at::Tensor, at::Tensor)>;
+/// One in place.
+using OneTensor = std::function<Work(const Group&, at::Tensor)>;
+
 /// Runs a collective on the device and in host memory, and expects like outputs.
-void expect_as_on_host(
-    const Group& group, const at::Tensor& output, const at::Tensor& input,
-    const std::function<Work(const Group&, at::Tensor, at::Tensor)>& collective) {
+void expect_as_on_host(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                       const TwoTensors& collective) {
   const auto on_device = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(group.device()) : tensor;
   };
@@ -55,6 +57,20 @@ void expect_as_on_host(
   if (!output.defined()) return;
   EXPECT_TRUE(are_alike(device_output.cpu(), output)) << output;
 }
+void expect_as_on_host(const Group& group, const at::Tensor& tensor, const OneTensor& collective) {
+  expect_as_on_host(group, tensor, tensor,
+                    [&](auto& on, auto out, auto) { return collective(on, out); });
+}
+
+void expect_reductions(const Group& group, at::ScalarType dtype, std::int64_t count,
+                       const Reduction& op) {
+  expect_as_on_host(group, numbers(group, count, dtype),
+                    [&](auto& on, auto out) { return on.all_reduce(out, op); });
+  expect_as_on_host(group, numbers(group, count, dtype),
+                    [&](auto& on, auto out) { return on.reduce(out, group.size() - 1, op); });
+  expect_as_on_host(group, at::zeros({count}, dtype), numbers(group, count * group.size(), dtype),
+                    [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, op); });
+}
 
 class Collectives : public OnDevices {};
 
@@ -64,87 +80,44 @@ TEST_P(Collectives, Reductions) {
       for (const auto op : all_reduce_ops) {
         SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
         if (!reduces(group, dtype, op)) continue;
-        for (const std::int64_t count : {0, 1, 1000}) {
-          const auto tensor = numbers(group, count, dtype);
-          expect_as_on_host(
-              group, tensor, tensor,
-              [&](const Group& on, at::Tensor out, at::Tensor) { return on.all_reduce(out, op); });
-          const auto to_root = numbers(group, count, dtype);
-          expect_as_on_host(group, to_root, to_root,
-                            [&](const Group& on, at::Tensor out, at::Tensor) {
-                              return on.reduce(out, group.size() - 1, op);
-                            });
-          expect_as_on_host(group, at::zeros({count}, dtype),
-                            numbers(group, count * group.size(), dtype),
-                            [&](const Group& on, at::Tensor out, at::Tensor in) {
-                              return on.reduce_scatter(out, in, op);
-                            });
-        }
+        for (const std::int64_t count : {0, 1, 1000}) expect_reductions(group, dtype, count, op);
       }
+    }
+    const auto weighted = premultiplied_sum(0.25 * (group.rank() + 1));
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      expect_reductions(group, dtype, 300, weighted);
     }
   });
 }
 
 TEST_P(Collectives, PartsOfDifferentLengths) {
   run([](const Group& group) {
-    std::vector<std::size_t> counts;
-    std::int64_t total = 0;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      counts.push_back(static_cast<std::size_t>(3 * rank % 7));
-      total += 3 * rank % 7;
-    }
-    const auto own = 3 * group.rank() % 7;
-    expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
-                      [&](const Group& on, at::Tensor out, at::Tensor in) {
-                        return on.all_gather(out, in, counts);
-                      });
-    for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
-      expect_as_on_host(group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
-                        [&](const Group& on, at::Tensor out, at::Tensor in) {
-                          return on.reduce_scatter(out, in, counts, op);
-                        });
-    }
-  });
-}
-
-TEST_P(Collectives, PremultipliedSums) {
-  run([](const Group& group) {
-    const auto weighted = premultiplied_sum(0.25 * (group.rank() + 1));
-    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
-      const auto own = numbers(group, 300, dtype);
-      expect_as_on_host(group, own, own, [&](const Group& on, at::Tensor out, at::Tensor) {
-        return on.all_reduce(out, weighted);
-      });
-      const auto to_root = numbers(group, 300, dtype);
-      expect_as_on_host(group, to_root, to_root, [&](const Group& on, at::Tensor out, at::Tensor) {
-        return on.reduce(out, 0, weighted);
-      });
-      expect_as_on_host(group, at::zeros({30}, dtype), numbers(group, 30 * group.size(), dtype),
-                        [&](const Group& on, at::Tensor out, at::Tensor in) {
-                          return on.reduce_scatter(out, in, weighted);
-                        });
-    }
-  });
-}
-
-TEST_P(Collectives, UnequalPartsOfAllToAll) {
-  run([](const Group& group) {
+    // How many elements a rank sends to another by all_to_all, and holds in the other collectives.
     const auto length = [](int from, int to) { return (3 * from + 5 * to) % 7; };
-    std::vector<std::size_t> sent;
-    std::vector<std::size_t> received;
+    std::vector<std::size_t> counts, sent, received;
+    std::int64_t total = 0;
     std::int64_t sum_sent = 0;
     std::int64_t sum_received = 0;
-    for (int other = 0; other < group.size(); ++other) {
-      sum_sent += length(group.rank(), other);
-      sum_received += length(other, group.rank());
-      sent.push_back(static_cast<std::size_t>(length(group.rank(), other)));
-      received.push_back(static_cast<std::size_t>(length(other, group.rank())));
+    for (int rank = 0; rank < group.size(); ++rank) {
+      counts.push_back(static_cast<std::size_t>(length(rank, 0)));
+      sent.push_back(static_cast<std::size_t>(length(group.rank(), rank)));
+      received.push_back(static_cast<std::size_t>(length(rank, group.rank())));
+      total += length(rank, 0);
+      sum_sent += length(group.rank(), rank);
+      sum_received += length(rank, group.rank());
+    }
+    const auto own = length(group.rank(), 0);
+    expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
+                      [&](auto& on, auto out, auto in) { return on.all_gather(out, in, counts); });
+    for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
+      expect_as_on_host(
+          group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
+          [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, counts, op); });
     }
     for (const auto dtype : dtypes) {
-      expect_as_on_host(group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
-                        [&](const Group& on, at::Tensor out, at::Tensor in) {
-                          return on.all_to_all(out, in, received, sent);
-                        });
+      expect_as_on_host(
+          group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
+          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in, received, sent); });
     }
   });
 }
@@ -158,26 +131,18 @@ TEST_P(Collectives, ThatMoveData) {
         const auto own = numbers(group, count, dtype);
         const auto whole = numbers(group, count * ranks, dtype);
         for (int root = 0; root < ranks; ++root) {
-          const auto tensor = own.clone();
-          expect_as_on_host(
-              group, tensor, tensor,
-              [&](const Group& on, at::Tensor out, at::Tensor) { return on.broadcast(out, root); });
+          expect_as_on_host(group, own.clone(),
+                            [&](auto& on, auto out) { return on.broadcast(out, root); });
           const bool is_root = group.rank() == root;
           expect_as_on_host(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
-                            [&](const Group& on, at::Tensor out, at::Tensor in) {
-                              return on.gather(out, in, root);
-                            });
+                            [&](auto& on, auto out, auto in) { return on.gather(out, in, root); });
           expect_as_on_host(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
-                            [&](const Group& on, at::Tensor out, at::Tensor in) {
-                              return on.scatter(out, in, root);
-                            });
+                            [&](auto& on, auto out, auto in) { return on.scatter(out, in, root); });
         }
-        expect_as_on_host(
-            group, at::zeros_like(whole), own,
-            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_gather(out, in); });
-        expect_as_on_host(
-            group, at::zeros_like(whole), whole,
-            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_to_all(out, in); });
+        expect_as_on_host(group, at::zeros_like(whole), own,
+                          [&](auto& on, auto out, auto in) { return on.all_gather(out, in); });
+        expect_as_on_host(group, at::zeros_like(whole), whole,
+                          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in); });
       }
     }
   });
@@ -245,7 +210,7 @@ void receive_by_tag(const Group& group, const at::Tensor& number) {
 TEST_P(Collectives, MessagesByTag) {
   run([](const Group& group) {
     receive_by_tag(group.host(), at::zeros({1}));
-    const auto number = at::zeros({1}, at::TensorOptions().device(group.device()));
+    const auto number = at::zeros({1}, group.device());
     if (group.communicator().matches_by_tag()) return receive_by_tag(group, number);
     EXPECT_THROW(static_cast<void>(group.recv(number, any_source)), BackendUnavailable);
   });
@@ -255,7 +220,7 @@ TEST_P(Collectives, MessagesByTag) {
 TEST_P(Collectives, AreInTheOrderOfTheStream) {
   delay_streams(200);
   run([](const Group& group) {
-    const auto tensor = at::zeros({1000}, at::TensorOptions().device(group.device()));
+    const auto tensor = at::zeros({1000}, group.device());
     for (int i = 0; i < 10; ++i) {
       tensor.add_(group.rank() + 1);
       auto work = group.all_reduce(tensor, ReduceOp::avg);
@@ -273,7 +238,7 @@ TEST_P(Collectives, InParts) {
   run([](const Group& group) {
     const auto part = group.split(group.rank() % 2, -group.rank());
     EXPECT_EQ(part.device(), group.device());
-    const auto tensor = at::full({10}, group.rank(), at::TensorOptions().device(group.device()));
+    const auto tensor = at::full({10}, group.rank(), group.device());
     part.all_reduce(tensor, ReduceOp::max).wait();
     group.barrier().wait();
     part.barrier().wait();
@@ -289,7 +254,7 @@ TEST_P(Collectives, RefuseOtherDevices) {
         refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
         HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +
                   group.device().str() + ": move it with .to(group.device()), or use"));
-    const auto on_device = at::zeros({3}, at::TensorOptions().device(group.device()));
+    const auto on_device = at::zeros({3}, group.device());
     EXPECT_THAT(refusal([&] { (void)group.host().all_reduce(on_device); }),
                 HasSubstr("on " + group.device().str() + ", expected a dense one on cpu"));
     EXPECT_THAT(refusal([&] { (void)device_group(group, group.device()); }),

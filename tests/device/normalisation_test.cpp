@@ -1,13 +1,8 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <memory>
-#include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
-#include "tests/device/on_devices.h"
 #include "tests/device/training.h"
 
 // Batch norms over the samples of all ranks, on devices and on the CPU.
@@ -104,29 +99,14 @@ std::vector<at::Tensor> trained_with_converted_norms(const Group& group) {
   return results;
 }
 
-class NormalisationOnDevices : public OnDelayedDevices {};
+class NormalisationOnDevices : public ComparedWithCpu {};
 
-TEST_P(NormalisationOnDevices, OfALayerHasTheResultsOfTheCpu) {
-  run([&](const Group& group) {
-    const auto expected = results_of_layer(group.host(), at::kFloat);
-    expect_equal(results_of_layer(group, at::kFloat), expected, tolerance(1e-6, 1e-3));
-  });
-}
-
-TEST_P(NormalisationOnDevices, OfHalvesHasTheResultsOfTheCpu) {
-  run([&](const Group& group) {
-    const auto expected = results_of_layer(group.host(), at::kHalf);
-    // A half has 11 bits.
-    expect_equal(results_of_layer(group, at::kHalf), expected, tolerance(1e-2, 1e-1));
-  });
-}
-
-TEST_P(NormalisationOnDevices, OfAConvertedModelHasTheResultsOfTheCpu) {
-  run([&](const Group& group) {
-    const auto expected = trained_with_converted_norms(group.host());
-    // Rounding errors grow from step to step.
-    expect_equal(trained_with_converted_norms(group), expected, tolerance(5e-4, 1e-3));
-  });
+TEST_P(NormalisationOnDevices, HasTheResultsOfTheCpu) {
+  compare([](const Group& group) { return results_of_layer(group, at::kFloat); }, 1e-6, 1e-3);
+  // A half has 11 bits.
+  compare([](const Group& group) { return results_of_layer(group, at::kHalf); }, 1e-2, 1e-1);
+  // Rounding errors grow from step to step.
+  compare(trained_with_converted_norms, 5e-4, 1e-3);
 }
 
 TEST_P(NormalisationOnDevices, RefusesAnInputOnTheCpu) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 #include <torch/torch.h>
@@ -63,6 +65,18 @@ inline std::string unable(int n, DeviceBackend backend) {
   return devices >= least ? "" : detail::concat("needs ", least, " GPUs, has ", devices);
 }
 
+inline c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+inline c10::Stream new_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+inline void order(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
+}
+
 /// Sets the longest random pause before each task of a simulated stream, in microseconds.
 inline void delay_streams(int microseconds) {
   if (on_gpus()) return;
@@ -82,7 +96,7 @@ inline void prepare_devices() {
 inline std::vector<std::string> take_reports() {
   if (on_gpus()) return {};
   auto reports = simulation::take_races();
-  for (auto& fault : simulation::take_nccl_faults()) reports.push_back(std::move(fault));
+  for (auto& fault : nccl_double()->take_faults()) reports.push_back(std::move(fault));
   return reports;
 }
 
@@ -151,14 +165,18 @@ class OnDevices : public ::testing::TestWithParam<std::tuple<DeviceBackend, int>
   }
 };
 
-/// The same, with random pauses of the simulated streams.
+/// The same, with random pauses of the simulated streams, in microseconds.
 class OnDelayedDevices : public OnDevices {
  protected:
+  explicit OnDelayedDevices(int longest = 50) : longest_(longest) {}
   void SetUp() override {
     OnDevices::SetUp();
-    if (!IsSkipped()) delay_streams(50);
+    if (!IsSkipped()) delay_streams(longest_);
   }
   void TearDown() override { delay_streams(0); }
+
+ private:
+  int longest_;
 };
 
 inline std::string name_of_case(const ::testing::TestParamInfo<OnDevices::ParamType>& info) {

@@ -1,6 +1,3 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <chrono>
 #include <map>
 #include <memory>
@@ -100,12 +97,10 @@ TEST_P(PrefetchToDevice, ThePassMayBeLeftEarly) {
 }
 
 TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
   PrefetchLoader loader(DeviceRows(), sampler(), options());
   std::vector<at::Tensor> sums;
-  at::Tensor targets;
   for (auto batch = loader.begin(); batch != loader.end();) {
-    const c10::Stream stream = guard.getStreamFromGlobalPool(device);
+    const c10::Stream stream = new_stream(device);
     const c10::StreamGuard on(stream);
     ++batch;
     if (batch == loader.end()) break;
@@ -136,33 +131,32 @@ INSTANTIATE_TEST_SUITE_P(Workers, PrefetchToDevice,
                                   (one.param.pin_memory ? "Pinned" : "Pageable");
                          });
 
-using Maps = std::map<std::string, std::vector<at::Tensor>>;
-
-struct MapsOfTensors : torch::data::datasets::BatchDataset<MapsOfTensors, Maps> {
-  Maps get_batch(c10::ArrayRef<std::size_t> indices) override {
-    return {{"a", {at::ones({static_cast<std::int64_t>(indices.size())}), at::Tensor()}}};
+/// Eight samples, in batches that batch_of() makes of their number.
+template <class Batch, Batch (*batch_of)(std::int64_t)>
+struct Batches : torch::data::datasets::BatchDataset<Batches<Batch, batch_of>, Batch> {
+  Batch get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return batch_of(static_cast<std::int64_t>(indices.size()));
   }
   std::optional<std::size_t> size() const override { return 8; }
 };
 
+using Maps = std::map<std::string, std::vector<at::Tensor>>;
+Maps map_of(std::int64_t count) { return {{"a", {at::ones({count}), at::Tensor()}}}; }
+
 struct Unknown {
   std::shared_ptr<int> value;
 };
-struct UnknownBatches : torch::data::datasets::BatchDataset<UnknownBatches, Unknown> {
-  Unknown get_batch(c10::ArrayRef<std::size_t>) override { return {}; }
-  std::optional<std::size_t> size() const override { return 8; }
-};
+Unknown unknown_of(std::int64_t) { return {}; }
 
 struct Own {
   std::shared_ptr<at::Tensor> value;
 };
 void change_tensors(Own& batch, const auto& change) { change(*batch.value); }
-struct OwnBatches : torch::data::datasets::BatchDataset<OwnBatches, Own> {
-  Own get_batch(c10::ArrayRef<std::size_t> indices) override {
-    return {std::make_shared<at::Tensor>(at::ones({static_cast<std::int64_t>(indices.size())}))};
-  }
-  std::optional<std::size_t> size() const override { return 8; }
-};
+Own own_of(std::int64_t count) { return {std::make_shared<at::Tensor>(at::ones({count}))}; }
+
+using MapsOfTensors = Batches<Maps, map_of>;
+using UnknownBatches = Batches<Unknown, unknown_of>;
+using OwnBatches = Batches<Own, own_of>;
 
 // A loader that ends makes the current stream wait for a batch that is copied ahead.
 TEST(PrefetchToDeviceOptions, TheDeviceMayFailBeforeALoaderEnds) {

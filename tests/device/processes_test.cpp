@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <csignal>
 #include <cstdlib>
 #include <limits>
@@ -14,11 +12,13 @@
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
-#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
 #include "tests/launch/launched.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/mpirun.h"
 #include "tests/ranks.h"
+#include "tests/variable.h"
 
 // Ranks that are processes, each with simulated devices of its own, and ranks that are killed.
 
@@ -34,52 +34,42 @@ Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend bac
 }
 
 /// Trains for some steps. Before the step with this number, the rank ends as if by the kernel.
-void train(const Group& group, int steps, int end_before) {
-  auto model = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(20, 30),
-                                                           torch::nn::Linear(30, 5));
-  {
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : model->parameters()) parameter.fill_(0.01);
-  }
-  model->to(group.device());
-  torch::optim::SGD sgd(model->parameters(), 0.1);
-  DistributedDataParallel ddp(model, group, DataParallelOptions{.buckets = {0, 0}});
+void train(const Group& group, int steps, int end_before = -1) {
+  auto net = std::make_shared<Net>(group.device());
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  DistributedDataParallel ddp(net, group, DataParallelOptions{.buckets = {0, 0}});
   for (int step = 0; step < steps; ++step) {
     if (step == end_before) ::kill(::getpid(), SIGKILL);
     sgd.zero_grad();
-    const auto input = at::full({4, 20}, group.rank() + 1.0).to(group.device());
-    const auto loss = ddp(input).square().mean();
+    const auto loss = loss_of(ddp(inputs_of(group, step)), group, step);
     loss.backward();
     sgd.step();
     (void)loss.item<float>();  // waits for the device
   }
-  const auto sum = model->parameters()[0].detach().sum().cpu();
+  const auto sum = net->parameters()[0].detach().sum().cpu();
   const auto largest = sum.clone();
   group.host().all_reduce(largest, ReduceOp::max).wait();
   if (largest.item<float>() != sum.item<float>()) throw std::runtime_error("replicas differ");
 }
 
 const ProcessBody staged_training("device: staged, ranks share a device", [](auto ranks) {
-  train(device_world(ranks, DeviceBackend::staged, 0), 6, -1);
+  train(device_world(ranks, DeviceBackend::staged, 0), 6);
 });
 const ProcessBody nccl_training("device: nccl", [](auto ranks) {
-  train(device_world(ranks, DeviceBackend::nccl, ranks->rank()), 6, -1);
+  train(device_world(ranks, DeviceBackend::nccl, ranks->rank()), 6);
 });
 const ProcessBody same_device("device: nccl, ranks share a device", [](auto ranks) {
-  try {
-    (void)device_world(ranks, DeviceBackend::nccl, 0);
-  } catch (const BackendUnavailable& error) {
-    if (std::string(error.what()).find("NCCL needs a GPU for each rank") != std::string::npos)
-      return;
-    throw;
+  const auto text =
+      message_of<BackendUnavailable>([&] { (void)device_world(ranks, DeviceBackend::nccl, 0); });
+  if (text.find("NCCL needs a GPU for each rank") == std::string::npos) {
+    throw std::runtime_error("got " + text);
   }
-  throw std::runtime_error("accepted");
 });
 const ProcessBody shared_by_nccl("device: nccl 2.30, ranks share a device", [](auto ranks) {
   prepare_devices();
-  nccl_double_set_version(23007);
+  nccl_double()->version = 23007;
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  train(device_world(ranks, DeviceBackend::nccl, 0), 6, -1);
+  train(device_world(ranks, DeviceBackend::nccl, 0), 6);
 });
 
 /// LOCKSTEP_TEST_KILL=RANK,STEP
@@ -96,48 +86,44 @@ const ProcessBody nccl_kill("device: nccl, a rank is killed",
                             [](auto ranks) { train_with_kill(ranks, DeviceBackend::nccl); });
 
 /// Rank 1 ends after it has announced collectives that its device has not completed.
-const ProcessBody killed_in_collective(
-    "device: nccl, a rank is killed in a collective", [](auto ranks) {
-      const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
-      const auto tensor = at::ones({100}, at::TensorOptions().device(group.device()));
-      group.barrier().wait();
-      if (group.rank() == 1) simulation::slow_down(1, 5'000'000);
-      const auto first = group.all_reduce(tensor);
-      const auto second = group.all_reduce(tensor);
-      if (group.rank() == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the announcements
-        ::kill(::getpid(), SIGKILL);
-      }
-      (void)tensor.sum().template item<float>();  // waits for the device
-      group.barrier().wait();
-    });
+void end_in_collective(const std::shared_ptr<Communicator>& ranks) {
+  const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
+  const auto tensor = at::ones({100}, group.device());
+  group.barrier().wait();
+  if (group.rank() == 1) simulation::slow_down(1, 5'000'000);
+  const auto first = group.all_reduce(tensor);
+  const auto second = group.all_reduce(tensor);
+  if (group.rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the announcements
+    ::kill(::getpid(), SIGKILL);
+  }
+  (void)tensor.sum().item<float>();  // waits for the device
+  group.barrier().wait();
+}
+const ProcessBody killed_in_collective("device: nccl, a rank is killed in a collective",
+                                       end_in_collective);
 
 /// Rank 1 ends while the other ranks wait for a call of NCCL.
-const ProcessBody killed_in_call("device: nccl, a rank is killed in a call of NCCL",
-                                 [](auto ranks) {
-                                   const auto group =
-                                       device_world(ranks, DeviceBackend::nccl, ranks->rank());
-                                   const auto tensor =
-                                       at::ones({100}, at::TensorOptions().device(group.device()));
-                                   group.all_reduce(tensor).wait();
-                                   group.barrier().wait();
-                                   if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
-                                   nccl_double_slow_groups(std::numeric_limits<int>::max());
-                                   group.all_reduce(tensor).wait();
-                                 });
+void end_in_call(const std::shared_ptr<Communicator>& ranks) {
+  const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
+  const auto tensor = at::ones({100}, group.device());
+  group.all_reduce(tensor).wait();
+  group.barrier().wait();
+  if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+  nccl_double()->slow_groups = std::numeric_limits<int>::max();
+  group.all_reduce(tensor).wait();
+}
+const ProcessBody killed_in_call("device: nccl, a rank is killed in a call of NCCL", end_in_call);
 
 /// NCCL does not start in time on rank 0. Every rank gets an error, and the world stays usable.
 const ProcessBody late_start("device: nccl, its start takes too long on a rank", [](auto ranks) {
   prepare_devices();
-  if (ranks->rank() == 0) nccl_double_slow_init(std::numeric_limits<int>::max());
+  if (ranks->rank() == 0) nccl_double()->slow_init = std::numeric_limits<int>::max();
   const Group world(ranks);
-  std::string text;
-  try {
+  const auto text = message_of<Error>([&] {
     (void)device_group(world, device_of(ranks->rank()),
                        {.backend = DeviceBackend::nccl, .timeout = std::chrono::milliseconds(500)});
-  } catch (const Error& error) {
-    text = error.what();
-  }
+  });
   const auto* const expected = ranks->rank() == 0 ? "a call has not returned after 0.5 s"
                                                   : "the start of NCCL failed on another rank";
   if (text.find(expected) == std::string::npos) throw std::runtime_error("got " + text);
@@ -159,19 +145,25 @@ TEST_F(DeviceProcesses, Train) {
   if (!on_gpus()) expect_processes(2, "device: nccl 2.30, ranks share a device");
 }
 
+/// The other ranks name the one that ends itself in this body, in time.
+void expect_named(int ranks, const char* body, int victim, int seconds) {
+  SCOPED_TRACE(body);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run_processes(ranks, body);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(seconds));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(outcome.exited, rank != victim) << outcome.code;
+    if (rank == victim) continue;
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_THAT(outcome.err, HasSubstr(detail::concat("rank ", victim, " left the world")));
+  }
+}
+
 TEST_F(DeviceProcesses, NameARankThatWasKilledInACollective) {
   if (on_gpus()) GTEST_SKIP() << "slows the simulated device down";
-  for (const auto* body : {"device: nccl, a rank is killed in a collective",
-                           "device: nccl, a rank is killed in a call of NCCL"}) {
-    SCOPED_TRACE(body);
-    const auto begin = std::chrono::steady_clock::now();
-    const auto outcomes = run_processes(3, body);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-    for (const std::size_t rank : {0, 2}) {
-      EXPECT_TRUE(outcomes[rank].exited) << outcomes[rank].code;
-      EXPECT_THAT(outcomes[rank].err, HasSubstr("rank 1 left the world"));
-    }
-  }
+  expect_named(3, "device: nccl, a rank is killed in a collective", 1, 10);
+  expect_named(3, "device: nccl, a rank is killed in a call of NCCL", 1, 10);
 }
 
 TEST_F(DeviceProcesses, AgreeThatNcclDoesNotStart) {
@@ -189,27 +181,10 @@ TEST_F(DeviceProcesses, NameARankThatWasKilled) {
     const int victim = static_cast<int>(random() % static_cast<unsigned>(ranks));
     const auto kill = std::to_string(victim) + "," + std::to_string(random() % 12);
     SCOPED_TRACE(kill);
-    ::setenv("LOCKSTEP_TEST_KILL", kill.c_str(), 1);
-    for (const auto* body :
-         {"device: staged, a rank is killed", "device: nccl, a rank is killed"}) {
-      SCOPED_TRACE(body);
-      const auto begin = std::chrono::steady_clock::now();
-      const auto outcomes = run_processes(ranks, body);
-      EXPECT_LT(std::chrono::steady_clock::now() - begin,
-                std::chrono::seconds(on_gpus() ? 60 : 15));
-      for (int rank = 0; rank < ranks; ++rank) {
-        const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
-        if (rank == victim) {
-          EXPECT_FALSE(outcome.exited);
-          continue;
-        }
-        EXPECT_TRUE(outcome.exited) << outcome.code;
-        EXPECT_EQ(outcome.code, 1);
-        EXPECT_THAT(outcome.err, HasSubstr("rank " + std::to_string(victim) + " left the world"));
-      }
-    }
+    const Variable variable("LOCKSTEP_TEST_KILL", kill.c_str());
+    expect_named(ranks, "device: staged, a rank is killed", victim, on_gpus() ? 60 : 15);
+    expect_named(ranks, "device: nccl, a rank is killed", victim, on_gpus() ? 60 : 15);
   }
-  ::unsetenv("LOCKSTEP_TEST_KILL");
 }
 
 // Groups on devices whose ranks MPI's launcher has started, on one host and on simulated hosts. The

@@ -1,16 +1,11 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
 #include "tests/device/training.h"
 
 // Checkpoints of models on devices: runs on devices and on the CPU continue each other's files.
@@ -38,8 +33,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
 struct TrainingRun {
   explicit TrainingRun(const Group& of, const std::string& kind,
                        const std::string& strategy = "topk:0.2")
-      : group(of) {
-    net.to(group.device());
+      : group(of), net(of.device()) {
     inner = make_optimizer(kind, net.parameters());
     optimizer.emplace(*inner, net, group, parse_strategy(strategy));
     average.emplace(net, MovingAverageOptions{.decay = 0.8, .average_buffers = true});
@@ -47,9 +41,7 @@ struct TrainingRun {
 
   void train(int first, int last) {
     for (int step = first; step < last; ++step) {
-      const auto output = net.forward(images(group.rank(), step).to(group.device()));
-      optimizer->backward_and_update(
-          at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())));
+      optimizer->backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
       average->update();
     }
   }

@@ -1,10 +1,7 @@
 // The simulated device reports accesses that no event orders; tests of streams rely on it.
 #include "tests/device/simulation/simulation.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/torch.h>
 
 #include <cmath>
 
@@ -19,50 +16,30 @@ using namespace testing;
 
 const at::Device device(device_type(), 0);
 
-const c10::impl::VirtualGuardImpl& guard() {
-  install();
-  static const c10::impl::VirtualGuardImpl impl(device_type());
-  return impl;
-}
-
-/// Each test begins and ends with idle streams, and no race but those that it asks for.
-class Simulation : public testing::OnSimulation {
+/// Each test ends with idle streams, and no race but those that it asks for.
+class Simulation : public OnSimulation {
  protected:
-  Simulation() {
-    guard();
-    settle();
-    take_races();
-  }
-  ~Simulation() override {
-    set_delay(0);
-    settle();
+  void TearDown() override {
+    synchronize_all();
     EXPECT_THAT(take_races(), IsEmpty());
-  }
-  static void settle() { synchronize_all(); }
-  static c10::Stream current() { return guard().getStream(device); }
-  static c10::Stream other() { return guard().getStreamFromGlobalPool(device); }
-  static void order(const c10::Stream& first, const c10::Stream& second) {
-    c10::Event event(device_type());
-    event.record(first);
-    event.block(second);
   }
 };
 
 TEST_F(Simulation, AMissingWaitIsARace) {
   for (const bool waits : {true, false}) {
     auto x = at::zeros({1024}, device);
-    settle();
-    const auto stream = other();
-    slow_down(0, current().native_handle(), 3000);
+    synchronize_all();
+    const auto stream = new_stream(device);
+    slow_down(0, 3000);
     x.add_(1);
-    if (waits) order(current(), stream);
+    if (waits) order(current_stream(device), stream);
     double sum = 0;
     {
       const c10::StreamGuard on(stream);
       sum = x.sum().item<double>();
     }
-    slow_down(0, current().native_handle(), 0);
-    settle();
+    slow_down(0, 0);
+    synchronize_all();
     if (waits) {
       EXPECT_EQ(sum, 1024);
       EXPECT_THAT(take_races(), IsEmpty());
@@ -76,19 +53,19 @@ TEST_F(Simulation, AMissingWaitIsARace) {
 TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
   if (device_type() == at::kCUDA) GTEST_SKIP() << "the caching allocator keeps it";
   for (const bool recorded : {true, false}) {
-    const auto stream = other();
+    const auto stream = new_stream(device);
     auto x = at::ones({1024}, device);
     auto sum = at::zeros({}, device);
-    settle();
-    slow_down(0, stream.native_handle(), 20000);
+    synchronize_all();
+    slow_down(0, 20000);
     {
       const c10::StreamGuard on(stream);
       sum.add_(x.sum());
     }
     if (recorded) x.record_stream(stream);
     x.reset();
-    settle();
-    slow_down(0, stream.native_handle(), 0);
+    synchronize_all();
+    slow_down(0, 0);
     if (recorded) {
       EXPECT_EQ(sum.item<double>(), 1024);
       EXPECT_THAT(take_races(), IsEmpty());

@@ -1,10 +1,6 @@
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +15,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
 
 // The order of work on streams, the life of memory, and what a step costs the host. The simulated
 // device reports an access that no event orders, also where the result happens to be right.
@@ -30,41 +26,19 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-at::TensorOptions options_of(const Group& group) {
-  return at::TensorOptions().device(group.device());
-}
-
-c10::Stream new_stream(const Group& group) {
-  return c10::impl::VirtualGuardImpl(group.device().type()).getStreamFromGlobalPool(group.device());
-}
-
-c10::Stream current_stream(const Group& group) {
-  return c10::impl::VirtualGuardImpl(group.device().type()).getStream(group.device());
-}
-
-void order(const c10::Stream& earlier, const c10::Stream& later) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
-}
-
-class Streams : public OnDevices {
+class Streams : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    OnDevices::SetUp();
-    if (!IsSkipped()) delay_streams(200);
-  }
-  void TearDown() override { delay_streams(0); }
+  Streams() : OnDelayedDevices(200) {}
 };
 
 // The program may drop a tensor before its collective is complete.
 TEST_P(Streams, OperationsKeepTheirTensors) {
   run([](const Group& group) {
     for (int i = 0; i < 20; ++i) {
-      auto tensor = at::ones({5000}, options_of(group));
+      auto tensor = at::ones({5000}, group.device());
       auto work = group.all_reduce(tensor);
       tensor.reset();
-      const auto other = at::zeros({5000}, options_of(group)).add_(1);  // may get the same memory
+      const auto other = at::zeros({5000}, group.device()).add_(1);  // may get the same memory
       work.wait();
       EXPECT_EQ(other.sum().item<float>(), 5000);
     }
@@ -74,10 +48,10 @@ TEST_P(Streams, OperationsKeepTheirTensors) {
 // Inputs and outputs may be made on another stream than that of the collective's caller.
 TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
-    const auto other = new_stream(group);
+    const auto tensor = at::ones({5000}, group.device());
+    const auto other = new_stream(group.device());
     auto work = group.all_reduce(tensor);
-    order(current_stream(group), other);
+    order(current_stream(group.device()), other);
     const c10::StreamGuard guard(other);
     work.wait();
     EXPECT_EQ(tensor[17].item<float>(), group.size());
@@ -86,7 +60,7 @@ TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
 
 TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
+    const auto tensor = at::ones({5000}, group.device());
     {
       const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
       group.all_reduce(tensor).wait();
@@ -97,7 +71,7 @@ TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
 
 TEST_P(Streams, AGroupEndsAfterItsOperations) {
   run([](const Group& group) {
-    const auto tensor = at::ones({5000}, options_of(group));
+    const auto tensor = at::ones({5000}, group.device());
     {
       const auto part = group.split(0, group.rank());
       part.all_reduce(tensor).wait();
@@ -108,7 +82,7 @@ TEST_P(Streams, AGroupEndsAfterItsOperations) {
 
 /// Two layers whose forward, and so whose backward, is on different streams.
 struct Branches : torch::nn::Module {
-  explicit Branches(const Group& group) : stream(new_stream(group)) {
+  explicit Branches(const Group& group) : stream(new_stream(group.device())) {
     register_module("left", left);
     register_module("right", right);
     const torch::NoGradGuard no_grad;
@@ -121,7 +95,7 @@ struct Branches : torch::nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& input) {
-    const auto main = c10::impl::VirtualGuardImpl(input.device().type()).getStream(input.device());
+    const auto main = current_stream(input.device());
     order(main, stream);
     at::Tensor other;
     {
@@ -145,7 +119,7 @@ TEST_P(Streams, GradientsOfSeveralStreams) {
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 4; ++step) {
       model->zero_grad();
-      ddp(at::full({8, 40}, group.rank() + 1.0, options_of(group))).sum().backward();
+      ddp(at::full({8, 40}, group.rank() + 1.0, group.device())).sum().backward();
     }
     // d/dw of (w·x·40 + b)² summed over 8 samples, averaged over ranks.
     double expected = 0;
@@ -160,20 +134,14 @@ TEST_P(Streams, GradientsOfSeveralStreams) {
 
 TEST_P(Streams, SynchronizeAndAverages) {
   run([](const Group& group) {
-    torch::nn::Linear model(torch::nn::LinearOptions(30, 30));
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : model->parameters()) parameter.fill_(0.01);
-    }
-    model->to(group.device());
-    torch::optim::SGD sgd(model->parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("local_sgd:period=3"));
+    Net net(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
     for (int step = 0; step < 5; ++step) {
-      const auto input = at::full({4, 30}, group.rank() + step + 1.0, options_of(group));
-      optimizer.backward_and_update(model->forward(input).mean());
+      optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
     }
     optimizer.synchronize();
-    const auto mine = model->weight.detach().sum().cpu();
+    const auto mine = net.last->weight.detach().sum().cpu();
     const auto largest = mine.clone();
     group.host().all_reduce(largest, ReduceOp::max).wait();
     EXPECT_EQ(mine.item<float>(), largest.item<float>());
@@ -183,7 +151,7 @@ TEST_P(Streams, SynchronizeAndAverages) {
 // Also if the program does not call its groups again.
 TEST_P(Streams, CompleteOperationsAreNotPending) {
   run([](const Group& group) {
-    group.all_reduce(at::ones({5000}, options_of(group))).wait();
+    group.all_reduce(at::ones({5000}, group.device())).wait();
     auto& ranks = dynamic_cast<device::DeviceCommunicator&>(group.communicator());
     const auto end = Clock::now() + 20s;
     const auto pending = [&] {
@@ -212,13 +180,13 @@ simulation::Counts cost_of_step(const std::string& strategy, bool wrapped) {
     std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp;
     if (wrapped)
       ddp.emplace(model, group, DataParallelOptions{.strategy = parse_strategy(strategy)});
-    const auto input = at::ones({4, 20}, options_of(group));
+    const auto input = at::ones({4, 20}, group.device());
     for (int step = 0; step < 4; ++step) {
       simulation::synchronize_all();
-      const auto before = simulation::counts();
+      const auto before = simulation::counts(0);
       model->zero_grad();
       (wrapped ? (*ddp)(input) : model->forward(input)).sum().backward();
-      cost = simulation::counts() - before;
+      cost = simulation::counts(0) - before;
     }
   });
   return cost;
@@ -246,21 +214,21 @@ TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
 TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
   long least = std::numeric_limits<long>::max();
   on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
-    const auto tensor = at::ones({10}, options_of(group));
+    const auto tensor = at::ones({10}, group.device());
     // A sleep is a voluntary context switch. Preemption is an involuntary one.
     const auto sleeps = [] {
       rusage usage{};
       ::getrusage(RUSAGE_THREAD, &usage);
       return usage.ru_nvcsw;
     };
-    nccl_double_slow_groups(2);  // few: a call that takes long is waited for in sleep
+    nccl_double()->slow_groups = 2;  // few: a call that takes long is waited for in sleep
     for (int i = 0; i < 50; ++i) {
       const auto before = sleeps();
       auto work = group.all_reduce(tensor);
       least = std::min(least, sleeps() - before);
       work.wait();
     }
-    nccl_double_slow_groups(0);
+    nccl_double()->slow_groups = 0;
   });
   EXPECT_EQ(least, 0);
 }
@@ -283,7 +251,7 @@ TEST_F(Captures, OfOtherStreamsAreValid) {
   for (const auto backend : {DeviceBackend::staged, DeviceBackend::nccl}) {
     SCOPED_TRACE(name(backend));
     on_devices(1, backend, [](const Group& group) {
-      const auto tensor = at::ones({1000}, options_of(group));
+      const auto tensor = at::ones({1000}, group.device());
       group.all_reduce(tensor).wait();
       simulation::slow_down(group.device().index(), 20'000);
       auto work = group.all_reduce(tensor);
@@ -301,7 +269,7 @@ TEST_F(Captures, OfOtherStreamsAreValid) {
 // A group waits for its last copies when it ends.
 TEST_F(Captures, AreValidWhenAGroupEnds) {
   on_devices(1, DeviceBackend::staged, [](const Group& group) {
-    const auto tensor = at::ones({1000}, options_of(group));
+    const auto tensor = at::ones({1000}, group.device());
     auto part = std::make_optional(group.split(0));
     simulation::slow_down(group.device().index(), 20'000);
     part->all_reduce(tensor).wait();

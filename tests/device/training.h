@@ -1,18 +1,19 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
+
+#include "tests/device/on_devices.h"
 
 // A model and data for training on devices and on the CPU, with equal values on both.
 
 namespace lockstep::testing {
 
 struct Net : torch::nn::Module {
-  Net() {
+  explicit Net(at::Device device = at::kCPU) {
     register_module("first", first);
     register_module("norm", norm);
     register_module("second", second);
@@ -23,6 +24,7 @@ struct Net : torch::nn::Module {
     for (auto& parameter : parameters()) {
       parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
     }
+    to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
     auto x = norm(first(input)).relu();
@@ -42,6 +44,14 @@ inline at::Tensor images(int rank, int step) {
 
 inline at::Tensor targets(int rank, int step) {
   return at::arange(6, at::kLong).mul(7).add(rank + step).remainder(10);
+}
+
+/// Those of this rank, on the group's device.
+inline at::Tensor inputs_of(const Group& group, int step) {
+  return images(group.rank(), step).to(group.device());
+}
+inline at::Tensor loss_of(const at::Tensor& outputs, const Group& group, int step) {
+  return at::cross_entropy_loss(outputs, targets(group.rank(), step).to(group.device()));
 }
 
 /// Parameters and buffers after some steps, on the CPU.
@@ -64,5 +74,17 @@ inline void expect_equal(const std::vector<at::Tensor>& got,
     EXPECT_LE(distance, tolerance) << "tensor " << i;
   }
 }
+
+/// For tests of training that has the results of the CPU.
+class ComparedWithCpu : public OnDelayedDevices {
+ protected:
+  void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train, double of_nccl,
+               double of_gpus) const {
+    run([&](const Group& group) {
+      const auto expected = train(group.host());
+      expect_equal(train(group), expected, tolerance(of_nccl, of_gpus));
+    });
+  }
+};
 
 }  // namespace lockstep::testing

@@ -1,19 +1,13 @@
 #include "tests/device/training.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
 
 // Training on devices, compared with the same training on the CPU in the same world.
 
@@ -25,15 +19,13 @@ const BucketCaps one_each{.first = 0, .rest = 0};
 
 std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string& strategy,
                                            int steps) {
-  auto net = std::make_shared<Net>();
-  net->to(group.device());
+  auto net = std::make_shared<Net>(group.device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedDataParallel ddp(net, group,
                               {.buckets = one_each, .strategy = parse_strategy(strategy)});
   for (int step = 0; step < steps; ++step) {
     sgd.zero_grad();
-    const auto output = ddp(images(group.rank(), step).to(group.device()));
-    at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())).backward();
+    loss_of(ddp(inputs_of(group, step)), group, step).backward();
     sgd.step();
   }
   return values(*net);
@@ -41,16 +33,13 @@ std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string
 
 std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
                                              int steps) {
-  Net net;
-  net.to(group.device());
+  Net net(group.device());
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   DistributedOptimizer optimizer(
       sgd, net, group,
       DataParallelOptions{.buckets = one_each, .strategy = parse_strategy(strategy)});
   for (int step = 0; step < steps; ++step) {
-    const auto output = net.forward(images(group.rank(), step).to(group.device()));
-    optimizer.backward_and_update(
-        at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())));
+    optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
   }
   return values(net);
 }

@@ -1,5 +1,3 @@
-#include <torch/torch.h>
-
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -32,8 +30,6 @@ std::optional<Group> global_group;
 class DeviceWorld : public OnSimulation {};
 
 TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
-  simulation::install();
-  const Variable library("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE);
   for (const auto* backend : {"staged", "nccl"}) {
     const Variable chosen("LOCKSTEP_DEVICE_BACKEND", backend);
     const Variable device("LOCKSTEP_DEVICE", simulation::type_name());
@@ -61,7 +57,6 @@ TEST_F(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
 }
 
 TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
-  simulation::install();
   EXPECT_THAT(refusal(2, {.device = at::kXPU}),
               AllOf(HasSubstr("got no xpu device on rank 0, and this build of LibTorch"),
                     HasSubstr("LOCKSTEP_DEVICE=cpu")));
@@ -75,34 +70,30 @@ TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
 }
 
 TEST_F(DeviceWorld, RefusesUnknownSettings) {
-  simulation::install();
-  {
-    const Variable device("LOCKSTEP_DEVICE", "gpu");
-    EXPECT_THAT(refusal(2), HasSubstr("got LOCKSTEP_DEVICE=gpu, expected auto, cpu, cuda"));
-  }
-  {
-    const Variable device("LOCKSTEP_DEVICE", "sim:1");
-    EXPECT_THAT(refusal(2), HasSubstr("got LOCKSTEP_DEVICE=sim:1, expected"));
-  }
-  const InitOptions options{.device = simulation::device_type()};
-  const Variable backend("LOCKSTEP_DEVICE_BACKEND", "gloo");
-  EXPECT_THAT(refusal(2, options),
+  const auto refusal_with = [](const char* name, const char* value,
+                               std::optional<at::DeviceType> device) {
+    const Variable variable(name, value);
+    return refusal(2, {.device = device});
+  };
+  const auto device = simulation::device_type();
+  EXPECT_THAT(refusal_with("LOCKSTEP_DEVICE", "gpu", {}),
+              HasSubstr("got LOCKSTEP_DEVICE=gpu, expected auto, cpu, cuda"));
+  EXPECT_THAT(refusal_with("LOCKSTEP_DEVICE", "sim:1", {}),
+              HasSubstr("got LOCKSTEP_DEVICE=sim:1, expected"));
+  EXPECT_THAT(refusal_with("LOCKSTEP_DEVICE_BACKEND", "gloo", device),
               HasSubstr("LOCKSTEP_DEVICE_BACKEND=gloo, expected nccl or staged"));
   const Variable nccl("LOCKSTEP_DEVICE_BACKEND", "nccl");
-  {
-    const Variable share("LOCKSTEP_SHARE_GPUS", "1");
-    EXPECT_THAT(refusal(2, options), HasSubstr("expected one of the two"));
-  }
-  const Variable share("LOCKSTEP_SHARE_GPUS", "yes");
-  EXPECT_THAT(refusal(2, options), HasSubstr("LOCKSTEP_SHARE_GPUS=yes, expected 1"));
+  EXPECT_THAT(refusal_with("LOCKSTEP_SHARE_GPUS", "1", device),
+              HasSubstr("expected one of the two"));
+  EXPECT_THAT(refusal_with("LOCKSTEP_SHARE_GPUS", "yes", device),
+              HasSubstr("LOCKSTEP_SHARE_GPUS=yes, expected 1"));
 }
 
 // A process loads NCCL once, so these are processes.
 TEST_F(DeviceWorld, NeedsNccl) {
-  simulation::install();
   const auto exits_with = [](const char* library, int version) {
     ::setenv("LOCKSTEP_NCCL", library, 1);
-    nccl_double_set_version(version);
+    nccl_double()->version = version;
     try {
       const Variable backend("LOCKSTEP_DEVICE_BACKEND", "nccl");
       spawn(2, [](const Group&) {}, {.device = simulation::device_type()});
@@ -113,7 +104,7 @@ TEST_F(DeviceWorld, NeedsNccl) {
     std::_Exit(0);
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(exits_with("/nonexistent/libnccl.so.2", 0), ::testing::ExitedWithCode(3),
+  EXPECT_EXIT(exits_with("/nonexistent/libnccl.so.2", 21900), ::testing::ExitedWithCode(3),
               "cannot load /nonexistent/libnccl.so.2.*expected NCCL 2.19.0 or newer");
   EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21805), ::testing::ExitedWithCode(3),
               "got NCCL 2.18.5 from .*expected NCCL 2.19.0 or newer");
@@ -124,7 +115,7 @@ TEST_F(DeviceWorld, MayOutliveItsDevicesAtExit) {
   const auto exits = [](const char* backend, bool with_pending_operation) {
     ::setenv("LOCKSTEP_DEVICE_BACKEND", backend, 1);
     global_group = init({.device = simulation::device_type()});
-    const auto tensor = at::ones({1000}, at::TensorOptions().device(global_group->device()));
+    const auto tensor = at::ones({1000}, global_group->device());
     global_group->all_reduce(tensor).wait();
     if (with_pending_operation) {
       simulation::slow_down(0, 300'000);

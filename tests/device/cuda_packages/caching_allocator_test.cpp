@@ -51,7 +51,7 @@ TEST_F(CachingAllocator, MemoryThatAnotherStreamUsesIsARaceUnlessItIsRecorded) {
     auto sum = at::zeros({}, device);
     simulation::synchronize_all();
     const void* const at = tensor.const_data_ptr();
-    simulation::slow_down(0, side.native_handle(), 20'000);
+    simulation::slow_down(0, 20'000);
     {
       const c10::StreamGuard on(side);
       sum.add_(tensor.sum());
@@ -61,7 +61,7 @@ TEST_F(CachingAllocator, MemoryThatAnotherStreamUsesIsARaceUnlessItIsRecorded) {
     const auto next = at::zeros({elements}, device);
     EXPECT_EQ(next.const_data_ptr() == at, !recorded);
     simulation::synchronize_all();
-    simulation::slow_down(0, side.native_handle(), 0);
+    simulation::slow_down(0, 0);
     const auto races = simulation::take_races();
     if (recorded) {
       EXPECT_THAT(races, IsEmpty());
@@ -87,8 +87,7 @@ TEST_P(MemoryOfTraining, DoesNotGrowAndIsReturned) {
       const auto before = bytes_in_use(group.device(), false);
       std::vector<std::int64_t> reserved;
       {
-        auto net = std::make_shared<Net>();
-        net->to(group.device());
+        auto net = std::make_shared<Net>(group.device());
         torch::optim::SGD sgd(net->parameters(), 0.1);
         DistributedDataParallel ddp(net, group, {.strategy = parse_strategy(strategy)});
         for (int step = 0; step < 12; ++step) {

@@ -1,6 +1,5 @@
 // The simulated devices as devices of the type CUDA: the streams, guards and caching allocator of
 // the real libc10_cuda.so, over the double of libcudart.so.13.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -22,42 +21,13 @@ namespace {
 namespace caching = c10::cuda::CUDACachingAllocator;
 
 /// LibTorch looks for hooks of this name.
-struct CUDAHooks final : at::CUDAHooksInterface {
+struct CUDAHooks final : HooksOf<at::CUDAHooksInterface> {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return devices; }
   int getNumGPUs() const override { return devices; }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return static_cast<c10::DeviceIndex>(simulation::current_device());
-  }
   c10::DeviceIndex current_device() const override { return getCurrentDevice(); }
-  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const auto old = getCurrentDevice();
-    set_current_device(device);
-    return old;
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
-  }
   void deviceSynchronize(c10::DeviceIndex device) const override { synchronize_device(device); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
-    return device_generator(device < 0 ? simulation::current_device() : device);
-  }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::detail::createCPUGenerator();
-  }
-  at::Device getDeviceFromPtr(void* memory) const override {
-    int device = 0;
-    TORCH_CHECK(is_device_memory(memory, &device), "not memory of a simulated device");
-    return torch_device(device);
-  }
-  bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory(); }
 };
 
 using at::CUDAHooksRegistry;

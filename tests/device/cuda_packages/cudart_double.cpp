@@ -41,8 +41,8 @@ void* bytes_of(const void* at) {
 
 }  // namespace
 
-// LibTorch asks for these only where it shares memory with processes, captures graphs or allocates
-// in the order of streams.
+// LibTorch asks for these only where it shares memory with processes or devices, captures graphs,
+// measures times or allocates in the order of streams.
 #define NOT_SUPPORTED(name, ...) \
   cudaError_t name(__VA_ARGS__) { return cudaErrorNotSupported; }
 
@@ -54,10 +54,13 @@ NOT_SUPPORTED(cudaMemPoolGetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
 NOT_SUPPORTED(cudaMemPoolSetAttribute, cudaMemPool_t, cudaMemPoolAttr, void*)
 NOT_SUPPORTED(cudaMemPoolSetAccess, cudaMemPool_t, const cudaMemAccessDesc*, size_t)
 NOT_SUPPORTED(cudaMemPoolTrimTo, cudaMemPool_t, size_t)
+NOT_SUPPORTED(cudaMemcpyPeerAsync, void*, int, const void*, int, size_t, cudaStream_t)
+NOT_SUPPORTED(cudaStreamQuery, cudaStream_t)
 NOT_SUPPORTED(cudaMallocAsync, void**, size_t, cudaStream_t)
 NOT_SUPPORTED(cudaFreeAsync, void*, cudaStream_t)
 NOT_SUPPORTED(cudaGraphNodeGetDependencies, cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
               size_t*)
+NOT_SUPPORTED(cudaEventElapsedTime, float*, cudaEvent_t, cudaEvent_t)
 NOT_SUPPORTED(cudaIpcGetMemHandle, cudaIpcMemHandle_t*, void*)
 NOT_SUPPORTED(cudaIpcOpenMemHandle, void**, cudaIpcMemHandle_t, unsigned)
 NOT_SUPPORTED(cudaIpcCloseMemHandle, void*)
@@ -142,19 +145,12 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   return cudaStreamSynchronize(nullptr);
 }
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
-                                cudaStream_t stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
-}
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   static std::atomic<int> next{1};  // 0 is the default stream
   *stream = reinterpret_cast<cudaStream_t>(
       simulation::stream(simulation::current_device(), next.fetch_add(1)));
   return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return simulation::idle(stream_of(stream)) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return result_of([&] { simulation::synchronize(stream_of(stream)); });
@@ -200,11 +196,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return result_of([&] { simulation::synchronize(event_of(event)); });
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return result_of([&] {
-    *milliseconds = static_cast<float>(simulation::milliseconds(event_of(from), event_of(to)));
-  });
 }
 
 }  // extern "C"

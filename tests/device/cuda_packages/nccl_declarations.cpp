@@ -14,41 +14,23 @@ namespace {
 
 /// The declaration of nccl.h for one of nccl_api.h.
 template <class T>
-struct Real {
-  using type = T;
-};
+struct Real : std::type_identity<T> {};
 template <>
-struct Real<nccl::Result> {
-  using type = ncclResult_t;
-};
+struct Real<nccl::Result> : std::type_identity<ncclResult_t> {};
 template <>
-struct Real<nccl::DataType> {
-  using type = ncclDataType_t;
-};
+struct Real<nccl::DataType> : std::type_identity<ncclDataType_t> {};
 template <>
-struct Real<nccl::RedOp> {
-  using type = ncclRedOp_t;
-};
+struct Real<nccl::RedOp> : std::type_identity<ncclRedOp_t> {};
 template <>
-struct Real<nccl::UniqueId> {
-  using type = ncclUniqueId;
-};
+struct Real<nccl::UniqueId> : std::type_identity<ncclUniqueId> {};
 template <>
-struct Real<nccl::Config> {
-  using type = ncclConfig_t;
-};
+struct Real<nccl::Config> : std::type_identity<ncclConfig_t> {};
 template <>
-struct Real<nccl::Comm> {
-  using type = std::remove_pointer_t<ncclComm_t>;
-};
+struct Real<nccl::Comm> : std::remove_pointer<ncclComm_t> {};
 template <>
-struct Real<nccl::Stream> {
-  using type = std::remove_pointer_t<cudaStream_t>;
-};
+struct Real<nccl::Stream> : std::remove_pointer<cudaStream_t> {};
 template <class T>
-struct Real<T*> {
-  using type = typename Real<T>::type*;
-};
+struct Real<T*> : std::type_identity<typename Real<T>::type*> {};
 template <class R, class... A>
 struct Real<R (*)(A...)> {
   using type = typename Real<R>::type (*)(typename Real<A>::type...);

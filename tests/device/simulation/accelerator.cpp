@@ -1,6 +1,6 @@
 #include "tests/device/simulation/accelerator.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -131,9 +131,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const auto id = 1 + static_cast<int>(counter++ % pool) + (high_priority ? pool : 0);
     return torch_stream(index, id);
   }
-  c10::Stream getNewStream(c10::Device device, int priority) const override {
-    return getStreamFromGlobalPool(device, priority < 0);
-  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto old = getStream(stream.device());
     current_streams[static_cast<std::size_t>(index_of(stream.device()))] =
@@ -143,9 +140,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   /// Null for the default stream, as CUDA's.
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     return stream.id() == 0 ? nullptr : runtime_stream(stream);
-  }
-  bool queryStream(const c10::Stream& stream) const override {
-    return idle(runtime_stream(stream));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     simulation::synchronize(runtime_stream(stream));
@@ -172,41 +166,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     if (event != nullptr) destroy(as_event(event));
   }
-  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
-    return milliseconds(as_event(from), as_event(to));
-  }
 };
 
-struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return devices; }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return static_cast<c10::DeviceIndex>(current_device());
-  }
-  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const auto old = getCurrentDevice();
-    set_current_device(device);
-    return old;
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
-  }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
-    return device_generator(device < 0 ? current_device() : device);
-  }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::detail::createCPUGenerator();
-  }
-  at::Device getDeviceFromPtr(void* memory) const override {
-    int device = 0;
-    TORCH_CHECK(is_device_memory(memory, &device), "not memory of a simulated device");
-    return torch_device(device);
-  }
-  bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory(); }
+struct Hooks final : HooksOf<at::PrivateUse1HooksInterface> {
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
     resize_storage(storage, bytes);
   }
@@ -252,6 +214,18 @@ Stream* runtime_stream(const c10::Stream& stream) {
 Stream* runtime_stream(c10::Device device) {
   const int index = index_of(device);
   return simulation::stream(index, current_streams[static_cast<std::size_t>(index)]);
+}
+
+/// Operators of each kind: CUDA runs them in the lower precision, or in float32.
+static void register_autocast() {
+  using at::autocast::CastPolicy;
+  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
+  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  all.fallback(torch::CppFunction::makeFallthrough());
+  auto& m = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(mse_loss, fp32)
 }
 
 void register_accelerator() {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/core/Generator.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
@@ -31,11 +31,9 @@ Stream* runtime_stream(const c10::Stream& stream);
 /// The current stream of this thread on the device.
 Stream* runtime_stream(c10::Device device);
 
-/// Memory of the host that stays, when it is freed, until the streams of record_pinned_use() have
-/// run what they have then.
+/// Memory of the host that stays, when it is freed, until the streams of use_pinned() have run what
+/// they have then.
 c10::Allocator* pinned_memory();
-/// Takes any address in the memory.
-void record_pinned_use(const void* memory, Stream* stream);
 
 /// Gives the storage other memory and copies its contents.
 void resize_storage(const c10::Storage& storage, std::size_t bytes);
@@ -45,8 +43,41 @@ const at::Generator& device_generator(int device);
 /// depend on the order of launches, and not on when streams run.
 at::Generator next_generator(at::Generator source);
 
+/// What LibTorch asks of a type of accelerator, by the interface that this type has.
+template <class Interface>
+struct HooksOf : Interface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return devices; }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return static_cast<c10::DeviceIndex>(simulation::current_device());
+  }
+  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    const auto old = getCurrentDevice();
+    set_current_device(device);
+    return old;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return exchangeDevice(device);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
+    return device_generator(device < 0 ? simulation::current_device() : device);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::detail::createCPUGenerator();
+  }
+  at::Device getDeviceFromPtr(void* memory) const override {
+    int device = 0;
+    TORCH_CHECK(is_device_memory(memory, &device), "not memory of a simulated device");
+    return torch_device(device);
+  }
+  bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory(); }
+};
+
 void register_accelerator();
 void register_operators();
-void register_autocast();
 
 }  // namespace lockstep::simulation

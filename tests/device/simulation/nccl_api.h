@@ -1,6 +1,5 @@
 #pragma once
 
-#include <climits>
 #include <cstddef>
 
 /// The types of the part of NCCL's C interface that the double exports, as of NCCL 2.19. NCCL's
@@ -18,8 +17,6 @@ struct ncclUniqueId {
 
 enum ncclResult_t {
   ncclSuccess = 0,
-  ncclUnhandledCudaError = 1,
-  ncclSystemError = 2,
   ncclInternalError = 3,
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
@@ -31,9 +28,7 @@ enum ncclDataType_t {
   ncclInt8 = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
-  ncclUint32 = 3,
   ncclInt64 = 4,
-  ncclUint64 = 5,
   ncclFloat16 = 6,
   ncclFloat32 = 7,
   ncclFloat64 = 8,
@@ -49,17 +44,12 @@ enum ncclRedOp_t : int {
   ncclNumOps = 5,
 };
 
-constexpr int nccl_undefined = INT_MIN;
 constexpr unsigned nccl_magic = 0xcafebeef;
 
 struct ncclConfig_t {
-  std::size_t size = sizeof(ncclConfig_t);
-  unsigned magic = nccl_magic;
-  unsigned version = 21900;
-  int blocking = nccl_undefined;
-  int cgaClusterSize = nccl_undefined;
-  int minCTAs = nccl_undefined;
-  int maxCTAs = nccl_undefined;
-  const char* netName = nullptr;
-  int splitShare = nccl_undefined;
+  std::size_t size;
+  unsigned magic, version;
+  int blocking, cgaClusterSize, minCTAs, maxCTAs;
+  const char* netName;
+  int splitShare;
 };

@@ -1,12 +1,12 @@
-#include "tests/device/simulation/nccl_compute.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 
 #include "tests/device/simulation/nccl_api.h"
+#include "tests/device/simulation/nccl_world.h"
 
 namespace lockstep::simulation::nccl {
 namespace {
@@ -44,7 +44,7 @@ Value combine(int op, Value a, Value b) {
 template <class Element, class Value>
 void reduce(const std::vector<const Announcement*>& ranks,
             const std::vector<const std::byte*>& memory, std::size_t first, std::byte* out) {
-  const auto& call = *ranks[0];
+  const auto& call = ranks[0]->arguments;
   const auto count = static_cast<std::size_t>(call.count);
   std::vector<Value> sum(count);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -61,59 +61,32 @@ void reduce(const std::vector<const Announcement*>& ranks,
   }
 }
 
-using Reduce = void (*)(const std::vector<const Announcement*>&,
-                        const std::vector<const std::byte*>&, std::size_t, std::byte*);
-Reduce reduce_of(int dtype) {
-  switch (dtype) {
-    case ncclInt8:
-      return reduce<std::int8_t, std::int8_t>;
-    case ncclUint8:
-      return reduce<std::uint8_t, std::uint8_t>;
-    case ncclInt32:
-      return reduce<std::int32_t, std::int32_t>;
-    case ncclUint32:
-      return reduce<std::uint32_t, std::uint32_t>;
-    case ncclInt64:
-      return reduce<std::int64_t, std::int64_t>;
-    case ncclUint64:
-      return reduce<std::uint64_t, std::uint64_t>;
-    case ncclFloat16:
-      return reduce<Float16, float>;
-    case ncclBfloat16:
-      return reduce<Bfloat16, float>;
-    case ncclFloat32:
-      return reduce<float, float>;
-    default:
-      return reduce<double, double>;
-  }
+struct Dtype {
+  std::size_t width;
+  void (*reduce)(const std::vector<const Announcement*>&, const std::vector<const std::byte*>&,
+                 std::size_t, std::byte*);
+};
+template <class Element, class Value = Element>
+constexpr Dtype of{sizeof(Element), reduce<Element, Value>};
+
+Dtype dtype_of(int dtype) {
+  static const auto& dtypes = *new std::map<int, Dtype>{
+      {ncclInt8, of<std::int8_t>},       {ncclUint8, of<std::uint8_t>},
+      {ncclInt32, of<std::int32_t>},     {ncclInt64, of<std::int64_t>},
+      {ncclFloat16, of<Float16, float>}, {ncclFloat32, of<float>},
+      {ncclFloat64, of<double>},         {ncclBfloat16, of<Bfloat16, float>},
+  };
+  const auto found = dtypes.find(dtype);
+  return found != dtypes.end() ? found->second : Dtype{0, nullptr};
 }
 
 }  // namespace
 
-std::size_t width(int dtype) {
-  switch (dtype) {
-    case ncclInt8:
-    case ncclUint8:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-    default:
-      return 0;
-  }
-}
+std::size_t width(int dtype) { return dtype_of(dtype).width; }
 
 std::vector<std::byte> compute(const std::vector<const Announcement*>& ranks,
                                const std::vector<const std::byte*>& memory, int rank) {
-  const auto& call = *ranks[0];
+  const auto& call = ranks[0]->arguments;
   const auto bytes = static_cast<std::size_t>(call.count) * width(call.dtype);
   std::vector<std::byte> result(bytes *
                                 (call.operation == Operation::all_gather ? ranks.size() : 1));
@@ -129,11 +102,11 @@ std::vector<std::byte> compute(const std::vector<const Announcement*>& ranks,
       copy(static_cast<std::size_t>(call.root), result.data());
       break;
     case Operation::reduce_scatter:
-      reduce_of(call.dtype)(ranks, memory, static_cast<std::size_t>(rank) * call.count,
-                            result.data());
+      dtype_of(call.dtype)
+          .reduce(ranks, memory, static_cast<std::size_t>(rank) * call.count, result.data());
       break;
     default:
-      reduce_of(call.dtype)(ranks, memory, 0, result.data());
+      dtype_of(call.dtype).reduce(ranks, memory, 0, result.data());
   }
   return result;
 }

@@ -4,104 +4,64 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <random>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "tests/device/simulation/nccl_api.h"
-#include "tests/device/simulation/nccl_compute.h"
 #include "tests/device/simulation/nccl_world.h"
 #include "tests/device/simulation/runtime.h"
-
-using lockstep::simulation::Access;
-using lockstep::simulation::Kind;
-using lockstep::simulation::Stream;
-using lockstep::simulation::nccl::Announcement;
-using lockstep::simulation::nccl::most_orders;
-using lockstep::simulation::nccl::most_ranks;
-using lockstep::simulation::nccl::Operation;
-using lockstep::simulation::nccl::World;
-namespace simulation = lockstep::simulation;
-namespace nccl = lockstep::simulation::nccl;
-
-namespace {
-
-constexpr int default_version = 22907;
-constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
-
-}  // namespace
 
 /// A rank's communicator. It is never deleted, so that a call after its end is a fault and no
 /// crash.
 struct ncclComm {
-  std::shared_ptr<World> world;
-  std::string name;
-  std::uint64_t id = 0;  // of the name
+  std::shared_ptr<lockstep::simulation::nccl::World> world;
   int size = 0, rank = 0, device = 0;
-  bool is_blocking = true;
 
   std::atomic<bool> is_ready{false}, is_finalized{false}, is_destroyed{false}, is_aborted{false};
   std::atomic<int> error{ncclSuccess};
-  std::atomic<int> polls{0};
+  std::atomic<int> polls{0};    // for which the last call is in progress
   std::atomic<int> kernels{0};  // launched and not at their end
-  std::mutex start_mutex;       // of join()
+  std::mutex start_mutex;       // of start()
 
-  // Operations that the host has issued; guarded by issue_mutex.
+  // Operations that kernels have begun. All are on one stream.
+  lockstep::simulation::Stream* stream = nullptr;
   std::uint64_t collectives = 0;
-  std::map<int, std::uint64_t> sends, receives;
-  // Operations that kernels have finished.
-  std::atomic<std::uint64_t> collectives_done{0};
-  std::array<std::atomic<std::uint64_t>, most_ranks> sends_done{}, receives_done{};
+  std::array<std::uint64_t, lockstep::simulation::nccl::most_ranks> sends{}, receives{};
+
+  std::string name() const { return "rank " + std::to_string(rank); }
+  bool has_ended() const { return is_destroyed || is_aborted; }
 };
 
+namespace lockstep::simulation::nccl {
 namespace {
 
-std::mutex issue_mutex;  // numbers operations in the order in which streams get them
+constexpr auto longest_end = std::chrono::seconds(10);  // of ncclCommAbort and ncclCommDestroy
+
 std::mutex faults_mutex;
 std::vector<std::string> faults;
-std::set<std::string> unjoined_names;
+thread_local std::string last_error;
 
-/// Operations that fail: the countdown, and the rank that counts (-1: all).
-struct Failure {
-  int countdown = 0, result = 0, rank = -1;
-};
-Failure failure = [] {
-  Failure made;
-  if (const char* text = std::getenv("LOCKSTEP_NCCL_DOUBLE_FAIL")) {
-    std::sscanf(text, "%d:%d", &made.countdown, &made.result);
-  }
-  return made;
-}();
-std::atomic<int> slow_init{0};
-std::atomic<int> slow_groups{0};
-std::atomic<int> version{default_version};
+std::vector<std::string> take_faults() {
+  const std::lock_guard lock(faults_mutex);
+  return std::exchange(faults, {});
+}
+NcclDouble settings{.take_faults = take_faults};
 
 /// NCCL 2.30 lets ranks share a GPU on request.
 bool may_share_devices() {
   const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return version >= 23000 && text != nullptr && std::string_view(text) == "1";
+  return settings.version >= 23000 && text != nullptr && std::string_view(text) == "1";
 }
-std::map<std::uint64_t, ncclComm*>& communicators() {  // by address; never deleted
-  static auto& all = *new std::map<std::uint64_t, ncclComm*>;
-  return all;
-}
-
-thread_local std::string last_error;
 
 ncclResult_t fault(ncclResult_t result, const std::string& text) {
   last_error = text;
@@ -117,41 +77,46 @@ ncclResult_t fault(ncclResult_t result, const std::string& text) {
 
 void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
+/// Waits until a condition holds, at most longest_end. Returns whether it holds.
+bool wait_until(const std::function<bool()>& condition) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!condition() && !exiting()) {
+    if (std::chrono::steady_clock::now() - begin > longest_end) return false;
+    pause_briefly();
+  }
+  return true;
+}
+
 /// One operation of a rank.
 struct Call {
-  Operation operation;
+  Arguments arguments;
   const void* in;
   void* out;
-  std::uint64_t count;
-  ncclDataType_t dtype;
-  int op;
-  int peer;  // or root
   ncclComm* comm;
-  Stream* stream;
-  std::uint64_t number = 0;  // of its kind and peer, from 1
-  std::vector<nccl::Issued> orders = {};
   bool hangs = false;
   // Progress of the kernel.
+  std::uint64_t number = 0;  // of its kind and other rank, from 1
   int step = 0;
   bool is_done = false;
   std::vector<std::byte> result = {};
 
-  bool is_message() const { return operation >= Operation::send; }
-  std::size_t bytes() const { return count * nccl::width(dtype); }
+  Operation operation() const { return arguments.operation; }
+  std::size_t peer() const { return static_cast<std::size_t>(arguments.root); }
+  bool is_root() const { return comm->rank == arguments.root; }
+  std::size_t bytes() const { return arguments.count * width(arguments.dtype); }
+  std::size_t bytes_of_ranks() const { return bytes() * static_cast<std::size_t>(comm->size); }
   std::size_t in_bytes() const {
-    return operation == Operation::reduce_scatter ? bytes() * ranks() : bytes();
+    return operation() == Operation::reduce_scatter ? bytes_of_ranks() : bytes();
   }
   std::size_t out_bytes() const {
-    return operation == Operation::all_gather ? bytes() * ranks() : bytes();
+    return operation() == Operation::all_gather ? bytes_of_ranks() : bytes();
   }
   bool reads() const {
-    return operation != Operation::recv &&
-           (operation != Operation::broadcast || comm->rank == peer);
+    return operation() != Operation::recv && (operation() != Operation::broadcast || is_root());
   }
   bool writes() const {
-    return operation != Operation::send && (operation != Operation::reduce || comm->rank == peer);
+    return operation() != Operation::send && (operation() != Operation::reduce || is_root());
   }
-  std::size_t ranks() const { return static_cast<std::size_t>(comm->size); }
 };
 
 const char* name_of(Operation operation) {
@@ -160,40 +125,10 @@ const char* name_of(Operation operation) {
   return names[static_cast<int>(operation)];
 }
 
-std::string text(int rank, Operation operation, std::uint64_t count, int dtype, int op, int root) {
-  auto line = "rank " + std::to_string(rank) + ": " + name_of(operation) + " of " +
-              std::to_string(count) + " elements of dtype " + std::to_string(dtype);
-  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter ||
-      operation == Operation::reduce) {
-    line += ", op " + std::to_string(op);
-  }
-  if (operation == Operation::broadcast || operation == Operation::reduce)
-    line += ", root " + std::to_string(root);
-  return line;
-}
-std::string text(const Call& c) {
-  return text(c.comm->rank, c.operation, c.count, c.dtype, c.op, c.peer);
-}
-
-bool equal(const Announcement& a, const Announcement& b) {
-  return a.operation == b.operation && a.count == b.count && a.dtype == b.dtype && a.op == b.op &&
-         a.root == b.root;
-}
-
-void check_orders(const std::vector<const Announcement*>& ranks) {
-  for (std::size_t r = 1; r < ranks.size(); ++r) {
-    for (int i = 0; i < ranks[0]->order_count; ++i) {
-      for (int j = 0; j < ranks[r]->order_count; ++j) {
-        const auto& a = ranks[0]->orders[i];
-        const auto& b = ranks[r]->orders[j];
-        if (a.communicator != b.communicator || a.operations == b.operations) continue;
-        fault(ncclSuccess, "order: before the same " + std::string(name_of(ranks[0]->operation)) +
-                               ", rank 0 issued " + std::to_string(a.operations) +
-                               " collectives on another communicator, and rank " +
-                               std::to_string(r) + " issued " + std::to_string(b.operations));
-      }
-    }
-  }
+std::string text(std::size_t rank, const Arguments& a) {
+  return "rank " + std::to_string(rank) + ": " + name_of(a.operation) + " of " +
+         std::to_string(a.count) + " elements of dtype " + std::to_string(a.dtype) + ", op " +
+         std::to_string(a.op) + ", root or other rank " + std::to_string(a.root);
 }
 
 // Kernels. Each advances what it can and returns true if that was anything.
@@ -205,11 +140,8 @@ bool advance_collective(Call& c) {
   const auto size = static_cast<std::size_t>(comm.size);
   auto& own = world.slots[comm.rank];
   if (c.step == 0) {
-    if (comm.collectives_done + 1 != c.number) return false;
-    auto& a = own.announcement;
-    a = {c.operation, c.count, c.dtype, c.op, c.peer, 0, 0, {}};
-    if (c.reads() && c.count > 0) a.in = simulation::arena_offset(c.in);
-    for (const auto& order : c.orders) a.orders[a.order_count++] = order;
+    c.number = ++comm.collectives;
+    own.announcement = {c.arguments, c.reads() && c.bytes() > 0 ? arena_offset(c.in) : 0};
     own.announced = c.number;
     c.step = 1;
     return true;
@@ -219,26 +151,22 @@ bool advance_collective(Call& c) {
     std::vector<const std::byte*> memory;
     for (std::size_t r = 0; r < size; ++r) {
       if (world.slots[r].announced < c.number) {
-        if (nccl::has_ended(world.members[r])) comm.error = ncclRemoteError;
+        if (has_ended(world.members[r])) comm.error = ncclRemoteError;
         return false;
       }
       ranks.push_back(&world.slots[r].announcement);
-      memory.push_back(nccl::memory_of(world.members[r]));
+      memory.push_back(memory_of(world.members[r]));
       if (memory.back() == nullptr) return false;  // its process is gone
     }
-    const auto different =
-        std::ranges::find_if(ranks, [&](const auto* each) { return !equal(*each, *ranks[0]); });
+    const auto different = std::ranges::find_if(
+        ranks, [&](const auto* each) { return each->arguments != ranks[0]->arguments; });
     if (different != ranks.end()) {
-      const auto line = [&](std::size_t r) {
-        const auto& a = *ranks[r];
-        return text(static_cast<int>(r), a.operation, a.count, a.dtype, a.op, a.root);
-      };
-      fault(ncclSuccess, "mismatch: " + line(0) + "; " +
-                             line(static_cast<std::size_t>(different - ranks.begin())));
+      const auto rank = static_cast<std::size_t>(different - ranks.begin());
+      fault(ncclSuccess, "mismatch: " + text(0, ranks[0]->arguments) + "; " +
+                             text(rank, (*different)->arguments));
       c.result.assign(c.out_bytes(), std::byte{0xff});
     } else {
-      check_orders(ranks);
-      c.result = nccl::compute(ranks, memory, comm.rank);
+      c.result = compute(ranks, memory, comm.rank);
     }
     own.read = c.number;
     c.step = 2;
@@ -248,47 +176,42 @@ bool advance_collective(Call& c) {
     if (world.slots[r].read < c.number) return false;
   }
   if (c.writes() && !c.result.empty()) {
-    std::memcpy(simulation::shadow(c.out), c.result.data(), c.result.size());
+    std::memcpy(shadow(c.out), c.result.data(), c.result.size());
   }
-  comm.collectives_done = c.number;
   return c.is_done = true;
 }
 
 bool advance_send(Call& c) {
   auto& comm = *c.comm;
-  auto& done = comm.sends_done[static_cast<std::size_t>(c.peer)];
-  auto& message = comm.world->messages[comm.rank][c.peer];
+  auto& message = comm.world->messages[comm.rank][c.peer()];
   if (c.step == 0) {
-    if (done + 1 != c.number) return false;
-    message.count = c.count;
-    message.dtype = c.dtype;
-    message.in = c.count > 0 ? simulation::arena_offset(c.in) : 0;
+    if (message.taken < comm.sends[c.peer()]) return false;  // another message of this group
+    c.number = ++comm.sends[c.peer()];
+    message.arguments = c.arguments;
+    message.in = c.bytes() > 0 ? arena_offset(c.in) : 0;
     message.sent = c.number;
     c.step = 1;
     return true;
   }
-  if (message.taken < c.number) return false;
-  done = c.number;
-  return c.is_done = true;
+  return c.is_done = message.taken >= c.number;
 }
 
 bool advance_recv(Call& c) {
   auto& comm = *c.comm;
-  auto& done = comm.receives_done[static_cast<std::size_t>(c.peer)];
-  auto& message = comm.world->messages[c.peer][comm.rank];
-  if (done + 1 != c.number || message.sent < c.number) return false;
-  const auto* memory = nccl::memory_of(comm.world->members[c.peer]);
+  auto& message = comm.world->messages[c.peer()][comm.rank];
+  if (c.number == 0) c.number = ++comm.receives[c.peer()];
+  if (message.sent < c.number) return false;
+  const auto* memory = memory_of(comm.world->members[c.peer()]);
   if (memory == nullptr) return false;
-  if (message.count != c.count || message.dtype != c.dtype) {
-    fault(ncclSuccess,
-          "mismatch: " + text(c.peer, Operation::send, message.count, message.dtype, 0, 0) + "; " +
-              text(c));
-    if (c.count > 0) std::memset(simulation::shadow(c.out), 0xff, c.bytes());
-  } else if (c.count > 0) {
-    std::memcpy(simulation::shadow(c.out), memory + message.in, c.bytes());
+  const auto& sent = message.arguments;
+  if (sent.count != c.arguments.count || sent.dtype != c.arguments.dtype) {
+    fault(ncclSuccess, "mismatch: " + text(c.peer(), sent) + "; " +
+                           text(static_cast<std::size_t>(comm.rank), c.arguments));
+    if (c.bytes() > 0) std::memset(shadow(c.out), 0xff, c.bytes());
+  } else if (c.bytes() > 0) {
+    std::memcpy(shadow(c.out), memory + message.in, c.bytes());
   }
   message.taken = c.number;
-  done = c.number;
   return c.is_done = true;
 }
 
@@ -296,456 +219,279 @@ bool advance(Call& c) {
   if (c.is_done) return false;
   if (c.comm->is_aborted) return c.is_done = true;
   if (c.hangs || c.comm->error != ncclSuccess) return false;
-  if (c.operation == Operation::send) return advance_send(c);
-  if (c.operation == Operation::recv) return advance_recv(c);
+  if (c.operation() == Operation::send) return advance_send(c);
+  if (c.operation() == Operation::recv) return advance_recv(c);
   return advance_collective(c);
 }
 
-/// The calls of a group on one stream make progress together.
+/// The calls of a group make progress together.
 void run_kernel(std::vector<Call>& calls) {
-  while (!simulation::exiting()) {
+  while (!exiting()) {
     bool progress = false, done = true;
     for (auto& c : calls) progress = advance(c) || progress;
     for (const auto& c : calls) done = done && c.is_done;
     if (done) break;
     if (!progress) pause_briefly();
   }
-  for (const auto& c : calls) --c.comm->kernels;
+  --calls[0].comm->kernels;
 }
 
 // Issuing.
 
-void note_orders(std::vector<Call>& calls) {
-  for (auto& c : calls) {
-    for (const auto& [address, other] : communicators()) {
-      if (other->device != c.comm->device || !other->is_ready) continue;
-      if (other->is_destroyed || other->is_aborted) continue;
-      const bool is_in_group =
-          std::ranges::any_of(calls, [&, o = other](const Call& each) { return each.comm == o; });
-      if (is_in_group || c.orders.size() == most_orders) continue;
-      c.orders.push_back({other->id, other->collectives});
-    }
-  }
-}
-
-/// Returns true if the failure that a test asked for is this operation.
+/// Whether the failure that a test asked for is this operation.
 bool is_failing(const ncclComm& comm) {
-  if (failure.countdown == 0 || (failure.rank >= 0 && failure.rank != comm.rank)) return false;
-  return --failure.countdown == 0;
+  return comm.rank == 1 && settings.failing_operation > 0 && --settings.failing_operation == 0;
 }
 
+/// Puts the calls of a group on their stream, as one kernel.
 void launch(std::vector<Call> calls) {
-  const std::lock_guard lock(issue_mutex);
-  note_orders(calls);
-  std::vector<std::pair<Stream*, std::vector<Call>>> by_stream;
+  auto& comm = *calls[0].comm;
+  std::vector<Access> accesses;
+  std::string name = "nccl";
   for (auto& c : calls) {
-    auto& comm = *c.comm;
-    if (c.operation == Operation::send) {
-      c.number = ++comm.sends[c.peer];
-    } else if (c.operation == Operation::recv) {
-      c.number = ++comm.receives[c.peer];
-    } else {
-      c.number = ++comm.collectives;
-    }
     if (is_failing(comm)) {
       c.hangs = true;
-      comm.error = failure.result;
+      comm.error = ncclRemoteError;
     }
-    ++comm.kernels;
-    auto found =
-        std::ranges::find(by_stream, c.stream, &std::pair<Stream*, std::vector<Call>>::first);
-    if (found == by_stream.end()) found = by_stream.insert(found, {c.stream, {}});
-    found->second.push_back(c);
+    if (c.reads()) accesses.push_back({c.in, c.in_bytes(), false});
+    if (c.writes()) accesses.push_back({c.out, c.out_bytes(), true});
+    name += name_of(c.operation());
   }
-  for (auto& [stream, mine] : by_stream) {
-    std::vector<Access> accesses;
-    std::string name = "nccl";
-    for (const auto& c : mine) {
-      if (c.reads()) accesses.push_back({c.in, c.in_bytes(), false});
-      if (c.writes()) accesses.push_back({c.out, c.out_bytes(), true});
-      name += name_of(c.operation);
-    }
-    auto held = std::make_shared<std::vector<Call>>(std::move(mine));
-    simulation::enqueue(stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
-  }
+  ++comm.kernels;
+  const auto held = std::make_shared<std::vector<Call>>(std::move(calls));
+  enqueue(comm.stream, name, Kind::collective, accesses, [held] { run_kernel(*held); });
 }
 
 thread_local int group_depth = 0;
 thread_local std::vector<Call> group_calls;
 thread_local ncclResult_t group_result = ncclSuccess;
 
-bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
-  const auto* first = static_cast<const std::byte*>(a);
-  const auto* second = static_cast<const std::byte*>(b);
-  return first < second + b_bytes && second < first + a_bytes;
-}
-
-/// In place means that a rank's part of the larger buffer is the smaller one.
-bool may_overlap(const Call& c) {
-  if (!c.reads() || !c.writes() || !overlap(c.in, c.in_bytes(), c.out, c.out_bytes())) return true;
+/// Whether buffers overlap otherwise than in place: a rank's part of the larger one is the smaller
+/// one.
+bool overlap(const Call& c) {
   const auto* in = static_cast<const std::byte*>(c.in);
   const auto* out = static_cast<const std::byte*>(c.out);
+  if (!c.reads() || !c.writes() || in >= out + c.out_bytes() || out >= in + c.in_bytes()) {
+    return false;
+  }
   const auto part = static_cast<std::size_t>(c.comm->rank) * c.bytes();
-  if (c.operation == Operation::all_gather) return in == out + part;
-  if (c.operation == Operation::reduce_scatter) return out == in + part;
-  return in == out;
+  if (c.operation() == Operation::all_gather) return in != out + part;
+  if (c.operation() == Operation::reduce_scatter) return out != in + part;
+  return in != out;
 }
 
-ncclResult_t check_memory(const Call& c, const void* memory, const char* which) {
+bool is_of_device(const void* memory, int expected) {
   int device = -1;
-  if (!simulation::is_device_memory(memory, &device)) {
-    return fault(ncclInvalidArgument, text(c) + ": " + which + " is memory of the host");
-  }
-  if (device != c.comm->device) {
-    return fault(ncclInvalidArgument,
-                 text(c) + ": " + which + " is memory of device " + std::to_string(device) +
-                     ", the communicator has device " + std::to_string(c.comm->device));
-  }
-  return ncclSuccess;
+  return is_device_memory(memory, &device) && device == expected;
 }
 
-bool is_known(ncclComm* comm) {
-  const std::lock_guard lock(issue_mutex);
-  return communicators().contains(reinterpret_cast<std::uint64_t>(comm));
-}
-
-/// Checks that calls of the communicator are allowed.
-ncclResult_t check_life(ncclComm* comm, const char* call) {
-  if (comm == nullptr || !is_known(comm)) {
-    return fault(ncclInvalidArgument, std::string(call) + ": no communicator");
-  }
-  const auto who = std::string(call) + " by rank " + std::to_string(comm->rank);
-  if (comm->is_aborted) return fault(ncclInvalidUsage, who + " after ncclCommAbort");
-  if (comm->is_destroyed) return fault(ncclInvalidUsage, who + " after ncclCommDestroy");
-  if (comm->is_finalized) return fault(ncclInvalidUsage, who + " after ncclCommFinalize");
-  if (!comm->is_ready) {
+/// Checks that the call may be made now. running: only between the start and ncclCommFinalize.
+ncclResult_t check_life(const ncclComm* comm, const std::string& call, bool running) {
+  if (comm == nullptr) return fault(ncclInvalidArgument, call + ": no communicator");
+  const auto who = call + " by " + comm->name();
+  if (comm->has_ended()) return fault(ncclInvalidUsage, who + " after the communicator's end");
+  if (running && comm->is_finalized)
+    return fault(ncclInvalidUsage, who + " after ncclCommFinalize");
+  if (running && !comm->is_ready) {
     return fault(ncclInvalidUsage, who + " before the communicator's start has ended");
   }
   return ncclSuccess;
 }
 
-ncclResult_t check(Call& c) {
-  if (const auto life = check_life(c.comm, name_of(c.operation)); life != ncclSuccess) return life;
+/// What is wrong with the arguments of a call, or an empty text.
+std::string mistake(const Call& c) {
+  const auto& comm = *c.comm;
+  const auto& a = c.arguments;
+  const bool is_message = a.operation == Operation::send || a.operation == Operation::recv;
+  if (width(a.dtype) == 0) return "no such dtype";
+  if (a.root < 0 || a.root >= comm.size) return "no such rank";
+  if (a.op < 0 || a.op >= ncclNumOps) return "no such operator";
+  if (device_of(comm.stream) != comm.device) return "a stream of another device";
+  if (group_depth == 0) return "a call outside a group is not simulated";
+  if (!group_calls.empty() && (!is_message || group_calls[0].comm != c.comm)) {
+    return "several collectives or communicators in a group are not simulated";
+  }
+  if (a.count == 0) return "";
+  if (c.reads() && !is_of_device(c.in, comm.device)) return "a source that is not of the device";
+  if (c.writes() && !is_of_device(c.out, comm.device)) {
+    return "a destination that is not of the device";
+  }
+  return overlap(c) ? "buffers overlap, and are not in place" : "";
+}
+
+ncclResult_t check(const Call& c, Stream* stream) {
+  const auto life = check_life(c.comm, name_of(c.operation()), true);
+  if (life != ncclSuccess) return life;
   auto& comm = *c.comm;
   if (comm.error != ncclSuccess) return static_cast<ncclResult_t>(comm.error.load());
-  if (nccl::width(c.dtype) == 0) return fault(ncclInvalidArgument, text(c) + ": no such dtype");
-  if (c.peer < 0 || c.peer >= comm.size) {
-    return fault(ncclInvalidArgument, text(c) + ": no rank " + std::to_string(c.peer));
-  }
-  if (c.stream == nullptr) c.stream = simulation::stream(comm.device, 0);
-  if (simulation::device_of(c.stream) != comm.device) {
-    return fault(ncclInvalidArgument, text(c) + ": a stream of another device");
-  }
-  if (c.is_message() && c.peer == comm.rank && group_depth == 0) {
-    return fault(ncclInvalidUsage, text(c) + ": a message to itself needs a group");
-  }
-  if (c.op < 0 || c.op >= ncclNumOps) {
-    return fault(ncclInvalidArgument, text(c) + ": no such operator");
-  }
-  if (c.count == 0) return ncclSuccess;
-  if (c.reads()) {
-    if (const auto r = check_memory(c, c.in, "the source"); r != ncclSuccess) return r;
-  }
-  if (c.writes()) {
-    if (const auto r = check_memory(c, c.out, "the destination"); r != ncclSuccess) return r;
-  }
-  if (!may_overlap(c)) {
-    return fault(ncclInvalidArgument, text(c) + ": buffers overlap, and are not in place");
-  }
-  return ncclSuccess;
+  if (stream == nullptr) stream = simulation::stream(comm.device, 0);
+  if (comm.stream == nullptr) comm.stream = stream;
+  const auto what = comm.stream == stream ? mistake(c) : "several streams are not simulated";
+  if (what.empty()) return ncclSuccess;
+  return fault(ncclInvalidArgument,
+               text(static_cast<std::size_t>(comm.rank), c.arguments) + ": " + what);
 }
 
-ncclResult_t issue(Call c) {
-  const auto result = check(c);
-  if (result != ncclSuccess) {
-    if (group_depth > 0 && group_result == ncclSuccess) group_result = result;
-    return result;
-  }
-  if (group_depth > 0) {
+ncclResult_t issue(const Arguments& arguments, const void* in, void* out, ncclComm* comm,
+                   ncclStream_t stream) {
+  Call c{arguments, in, out, comm};
+  const auto result = check(c, static_cast<Stream*>(stream));
+  if (result == ncclSuccess) {
     group_calls.push_back(std::move(c));
-  } else {
-    launch({std::move(c)});
+  } else if (group_result == ncclSuccess) {
+    group_result = result;
   }
-  return ncclSuccess;
-}
-
-// The start and the end of communicators.
-
-void unlink_unjoined() {
-  const std::lock_guard lock(faults_mutex);
-  for (const auto& name : unjoined_names) nccl::remove_name(name);
-}
-
-/// Enters the world of the communicator's name.
-ncclResult_t enter(ncclComm& comm) {
-  static const int at_exit = std::atexit(unlink_unjoined);
-  static_cast<void>(at_exit);
-  comm.world = nccl::open_world(comm.name);
-  comm.id = std::hash<std::string>()(comm.name);
-  {
-    const std::lock_guard lock(faults_mutex);
-    unjoined_names.insert(comm.name);
-  }
-  int expected = 0;
-  if (!comm.world->size.compare_exchange_strong(expected, comm.size) && expected != comm.size) {
-    return fault(ncclInvalidArgument, "ncclCommInitRankConfig by rank " +
-                                          std::to_string(comm.rank) + ": " +
-                                          std::to_string(comm.size) + " ranks, another rank has " +
-                                          std::to_string(expected));
-  }
-  auto& member = comm.world->members[comm.rank];
-  if (member.has_joined.exchange(1) != 0) {
-    return fault(ncclInvalidUsage,
-                 "ncclCommInitRankConfig: two ranks " + std::to_string(comm.rank));
-  }
-  member.process = ::getpid();
-  member.device = comm.device;
-  member.arena = simulation::arena_file(comm.device).descriptor;
-  // NCCL, too, takes the host from this variable.
-  const char* const host = std::getenv("NCCL_HOSTID");
-  member.host = std::hash<std::string_view>()(host != nullptr ? host : "");
-  ++comm.world->joined;
-  return ncclSuccess;
+  return result;
 }
 
 /// Advances the start of a communicator. ncclInProgress: others have not come yet.
-ncclResult_t advance_start(ncclComm& comm) {
+ncclResult_t start(ncclComm& comm) {
   const std::lock_guard lock(comm.start_mutex);
-  if (comm.is_ready || comm.error != ncclSuccess) {
-    return static_cast<ncclResult_t>(comm.error.load());
-  }
-  if (comm.world->joined < comm.size) return ncclInProgress;
-  nccl::remove_name(comm.name);
-  {
-    const std::lock_guard names(faults_mutex);
-    unjoined_names.erase(comm.name);
-  }
-  for (int a = 0; a < comm.size; ++a) {
-    for (int b = 0; b < a && !may_share_devices(); ++b) {
-      if (comm.world->members[a].device != comm.world->members[b].device) continue;
-      if (comm.world->members[a].host != comm.world->members[b].host) continue;
-      last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
-                   std::to_string(a) + " both on device " +
-                   std::to_string(comm.world->members[a].device);
-      comm.error = ncclInvalidUsage;
+  auto& world = *comm.world;
+  if (!comm.is_ready && comm.error == ncclSuccess) {
+    if (world.joined < comm.size) return ncclInProgress;
+    close_descriptor(world);
+    for (int a = 0; a < comm.size; ++a) {
+      for (int b = 0; b < a && !may_share_devices(); ++b) {
+        if (world.members[a].device != world.members[b].device) continue;
+        if (world.members[a].host != world.members[b].host) continue;
+        last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
+                     std::to_string(a) + " both on device " +
+                     std::to_string(world.members[a].device);
+        comm.error = ncclInvalidUsage;
+      }
     }
   }
-  if (comm.error != ncclSuccess) return static_cast<ncclResult_t>(comm.error.load());
-  if (comm.polls > 0) return --comm.polls, ncclInProgress;
-  comm.is_ready = true;
-  return ncclSuccess;
-}
-
-/// Waits, or leaves the rest to ncclCommGetAsyncError.
-ncclResult_t start(ncclComm& comm) {
-  if (!comm.is_blocking) {
-    comm.polls = slow_init.load();
-    return ncclInProgress;
-  }
-  for (;;) {
-    const auto result = advance_start(comm);
-    if (result != ncclInProgress || comm.is_aborted || simulation::exiting()) return result;
-    pause_briefly();
-  }
-}
-
-ncclResult_t check_config(const ncclConfig_t* config) {
-  if (config == nullptr) return ncclSuccess;
-  if (config->magic != nccl_magic || config->size < sizeof(ncclConfig_t)) {
-    return fault(ncclInvalidArgument, "a configuration that was not initialised");
-  }
-  if (config->blocking != nccl_undefined && config->blocking != 0 && config->blocking != 1) {
-    return fault(ncclInvalidArgument, "blocking is neither 0 nor 1");
-  }
-  return ncclSuccess;
-}
-
-void add(ncclComm* comm) {
-  const std::lock_guard lock(issue_mutex);
-  communicators()[reinterpret_cast<std::uint64_t>(comm)] = comm;
-}
-
-/// Waits for the communicator's kernels. False: they still run after the time.
-bool wait_for_kernels(const ncclComm& comm, std::optional<std::chrono::seconds> longest) {
-  const auto begin = std::chrono::steady_clock::now();
-  while (comm.kernels > 0 && !simulation::exiting()) {
-    if (longest && std::chrono::steady_clock::now() - begin > *longest) return false;
-    pause_briefly();
-  }
-  return true;
+  return static_cast<ncclResult_t>(comm.error.load());
 }
 
 }  // namespace
 
 extern "C" {
 
-const char* nccl_double_take_faults() {
-  thread_local std::string lines;
-  lines.clear();
-  const std::lock_guard lock(faults_mutex);
-  for (const auto& each : std::exchange(faults, {})) lines += each + "\n";
-  return lines.c_str();
-}
-void nccl_double_fail_rank(int rank, int operation, int result) {
-  const std::lock_guard lock(issue_mutex);
-  failure = {operation, result, rank};
-}
-void nccl_double_fail(int operation, int result) { nccl_double_fail_rank(-1, operation, result); }
-void nccl_double_slow_init(int polls) { slow_init = polls; }
-void nccl_double_slow_groups(int polls) { slow_groups = polls; }
-void nccl_double_set_version(int number) { version = number == 0 ? default_version : number; }
+NcclDouble* nccl_double() { return &settings; }
 
 ncclResult_t ncclGetVersion(int* number) {
-  *number = version;
+  *number = settings.version;
   return ncclSuccess;
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclUnhandledCudaError:
-      return "unhandled cuda error";
-    case ncclSystemError:
-      return "unhandled system error";
-    case ncclInternalError:
-      return "internal error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage";
-    case ncclRemoteError:
-      return "remote process exited or there was a network error";
-    case ncclInProgress:
-      return "NCCL operation in progress";
-    default:
-      return "unknown result code";
-  }
+  constexpr const char* texts[] = {"no error",
+                                   "unhandled cuda error",
+                                   "unhandled system error",
+                                   "internal error",
+                                   "invalid argument",
+                                   "invalid usage",
+                                   "remote process exited or there was a network error",
+                                   "NCCL operation in progress"};
+  return texts[result];
 }
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  static std::atomic<unsigned> next{0};
-  std::memset(id, 0, sizeof *id);
-  std::snprintf(id->internal, sizeof id->internal, "/lockstep-nccl-%d-%u-%08x", ::getpid(), next++,
-                std::random_device{}());
+  std::snprintf(id->internal, sizeof id->internal, "%s", make_world().c_str());
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   *made = nullptr;
-  if (const auto result = check_config(config); result != ncclSuccess) return result;
-  if (ranks < 1 || ranks > most_ranks || rank < 0 || rank >= ranks) {
-    return fault(ncclInvalidArgument, "ncclCommInitRankConfig: rank " + std::to_string(rank) +
-                                          " of " + std::to_string(ranks));
+  if (config == nullptr || config->magic != nccl_magic || config->size < sizeof(ncclConfig_t) ||
+      config->blocking != 0) {
+    return fault(ncclInvalidArgument, "ncclCommInitRankConfig: no configuration without blocking");
   }
-  if (std::strncmp(id.internal, "/lockstep-nccl-", 15) != 0) {
-    return fault(ncclInvalidArgument, "ncclCommInitRankConfig: no id of ncclGetUniqueId");
-  }
-  if (group_depth > 0) {
-    return fault(ncclInvalidUsage, "ncclCommInitRankConfig in a group is not simulated");
+  if (ranks > most_ranks || rank < 0 || rank >= ranks || group_depth > 0) {
+    return fault(ncclInvalidUsage, "ncclCommInitRankConfig in a group, or of a wrong rank");
   }
   auto* comm = new ncclComm;
-  comm->name = id.internal;
+  comm->world = open_world(id.internal);
   comm->size = ranks;
   comm->rank = rank;
   comm->device = simulation::current_device();
-  comm->is_blocking = config == nullptr || config->blocking != 0;
-  if (const auto result = enter(*comm); result != ncclSuccess) return result;
-  add(comm);
+  comm->polls = settings.slow_init.load();
+  // NCCL, too, takes the host from this variable.
+  const char* const host = std::getenv("NCCL_HOSTID");
+  comm->world->members[rank] = {::getpid(), comm->device, arena_file().descriptor,
+                                std::hash<std::string_view>()(host != nullptr ? host : "")};
+  ++comm->world->joined;
   *made = comm;
-  return start(*comm);
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  if (const auto result = check_life(comm, "ncclCommFinalize"); result != ncclSuccess)
-    return result;
+  const auto result = check_life(comm, "ncclCommFinalize", true);
+  if (result != ncclSuccess) return result;
   comm->is_finalized = true;
-  if (!comm->is_blocking) return comm->kernels > 0 ? ncclInProgress : ncclSuccess;
-  wait_for_kernels(*comm, {});
-  return ncclSuccess;
+  return comm->kernels > 0 ? ncclInProgress : ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  if (comm == nullptr) return ncclSuccess;
-  if (!is_known(comm) || comm->is_destroyed || comm->is_aborted) {
-    return fault(ncclInvalidArgument, "ncclCommDestroy of a communicator that has ended");
+  const auto result = check_life(comm, "ncclCommDestroy", false);
+  if (result != ncclSuccess) return result;
+  if (!comm->is_finalized || comm->kernels > 0) {
+    return fault(ncclInvalidUsage, "ncclCommDestroy by " + comm->name() + " with kernels");
   }
-  wait_for_kernels(*comm, {});
   comm->is_destroyed = true;
   ++comm->world->ended;
-  const auto begin = std::chrono::steady_clock::now();
-  while (comm->world->ended < comm->size && !simulation::exiting() &&
-         std::chrono::steady_clock::now() - begin < longest_end) {
-    pause_briefly();
-  }
+  wait_until([&] { return comm->world->ended >= comm->size; });
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (comm == nullptr) return ncclSuccess;
-  if (!is_known(comm) || comm->is_destroyed || comm->is_aborted.exchange(true)) {
-    return fault(ncclInvalidArgument, "ncclCommAbort of a communicator that has ended");
-  }
+  const auto result = check_life(comm, "ncclCommAbort", false);
+  if (result != ncclSuccess) return result;
+  comm->is_aborted = true;
   ++comm->world->ended;
-  if (!wait_for_kernels(*comm, longest_end)) {
-    return fault(ncclInternalError, "ncclCommAbort by rank " + std::to_string(comm->rank) +
-                                        ": work before a kernel does not end");
+  if (!wait_until([&] { return comm->kernels <= 0; })) {
+    return fault(ncclInternalError,
+                 "ncclCommAbort by " + comm->name() + ": work before a kernel does not end");
   }
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
-  if (comm == nullptr || !is_known(comm)) {
-    return fault(ncclInvalidArgument, "ncclCommGetAsyncError: no communicator");
-  }
-  if (comm->is_aborted || comm->is_destroyed) {
-    return fault(ncclInvalidUsage, "ncclCommGetAsyncError of a communicator that has ended");
-  }
-  *result = advance_start(*comm);
-  if (*result == ncclSuccess && comm->polls > 0) {
+  const auto life = check_life(comm, "ncclCommGetAsyncError", false);
+  if (life != ncclSuccess) return life;
+  *result = start(*comm);
+  if (*result != ncclSuccess) return ncclSuccess;
+  if (comm->polls > 0) {
     --comm->polls;
     *result = ncclInProgress;
+    return ncclSuccess;
   }
-  if (*result == ncclSuccess && comm->is_finalized && comm->kernels > 0) *result = ncclInProgress;
+  comm->is_ready = true;
+  if (comm->is_finalized && comm->kernels > 0) *result = ncclInProgress;
   return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                            ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream) {
-  return issue(
-      {Operation::all_reduce, in, out, count, dtype, op, 0, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::all_reduce, count, dtype, op, 0}, in, out, comm, stream);
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                            int root, ncclComm_t comm, ncclStream_t stream) {
-  return issue(
-      {Operation::broadcast, in, out, count, dtype, 0, root, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::broadcast, count, dtype, 0, root}, in, out, comm, stream);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                            ncclComm_t comm, ncclStream_t stream) {
-  return issue(
-      {Operation::all_gather, in, out, count, dtype, 0, 0, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::all_gather, count, dtype, 0, 0}, in, out, comm, stream);
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                                ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream) {
-  return issue({Operation::reduce_scatter, in, out, count, dtype, op, 0, comm,
-                static_cast<Stream*>(stream)});
+  return issue({Operation::reduce_scatter, count, dtype, op, 0}, in, out, comm, stream);
 }
 ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                         ncclRedOp_t op, int root, ncclComm_t comm, ncclStream_t stream) {
-  return issue(
-      {Operation::reduce, in, out, count, dtype, op, root, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::reduce, count, dtype, op, root}, in, out, comm, stream);
 }
 ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t dtype, int peer,
                       ncclComm_t comm, ncclStream_t stream) {
-  return issue(
-      {Operation::send, in, nullptr, count, dtype, 0, peer, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::send, count, dtype, 0, peer}, in, nullptr, comm, stream);
 }
 ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
                       ncclStream_t stream) {
-  return issue(
-      {Operation::recv, nullptr, out, count, dtype, 0, peer, comm, static_cast<Stream*>(stream)});
+  return issue({Operation::recv, count, dtype, 0, peer}, nullptr, out, comm, stream);
 }
 
 ncclResult_t ncclGroupStart() {
@@ -758,12 +504,11 @@ ncclResult_t ncclGroupEnd() {
   if (--group_depth > 0) return ncclSuccess;
   auto calls = std::exchange(group_calls, {});
   const auto result = std::exchange(group_result, ncclSuccess);
-  if (result != ncclSuccess) return result;
-  if (calls.empty()) return ncclSuccess;
+  if (result != ncclSuccess || calls.empty()) return result;
   auto& comm = *calls.front().comm;
   launch(std::move(calls));
-  if (comm.is_blocking || slow_groups == 0) return ncclSuccess;
-  comm.polls = slow_groups.load();
-  return ncclInProgress;
+  comm.polls = settings.slow_groups.load();
+  return comm.polls > 0 ? ncclInProgress : ncclSuccess;
 }
 }
+}  // namespace lockstep::simulation::nccl

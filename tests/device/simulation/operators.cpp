@@ -1,28 +1,23 @@
-#include "tests/device/simulation/operators.h"
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -31,8 +26,11 @@
 
 #include "tests/device/simulation/accelerator.h"
 
+/// Kernels of the simulated device.
 namespace lockstep::simulation::operators {
 namespace {
+
+using torch::jit::Stack;
 
 bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == accelerator_type; }
 
@@ -55,9 +53,12 @@ at::Tensor cpu_alias(const at::Tensor& t) {
 }
 at::Tensor on_cpu(const at::Tensor& t) { return ours(t) ? cpu_alias(t) : t; }
 
+/// A tensor of the same shape without memory.
+at::Tensor shape_of(const at::Tensor& t) {
+  return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta)) : t;
+}
 at::Tensor on_meta(const at::Tensor& t) {
-  if (!t.defined() || (!ours(t) && t.dim() == 0)) return t;
-  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
+  return t.defined() && !ours(t) && t.dim() == 0 ? t : shape_of(t);
 }
 /// Values that most kernels take: indices that exist, and probabilities that are not all zero.
 at::Tensor sample_on_cpu(const at::Tensor& t) {
@@ -123,58 +124,36 @@ std::string signature(const c10::OperatorHandle& op, const Stack& stack) {
   return text.str();
 }
 
-struct Shape {
-  std::vector<std::int64_t> sizes, strides;
-  at::ScalarType dtype = at::kFloat;
-  bool defined = false;
-};
-/// Of each result: a tensor has one, a list of tensors several.
-using Shapes = std::vector<std::vector<Shape>>;
-
-Shape shape_of(const at::Tensor& t) {
-  if (!t.defined()) return {};
-  return {t.sizes().vec(), t.strides().vec(), t.scalar_type(), true};
-}
-
-/// By the Meta kernel. Where there is none, by the CPU kernel over other values, once a signature.
-Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
+/// Tensors without memory, of the shapes of the results. By the Meta kernel; where there is none,
+/// by the CPU kernel over other values, once a signature.
+Stack result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
   static std::mutex mutex;
-  static auto& known = *new std::map<std::string, Shapes>;
-  Stack results;
+  static auto& known = *new std::map<std::string, Stack>;
   // Meta gives convolutions another memory format than the CPU kernel.
   if (op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta) &&
       op.operator_name().name.find("convolution") == std::string::npos) {
     try {
-      results = mapped(stack, c10::DeviceType::Meta, on_meta);
+      auto results = mapped(stack, c10::DeviceType::Meta, on_meta);
       call(op, results, true);
+      return results;
     } catch (const c10::NotImplementedError&) {
-      results.clear();
+      // The CPU kernel tells.
     }
   }
-  std::string name;
-  if (results.empty()) {
-    name = signature(op, stack);
-    {
-      const std::lock_guard lock(mutex);
-      if (const auto found = known.find(name); found != known.end()) return found->second;
-    }
-    results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
+  const auto name = signature(op, stack);
+  const std::lock_guard lock(mutex);
+  auto& shapes = known[name];
+  if (shapes.empty()) {
+    auto results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
     call(op, results);
-  }
-  Shapes shapes;
-  for (const auto& value : results) {
-    auto& shape = shapes.emplace_back();
-    if (value.isTensor()) {
-      shape.push_back(shape_of(value.toTensor()));
-    } else {
-      for (const at::Tensor& t : value.toTensorVector()) shape.push_back(shape_of(t));
-    }
-  }
-  if (!name.empty()) {
-    const std::lock_guard lock(mutex);
-    known[name] = shapes;
+    shapes = mapped(results, c10::DeviceType::Meta, shape_of);
   }
   return shapes;
+}
+
+std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  return value.toTensorVector();
 }
 
 bool is_tensor_or_list(const c10::TypePtr& type) {
@@ -200,20 +179,11 @@ bool has_mask(const c10::IValue& indices) {
 
 /// Whether the host needs what the operator computes: the shape of a result, or a number.
 bool must_wait(const c10::OperatorHandle& op, const Stack& given) {
-  static const std::set<std::string> always = {"aten::nonzero",
-                                               "aten::masked_select",
-                                               "aten::_unique",
-                                               "aten::_unique2",
-                                               "aten::unique_dim",
-                                               "aten::unique_consecutive",
-                                               "aten::unique_dim_consecutive",
-                                               "aten::bincount"};
   static const std::set<std::string> by_index = {"aten::index", "aten::index_put_",
                                                  "aten::index_put", "aten::_index_put_impl_"};
   const auto& name = op.operator_name().name;
-  if (always.contains(name)) return true;
+  if (name == "aten::nonzero" || name == "aten::masked_select") return true;
   if (by_index.contains(name)) return has_mask(given[1]);
-  if (name == "aten::repeat_interleave") return given.back().isNone();
   for (const auto& result : op.schema().returns()) {
     if (!is_tensor_or_list(result.type())) return true;
   }
@@ -257,32 +227,12 @@ class Call {
   Stack run() {
     const c10::DeviceGuard on(device_);
     stream_ = runtime_stream(device_);
-    if (is_view()) return make_view();
     take_host_values();
     find_accesses();
     return must_wait(op_, given_) ? run_now() : run_later();
   }
 
  private:
-  bool is_view() const {
-    const auto& returns = op_.schema().returns();
-    if (returns.size() != 1 || returns[0].alias_info() == nullptr) return false;
-    return !returns[0].alias_info()->isWrite() && !given_.empty() && given_[0].isTensor() &&
-           returns[0].type()->kind() == c10::TypeKind::TensorType;
-  }
-
-  /// Views of LibTorch that are kernels, as unfold: the CPU says the shape, no byte is touched.
-  Stack make_view() {
-    const auto base = given_[0].toTensor();
-    auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
-    const auto cpu_base = here[0].toTensor();
-    kernel_.callBoxed(&here);
-    const auto& view = here[0].toTensor();
-    TORCH_CHECK(view.scalar_type() == base.scalar_type(), name_, " is not simulated");
-    const auto offset = base.storage_offset() + view.storage_offset() - cpu_base.storage_offset();
-    return {at::as_strided(base, view.sizes(), view.strides(), offset)};
-  }
-
   /// Refuses what CUDA's kernel refuses, and the CPU's takes.
   void expect_what_cuda_takes() const {
     if (op_.operator_name().name != "aten::native_batch_norm_backward") return;
@@ -352,7 +302,7 @@ class Call {
   /// A result that is complete, as a device tensor. The host waited already, so this copy is free.
   at::Tensor upload(const at::Tensor& t) {
     if (!t.defined()) return t;
-    auto made = at::empty_strided(t.sizes(), t.strides(), t.options().device(device_));
+    const auto made = make(t);
     enqueue(stream_, name_, Kind::internal, {access(made, true)},
             [to = cpu_alias(made), t] { at::Tensor(to).copy_(t); });
     return made;
@@ -375,18 +325,15 @@ class Call {
       const auto shapes = result_shapes(kernel_, given);
       for (std::size_t r = 0; r < results_.size(); ++r) {
         if (results_[r].isTensor() && has_out) {
-          resize(results_[r].toTensor(), shapes[r][0]);
-          targets.emplace_back(r, std::vector{on_cpu(results_[r].toTensor())});
+          resize(results_[r].toTensor(), shapes[r].toTensor());
         } else if (results_[r].isNone()) {
-          const auto made = make(shapes[r]);
-          auto& [index, aliases] = targets.emplace_back(r, std::vector<at::Tensor>{});
-          for (const auto& t : made) aliases.push_back(on_cpu(t));
-          if (schema.returns()[r].type()->kind() == c10::TypeKind::TensorType) {
-            results_[r] = made[0];
-          } else {
-            results_[r] = c10::List<at::Tensor>(made);
-          }
+          results_[r] = mapped(shapes[r], accelerator_type,
+                               [&](const at::Tensor& shape) { return make(shape); });
+        } else {
+          continue;
         }
+        auto& aliases = targets.emplace_back(r, std::vector<at::Tensor>{}).second;
+        for (const auto& t : tensors_of(results_[r])) aliases.push_back(on_cpu(t));
       }
     }
     auto here = std::make_shared<Stack>(mapped(given, c10::DeviceType::CPU, on_cpu));
@@ -397,27 +344,22 @@ class Call {
         const auto& result = (*here)[r];
         for (std::size_t i = 0; i < aliases.size(); ++i) {
           if (!aliases[i].defined() || aliases[i].numel() == 0) continue;
-          at::Tensor(aliases[i])
-              .copy_(result.isTensor() ? result.toTensor() : result.toTensorVector()[i]);
+          at::Tensor(aliases[i]).copy_(tensors_of(result)[i]);
         }
       }
     });
     return {results_.begin(), results_.end()};
   }
-  void resize(const at::Tensor& t, const Shape& shape) {
-    if (!shape.defined || t.sizes() == at::IntArrayRef(shape.sizes)) return;
-    t.resize_(shape.sizes);
+  void resize(const at::Tensor& t, const at::Tensor& shape) {
+    if (!shape.defined() || t.sizes() == shape.sizes()) return;
+    t.resize_(shape.sizes());
     accesses_.push_back(access(t, true));
   }
-  std::vector<at::Tensor> make(const std::vector<Shape>& shapes) {
-    std::vector<at::Tensor> made;
-    for (const auto& shape : shapes) {
-      auto& t = made.emplace_back();
-      if (!shape.defined) continue;
-      t = at::empty_strided(shape.sizes, shape.strides,
-                            at::TensorOptions(device_).dtype(shape.dtype));
-      accesses_.push_back(access(t, true));
-    }
+  at::Tensor make(const at::Tensor& shape) {
+    if (!shape.defined()) return {};
+    const auto options = at::TensorOptions(device_).dtype(shape.scalar_type());
+    auto made = at::empty_strided(shape.sizes(), shape.strides(), options);
+    accesses_.push_back(access(made, true));
     return made;
   }
 
@@ -437,13 +379,12 @@ void run(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack
   for (auto& result : Call(op, kernel, std::move(given)).run()) stack->push_back(std::move(result));
 }
 
+void fallback(const c10::OperatorHandle& op, Stack* stack) { run(op, op, stack); }
+
+#if !LOCKSTEP_SIMULATED_CUDA
 c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
-
-}  // namespace
-
-void fallback(const c10::OperatorHandle& op, Stack* stack) { run(op, op, stack); }
 
 void convolution(const c10::OperatorHandle& op, Stack* stack) {
   static const auto kernel = find("aten::convolution");
@@ -462,6 +403,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   stack->insert(given + 3, c10::IValue(bias));
   run(kernel, kernel, stack);
 }
+#endif
 
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
@@ -508,18 +450,6 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   return self;
 }
 
-at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  return at::native::set_tensor_(self, source);
-}
-
-at::Tensor& set_empty(at::Tensor& self) {
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(
-      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(accelerator_type), true));
-  impl->set_sizes_contiguous({0});
-  return self;
-}
-
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
                          std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard on(self.device());
@@ -533,36 +463,11 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   return self;
 }
 
-namespace {
-
-/// The two devices' current streams are ordered before and after, as by CUDA.
-void copy_between_devices(const at::Tensor& self, const at::Tensor& from) {
-  auto* source = runtime_stream(from.device());
-  auto* target = runtime_stream(self.device());
-  const auto order = [](Stream* first, Stream* second) {
-    auto* event = make_event();
-    record(event, first);
-    wait(second, event);
-    destroy(event);
-  };
-  order(target, source);
-  enqueue(source, "aten::copy_", Kind::copy, {access(from, false), access(self, true)},
-          [to = cpu_alias(self), source_alias = cpu_alias(from)] {
-            const at::AutoDispatchBelowAutograd below;
-            at::Tensor(to).copy_(source_alias);
-          });
-  order(source, target);
-}
-
-}  // namespace
-
 at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   if (self.numel() == 0) return self;
   if (from.sizes() != self.sizes()) return copy(self, from.expand_as(self), non_blocking);
-  if (ours(self) && ours(from) && self.device() != from.device()) {
-    copy_between_devices(self, from);
-    return self;
-  }
+  TORCH_CHECK(!ours(self) || !ours(from) || self.device() == from.device(),
+              "copies between devices are not simulated");
   const auto device = ours(self) ? self.device() : from.device();
   const c10::DeviceGuard on(device);
   auto* stream = runtime_stream(device);
@@ -587,7 +492,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     at::Tensor(to).copy_(source);
   });
   if (asynchronous) {
-    record_pinned_use(host.const_data_ptr(), stream);
+    use_pinned(host.const_data_ptr(), stream);
   } else {
     synchronize(stream);
   }
@@ -607,29 +512,56 @@ void record_stream(at::Tensor& self, at::Stream stream) {
       .recordDataPtrOnStream(self.storage().data_ptr(), stream);
 }
 
-std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p,
-                                                  std::optional<bool> train) {
-  if (!train.value_or(true)) {
-    return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
-  }
-  auto mask = at::empty_like(input, input.options().dtype(at::kBool));
-  mask.bernoulli_(1 - p);
-  return {at::mul(input, mask).mul_(p < 1 ? 1 / (1 - p) : 0), mask};
-}
-
+/// Lets Module::to() move a parameter from and to the device, as it does for CUDA.
 bool may_share_data(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
 
-std::int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              const std::optional<at::Tensor>&, double, bool, std::optional<double>,
-                              bool) {
-  return 0;  // composed of other operators
-}
-
+}  // namespace
 }  // namespace lockstep::simulation::operators
 
 namespace lockstep::simulation {
+
+void register_operators() {
+  using torch::CppFunction;
+  constexpr auto key = accelerator_key;
+  // Never destroyed: autograd's threads may outlive static objects.
+  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  aten.impl("empty.memory_format", TORCH_FN(operators::empty));
+  aten.impl("empty_strided", TORCH_FN(operators::empty_strided));
+  aten.impl("as_strided", TORCH_FN(operators::as_strided));
+  aten.impl("view", TORCH_FN(operators::view));
+  aten.impl("_reshape_alias", TORCH_FN(operators::reshape_alias));
+  aten.impl("set_.source_Storage_storage_offset", TORCH_FN(operators::set_storage));
+  aten.impl("resize_", TORCH_FN(operators::resize));
+  aten.impl("copy_", TORCH_FN(operators::copy));
+  aten.impl("_local_scalar_dense", TORCH_FN(operators::item));
+  aten.impl("record_stream", TORCH_FN(operators::record_stream));
+#if !LOCKSTEP_SIMULATED_CUDA
+  aten.impl("convolution_overrideable",
+            CppFunction::makeFromBoxedFunction<&operators::convolution>());
+  aten.impl("convolution_backward_overrideable",
+            CppFunction::makeFromBoxedFunction<&operators::convolution_backward>());
+#endif
+  aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(operators::may_share_data));
+  // LibTorch composes these of others on a device that has no kernel. A GPU has one.
+  const auto one_kernel = [&aten](const std::string& name) {
+    aten.impl(name.c_str(), CppFunction::makeFromBoxedFunction<&operators::fallback>());
+  };
+#if LOCKSTEP_SIMULATED_CUDA
+  // LibTorch would choose between libraries of CUDA.
+  one_kernel("convolution");
+  one_kernel("convolution_backward");
+#endif
+  one_kernel("index.Tensor");
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!op.name.starts_with("aten::_foreach_")) continue;
+    if (op.overload_name.find("out") != std::string::npos) continue;
+    one_kernel(op.name.substr(6) + (op.overload_name.empty() ? "" : "." + op.overload_name));
+  }
+  all.fallback(CppFunction::makeFromBoxedFunction<&operators::fallback>());
+}
 
 void resize_storage(const c10::Storage& storage, std::size_t bytes) {
   const c10::DeviceGuard on(storage.device());

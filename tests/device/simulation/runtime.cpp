@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,7 +27,8 @@
 namespace lockstep::simulation {
 namespace {
 
-constexpr std::size_t arena_bytes = std::size_t{4} << 30;  // of addresses; pages come when touched
+constexpr std::size_t device_bytes = std::size_t{4} << 30;  // of addresses; pages come when touched
+constexpr std::size_t arena_bytes = devices * device_bytes;
 constexpr std::size_t alignment = 512;
 constexpr std::size_t most_races = 1000;
 constexpr int reclaim_stream = -1;
@@ -54,18 +57,21 @@ struct Touch {
 struct Block {
   std::size_t bytes;
   std::vector<Touch> touches = {};
+  std::vector<Stream*> users = {};  // of pinned memory
 };
 /// Blocks by their first address.
 using Blocks = std::map<std::uintptr_t, Block>;
 
 std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-/// One device's memory, which is mapped twice. Programs see the mapping without access.
+/// The memory of all devices, which is mapped twice. Programs see the mapping without access.
 struct Arena {
   int file = -1;
   std::byte* device = nullptr;
   std::byte* shadow = nullptr;
-  std::map<std::size_t, std::size_t> holes{{0, arena_bytes}};  // offset to bytes
+  // Of each device, guarded by State::mutex. Released memory is kept by size, a power of two.
+  std::array<std::size_t, devices> used{};
+  std::array<std::map<std::size_t, std::vector<std::byte*>>, devices> released;
 
   Arena() : file(::memfd_create("lockstep-simulation", MFD_CLOEXEC)) {
     if (file < 0 || ::ftruncate(file, arena_bytes) != 0) {
@@ -86,8 +92,7 @@ struct Counters {
 };
 
 struct State {
-  std::mutex mutex;                                   // guards all below but the atomics
-  std::array<std::atomic<Arena*>, devices> arenas{};  // null until used
+  std::mutex mutex;  // guards all below but the atomics
   Blocks blocks;
   Blocks pinned;
   Clock host;  // what the host has waited for
@@ -96,6 +101,7 @@ struct State {
   std::vector<Stream*> streams;
   std::map<std::pair<int, int>, Stream*> by_id;
   std::array<Counters, devices> counters{};
+  std::array<std::atomic<int>, devices> pauses{};
   std::atomic<int> delay{0};
   std::atomic<bool> exiting{false}, capturing{false}, invalidated{false}, waits_fail{false};
   State();
@@ -127,7 +133,6 @@ struct Stream {
   std::uint64_t pushed = 0, finished = 0;
   bool started = false, busy = false;
   std::exception_ptr error;
-  std::atomic<int> pause{0};
 
   Stream(int of_device, int stream_id, std::size_t stream_index)
       : device(of_device), id(stream_id), index(stream_index) {}
@@ -158,7 +163,7 @@ struct Stream {
       queue.pop_front();
       busy = true;
       lock.unlock();
-      if (task.pauses) sleep(pause);
+      if (task.pauses) sleep(all.pauses[static_cast<std::size_t>(device)]);
       if (const int limit = all.delay; task.pauses && limit > 0) {
         sleep(static_cast<int>(random() % static_cast<unsigned>(limit)));
       }
@@ -187,25 +192,15 @@ namespace {
 /// One recording of an event. A later recording does not affect who waits for this one.
 struct Recording {
   int device = 0;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::chrono::steady_clock::time_point when;
   Clock clock;
+  std::promise<void> promise;
+  std::shared_future<void> done = promise.get_future();
 
-  bool is_done() {
-    const std::lock_guard lock(mutex);
-    return done;
+  bool is_done_after(std::chrono::milliseconds time) const {
+    return done.wait_for(time) == std::future_status::ready;
   }
-  void finish() {
-    const std::lock_guard lock(mutex);
-    done = true;
-    when = std::chrono::steady_clock::now();
-    changed.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    while (!done && !state().exiting) changed.wait_for(lock, std::chrono::milliseconds(50));
+  void wait() const {
+    while (!state().exiting && !is_done_after(std::chrono::milliseconds(50))) continue;
   }
 };
 
@@ -227,14 +222,10 @@ void stop_streams() {
 
 State::State() { std::atexit(stop_streams); }
 
-Arena& arena(int device) {
-  static std::mutex mutex;  // of the making
-  auto& found = state().arenas.at(static_cast<std::size_t>(device));
-  if (found == nullptr) {
-    const std::lock_guard lock(mutex);
-    if (found == nullptr) found = new Arena;
-  }
-  return *found;
+/// Never destroyed, as the state.
+Arena& arena() {
+  static Arena* const one = new Arena;
+  return *one;
 }
 
 std::pair<const std::uintptr_t, Block>* find_block(Blocks& blocks, std::uintptr_t at) {
@@ -344,18 +335,22 @@ void set_current_device(int device) { device_of_thread = device; }
 
 void* allocate(int device, std::size_t bytes) {
   bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  const auto taken = std::bit_ceil(bytes);
   auto& all = state();
   const std::lock_guard lock(all.mutex);
-  auto& memory = arena(device);
-  for (auto hole = memory.holes.begin(); hole != memory.holes.end(); ++hole) {
-    const auto [offset, free] = *hole;
-    if (free < bytes) continue;
-    memory.holes.erase(hole);
-    if (free > bytes) memory.holes[offset + bytes] = free - bytes;
-    all.blocks[address(memory.device + offset)] = Block{bytes};
-    return memory.device + offset;
+  const auto index = static_cast<std::size_t>(device);
+  auto& used = arena().used.at(index);
+  auto& released = arena().released.at(index)[taken];
+  if (released.empty() && used + taken > device_bytes) throw std::bad_alloc();
+  std::byte* at = arena().device + index * device_bytes + used;
+  if (released.empty()) {
+    used += taken;
+  } else {
+    at = released.back();
+    released.pop_back();
   }
-  throw std::bad_alloc();
+  all.blocks[address(at)] = Block{bytes};
+  return at;
 }
 
 void release(void* block) {
@@ -367,55 +362,29 @@ void release(void* block) {
     report("memory is released that is not allocated");
     return;
   }
-  auto& holes = arena(device).holes;
-  auto offset = arena_offset(block);
-  auto bytes = found->second.bytes;
+  const auto taken = std::bit_ceil(found->second.bytes);
+  auto& released = arena().released.at(static_cast<std::size_t>(device))[taken];
+  released.push_back(static_cast<std::byte*>(block));
   all.blocks.erase(found);
-  auto next = holes.upper_bound(offset);
-  if (next != holes.end() && next->first == offset + bytes) {
-    bytes += next->second;
-    next = holes.erase(next);
-  }
-  if (next != holes.begin()) {
-    if (auto before = std::prev(next); before->first + before->second == offset) {
-      offset = before->first;
-      bytes += before->second;
-    }
-  }
-  holes[offset] = bytes;
 }
 
 bool is_device_memory(const void* memory, int* device) {
-  for (int each = 0; each < devices; ++each) {
-    const auto* found = state().arenas[static_cast<std::size_t>(each)].load();
-    if (found == nullptr || address(memory) < address(found->device) ||
-        address(memory) >= address(found->device) + arena_bytes) {
-      continue;
-    }
-    if (device != nullptr) *device = each;
-    return true;
-  }
-  return false;
+  const auto offset = address(memory) - address(arena().device);  // large for an address before it
+  if (offset >= arena_bytes) return false;
+  if (device != nullptr) *device = static_cast<int>(offset / device_bytes);
+  return true;
 }
 
 std::size_t arena_offset(const void* memory) {
-  int device = 0;
-  if (!is_device_memory(memory, &device)) {
+  if (!is_device_memory(memory)) {
     throw std::invalid_argument("simulated device: an address of the host");
   }
-  return static_cast<std::size_t>(static_cast<const std::byte*>(memory) - arena(device).device);
+  return address(memory) - address(arena().device);
 }
 
-void* shadow(const void* memory) {
-  int device = 0;
-  const auto offset = arena_offset(memory);
-  is_device_memory(memory, &device);
-  return arena(device).shadow + offset;
-}
+void* shadow(const void* memory) { return arena().shadow + arena_offset(memory); }
 
-std::byte* shadow_memory(int device) { return arena(device).shadow; }
-
-ArenaFile arena_file(int device) { return {arena(device).file, arena_bytes}; }
+ArenaFile arena_file() { return {arena().file, arena_bytes, arena().shadow}; }
 
 void add_pinned(void* memory, std::size_t bytes) {
   const std::lock_guard lock(state().mutex);
@@ -430,11 +399,22 @@ bool is_pinned(const void* memory) {
   return find_block(state().pinned, address(memory)) != nullptr;
 }
 
+void use_pinned(const void* memory, Stream* stream) {
+  const std::lock_guard lock(state().mutex);
+  auto* found = find_block(state().pinned, address(memory));
+  if (found == nullptr) return;
+  auto& users = found->second.users;
+  if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
+}
+std::vector<Stream*> users_of_pinned(const void* memory) {
+  const std::lock_guard lock(state().mutex);
+  return find_block(state().pinned, address(memory))->second.users;
+}
+
 Stream* stream(int device, int id) {
   const std::lock_guard lock(state().mutex);
   return stream_locked(device, id);
 }
-int id_of(const Stream* stream) { return stream->id; }
 int device_of(const Stream* stream) { return stream->device; }
 
 void enqueue(Stream* stream, const std::string& name, Kind kind,
@@ -483,18 +463,6 @@ void reset() {
   take_races();
 }
 
-bool idle(Stream* stream) {
-  Clock seen;
-  {
-    const std::lock_guard all(state().mutex);
-    const std::lock_guard lock(stream->mutex);
-    if (stream->finished != stream->pushed) return false;
-    seen = stream->clock;
-  }
-  learn(seen);
-  return true;
-}
-
 Event* make_event() { return new Event; }
 void destroy(Event* event) { delete event; }
 
@@ -506,7 +474,7 @@ void record(Event* event, Stream* stream) {
   recording->clock = stream->clock;
   recording->device = stream->device;
   event->last = recording;
-  stream->push([recording] { recording->finish(); });
+  stream->push([recording] { recording->promise.set_value(); });
 }
 
 void wait(Stream* stream, Event* event) {
@@ -531,7 +499,7 @@ bool done(Event* event) {
     report("an event of device " + std::to_string(recording->device) +
            " is queried in a thread with device " + std::to_string(device_of_thread));
   }
-  if (!recording->is_done()) return false;
+  if (!recording->is_done_after({})) return false;
   learn(recording->clock);
   return true;
 }
@@ -544,12 +512,6 @@ void synchronize(Event* event) {
   learn(recording->clock);
 }
 
-double milliseconds(Event* from, Event* to) {
-  if (!from->last || !to->last)
-    throw std::logic_error("simulated device: an event without a record");
-  return std::chrono::duration<double, std::milli>(to->last->when - from->last->when).count();
-}
-
 void reclaim(int device, const std::vector<Stream*>& users, const std::string& name,
              const std::vector<Access>& accesses, std::function<void()> task) {
   const std::lock_guard lock(state().mutex);
@@ -558,7 +520,7 @@ void reclaim(int device, const std::vector<Stream*>& users, const std::string& n
     auto recording = std::make_shared<Recording>();
     join(user->clock, state().host);
     join(own->clock, user->clock);
-    user->push([recording] { recording->finish(); });
+    user->push([recording] { recording->promise.set_value(); });
     own->push([recording] { recording->wait(); });
   }
   enqueue_locked(own, name, accesses, std::move(task), false);
@@ -584,32 +546,13 @@ bool end_capture() {
 void fail_waits(bool fails) { state().waits_fail = fails; }
 
 void set_delay(int microseconds) { state().delay = microseconds; }
-void slow_down(int device, void* handle, int microseconds) {
-  auto* named = handle == nullptr ? stream(device, 0) : static_cast<Stream*>(handle);
-  named->pause = microseconds;
-}
 void slow_down(int device, int microseconds) {
-  const std::lock_guard lock(state().mutex);
-  for (auto* each : state().streams) {
-    if (each->device == device) each->pause = microseconds;
-  }
+  state().pauses[static_cast<std::size_t>(device)] = microseconds;
 }
 
 Counts counts(int device) {
   const auto& of = counters(device);
   return {of.kernels, of.collectives, of.copies, of.host_synchronisations};
-}
-
-Counts counts() {
-  Counts sum;
-  for (int device = 0; device < devices; ++device) {
-    const auto one = counts(device);
-    sum.kernels += one.kernels;
-    sum.collectives += one.collectives;
-    sum.copies += one.copies;
-    sum.host_synchronisations += one.host_synchronisations;
-  }
-  return sum;
 }
 
 Counts operator-(const Counts& after, const Counts& before) {

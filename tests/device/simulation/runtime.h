@@ -38,24 +38,25 @@ bool is_device_memory(const void* memory, int* device = nullptr);
 /// Where a task finds the bytes of a device address.
 void* shadow(const void* memory);
 
-/// Device memory as another process can map it.
+/// The memory of all devices as another process can map it.
 struct ArenaFile {
   int descriptor;  ///< of this process; /proc/PID/fd/DESCRIPTOR in others
   std::size_t bytes;
+  const std::byte* shadow;  ///< where tasks find offset 0
 };
-ArenaFile arena_file(int device);
+ArenaFile arena_file();
 std::size_t arena_offset(const void* memory);
-/// Where tasks find offset 0 of a device.
-std::byte* shadow_memory(int device);
 
 /// Pinned host memory. The check covers it like device memory.
 void add_pinned(void* memory, std::size_t bytes);
 void remove_pinned(void* memory);
 bool is_pinned(const void* memory);
+/// Notes that a stream uses pinned memory. Takes any address in it.
+void use_pinned(const void* memory, Stream* stream);
+std::vector<Stream*> users_of_pinned(const void* memory);
 
 /// Stream 0 is the default stream. A stream starts its thread when it gets its first task.
 Stream* stream(int device, int id);
-int id_of(const Stream* stream);
 int device_of(const Stream* stream);
 
 /// Runs the task on the stream's thread after all earlier tasks of the stream.
@@ -65,7 +66,6 @@ void enqueue(Stream* stream, const std::string& name, Kind kind,
 /// call. Counts as a host synchronisation.
 void synchronize(Stream* stream);
 void synchronize_device(int device);
-bool idle(Stream* stream);
 
 Event* make_event();
 void destroy(Event* event);
@@ -73,7 +73,6 @@ void record(Event* event, Stream* stream);
 void wait(Stream* stream, Event* event);
 bool done(Event* event);
 void synchronize(Event* event);
-double milliseconds(Event* from, Event* to);
 
 /// Runs the task, on a thread of the device's own, once the streams have finished what they have
 /// now. It orders no stream after another.

@@ -35,19 +35,16 @@ std::vector<std::string> take_races();
 /// Sets the longest random pause before each task of a stream, in microseconds (default: 0).
 void set_delay(int microseconds);
 
-/// Sets a pause before each task of one stream, which c10::Stream::native_handle() names.
-void slow_down(int device, void* stream, int microseconds);
-/// The same for each stream that the device has.
+/// Sets a pause before each task of each stream of a device.
 void slow_down(int device, int microseconds);
 
-/// The work that this process has given its devices since it started.
+/// The work that this process has given a device since it started.
 struct Counts {
   std::uint64_t kernels = 0;                ///< operators, among them copies within a device
   std::uint64_t collectives = 0;            ///< kernels of the double of NCCL
-  std::uint64_t copies = 0;                 ///< copies between host and device, or of two devices
+  std::uint64_t copies = 0;                 ///< copies between host and device
   std::uint64_t host_synchronisations = 0;  ///< waits of the host for a stream, event or device
 };
-Counts counts();
 Counts counts(int device);
 Counts operator-(const Counts& after, const Counts& before);
 
