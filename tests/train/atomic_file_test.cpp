@@ -79,6 +79,20 @@ TEST(AtomicFile, AppearsWhenCompleteAndGivenUpLeavesTheOldOne) {
   EXPECT_EQ(files_in(folder.path()), 1);
   write_all(path, "short");
   EXPECT_EQ(content(path), "short");
+  const auto error = failure([&] {
+    const FileLimit limit(4096);
+    write_all(path, std::string(10000, 'x'));
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
+  EXPECT_EQ(content(path), "short");
+  EXPECT_EQ(files_in(folder.path()), 1);
+  // A name without a folder is in the working folder.
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_all("file", "here");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(content(path), "here");
 }
 
 TEST(AtomicFile, WhatLiesInItsPlaceIsUsedUpOrRemoved) {
@@ -132,15 +146,6 @@ TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   EXPECT_EQ(failure([&] { create_folders(folder / "runs/first"); }), "");
 }
 
-TEST(AtomicFile, ANameWithoutAFolderIsInTheWorkingFolder) {
-  const TemporaryFolder folder;
-  const auto before = std::filesystem::current_path();
-  std::filesystem::current_path(folder.path());
-  write_all("file", "here");
-  std::filesystem::current_path(before);
-  EXPECT_EQ(content(folder / "file"), "here");
-}
-
 TEST(AtomicFile, APlaceThatCannotTakeItIsAnError) {
   const TemporaryFolder folder;
   std::ofstream(folder / "plain") << "x";
@@ -174,21 +179,6 @@ TEST(AtomicFile, ALinkStaysALink) {
   EXPECT_EQ(std::filesystem::read_symlink(folder / "link"), "inner");
   EXPECT_EQ(content(folder / "elsewhere/target"), "new");
   EXPECT_EQ(files_in(folder / "elsewhere"), 1);
-}
-
-TEST(AtomicFile, ALimitOnFileSizeLeavesTheOldOne) {
-  const TemporaryFolder folder;
-  const auto path = folder / "file";
-  write_all(path, "old");
-
-  const auto error = failure([&] {
-    const FileLimit limit(4096);
-    write_all(path, std::string(10000, 'x'));
-  });
-  EXPECT_THAT(error,
-              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
-  EXPECT_EQ(content(path), "old");
-  EXPECT_EQ(files_in(folder.path()), 1);
 }
 
 }  // namespace

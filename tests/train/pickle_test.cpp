@@ -49,7 +49,7 @@ std::string tensor(const std::string& offset, const std::string& sizes, const st
          "\211ccollections\nOrderedDict\n)R" + metadata + "tR";
 }
 
-TEST(Unpickle, NumbersAndTexts) {
+TEST(Unpickle, NumbersAndTextsAsWhichDevicesAndDtypesCount) {
   EXPECT_EQ(unpickled("K\xff").toInt(), 255);
   EXPECT_EQ(unpickled("M\xff\xff").toInt(), 65535);
   EXPECT_EQ(unpickled("J\xff\xff\xff\xff").toInt(), -1);
@@ -59,6 +59,10 @@ TEST(Unpickle, NumbersAndTexts) {
   EXPECT_EQ(unpickled("G\xbf\xf8\0\0\0\0\0\0"s).toDouble(), -1.5);
   EXPECT_EQ(unpickled(text("abc")).toStringRef(), "abc");
   EXPECT_EQ(unpickled("(K\x01K\x02t").toTupleRef().elements().size(), 2u);
+  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cpu") + "\x85R").toStringRef(), "cpu");
+  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cuda") + "K\x01\x86R").toStringRef(), "cuda:1");
+  EXPECT_EQ(unpickled("ctorch\nfloat32\n").toStringRef(), "torch.float32");
+  EXPECT_THAT(pickle_error("ctorch\ndevice\nK\x01\x85R"), HasSubstr("other arguments of"));
 }
 
 TEST(Unpickle, ViewsStayWithinTheirStorage) {
@@ -102,13 +106,6 @@ TEST(Unpickle, ContainersOfCollectionsAreDicts) {
                                       text("a") + "]" + text("b") + "K\x02u");
   EXPECT_EQ(with_default.toGenericDict().at("b").toInt(), 2);
   EXPECT_THAT(skipped, IsEmpty());
-}
-
-TEST(Unpickle, DevicesAndDtypesAreTexts) {
-  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cpu") + "\x85R").toStringRef(), "cpu");
-  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cuda") + "K\x01\x86R").toStringRef(), "cuda:1");
-  EXPECT_EQ(unpickled("ctorch\nfloat32\n").toStringRef(), "torch.float32");
-  EXPECT_THAT(pickle_error("ctorch\ndevice\nK\x01\x85R"), HasSubstr("other arguments of"));
 }
 
 TEST(Unpickle, OtherObjectsAreLeftOutByName) {
@@ -218,7 +215,10 @@ TEST(Pickle, ComesBackAsItWas) {
   EXPECT_TRUE(back.at("column").toTensor().equal(torch::arange(6).reshape({2, 3}).t()));
 }
 
-TEST(TorchFile, DamageIsAnErrorThatNamesTheFile) {
+TEST(TorchFile, DamageAndAPlaceThatCannotTakeItAreErrorsThatNameTheFile) {
+  EXPECT_THAT(failure([] { write_torch_file("/dev/full", 1); }),
+              HasSubstr("/dev/full: exists and is not a regular file"));
+  EXPECT_THAT(failure([] { write_torch_file("no/such/folder/x", 1); }), HasSubstr("No such file"));
   const TemporaryFolder folder;
   const auto path = folder / "file.pt";
   write_torch_file(path, torch::ones({4}));
@@ -296,12 +296,6 @@ TEST(TorchFile, ARecordThatIsLargerThanTheFileIsRefused) {
   EXPECT_THAT(failure([&] { read_torch_file(path); }),
               HasSubstr("file.pt: a/version: expected at most " + std::to_string(bytes.size()) +
                         " bytes, found 1073741826"));
-}
-
-TEST(TorchFile, AFileThatCannotBeWrittenIsNamed) {
-  EXPECT_THAT(failure([] { write_torch_file("/dev/full", 1); }),
-              HasSubstr("/dev/full: exists and is not a regular file"));
-  EXPECT_THAT(failure([] { write_torch_file("no/such/folder/x", 1); }), HasSubstr("No such file"));
 }
 
 }  // namespace

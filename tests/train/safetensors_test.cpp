@@ -115,7 +115,7 @@ TEST(Safetensors, AFileMadeByHandIsRead) {
   EXPECT_TRUE(got.tensors.at("b").equal(torch::tensor({5, 6, 7}, torch::kUInt8)));
 }
 
-TEST(Safetensors, EveryTruncationIsAnErrorThatNamesTheFile) {
+TEST(Safetensors, EveryTruncationAndAnAbsurdLengthAreErrorsThatNameTheFile) {
   const TemporaryFolder folder;
   write(folder / "a.safetensors", sample());
   const std::string whole = content(folder / "a.safetensors");
@@ -123,14 +123,15 @@ TEST(Safetensors, EveryTruncationIsAnErrorThatNamesTheFile) {
     ASSERT_THAT(failure([&] { parsed(whole.substr(0, size)); }), HasSubstr("x.safetensors: "))
         << size;
   EXPECT_THAT(failure([&] { parsed(whole + "x"); }), HasSubstr("bytes of values, found"));
-}
-
-TEST(Safetensors, AnAbsurdHeaderLengthIsAnError) {
   EXPECT_THAT(failure([] { parsed(""); }), HasSubstr("expected at least 8 bytes, found 0"));
   EXPECT_THAT(failure([] { parsed(little_endian(~std::uint64_t{0}) + "{}"); }),
               HasSubstr("offset 0: expected a header of at most 2 bytes, found a length of "
                         "18446744073709551615"));
   EXPECT_THAT(failure([] { parsed(little_endian(3) + "{}"); }), HasSubstr("found a length of 3"));
+  EXPECT_THAT(failure([&] { read(folder / "none"); }),
+              AllOf(HasSubstr((folder / "none").string()), HasSubstr("No such file")));
+  for (const auto& path : {folder.path(), std::filesystem::path("/dev/zero")})
+    EXPECT_THAT(failure([&] { read(path); }), HasSubstr("is not a regular file"));
 }
 
 TEST(Safetensors, ABadHeaderIsAnError) {
@@ -207,14 +208,6 @@ TEST(Safetensors, WhatCannotBeStoredIsAnErrorThatNamesIt) {
               }),
               HasSubstr("note 'xxh3': the name is reserved"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
-TEST(Safetensors, AFileThatCannotBeReadIsNamed) {
-  const TemporaryFolder folder;
-  EXPECT_THAT(failure([&] { read(folder / "none"); }),
-              AllOf(HasSubstr((folder / "none").string()), HasSubstr("No such file")));
-  EXPECT_THAT(failure([&] { read(folder.path()); }), HasSubstr("is not a regular file"));
-  EXPECT_THAT(failure([&] { read("/dev/zero"); }), HasSubstr("is not a regular file"));
 }
 
 }  // namespace
