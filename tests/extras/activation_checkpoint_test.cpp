@@ -408,8 +408,10 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
           train(plain_ddp, plain_sgd, step);
           const auto of_plain = collectives() - before;
           train(ddp, sgd, step);
-          EXPECT_EQ(collectives() - before, 2 * of_plain);
-          EXPECT_TRUE(of_plain > 0 || world.size() == 1);
+          if (step > 0) {
+            EXPECT_EQ(collectives() - before, 2 * of_plain);
+            EXPECT_TRUE(of_plain > 0 || world.size() == 1);
+          }
           expect_same_state(*net, *plain);
           plain_sgd.step();
           sgd.step();
