@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "lockstep/error.h"
+
 namespace lockstep::testing {
 
 /// The message of the error of that type that fn throws; "" if it throws nothing.
@@ -13,6 +15,12 @@ std::string message_of(const Fn& fn) {
     return error.what();
   }
   return "";
+}
+
+/// That of a CheckpointError.
+template <class Fn>
+std::string failure(const Fn& fn) {
+  return message_of<CheckpointError>(fn);
 }
 
 }  // namespace lockstep::testing

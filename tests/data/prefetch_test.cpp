@@ -2,11 +2,10 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <condition_variable>
+#include <atomic>
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 
 #include "core/system/denormals_guard.h"
@@ -149,7 +148,17 @@ TEST_P(Prefetch, TheSamplersStateIsThatOfTheProgram) {
   }
 }
 
-TEST_P(Prefetch, AnErrorNamesTheIndexInItsTurn) {
+/// Makes no batch of several samples.
+class Single : public OwnIndices {
+ public:
+  using OwnIndices::OwnIndices;
+  Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
+    TORCH_CHECK(indices.size() < 2, "cannot stack them");
+    return OwnIndices::get_batch(indices);
+  }
+};
+
+TEST_P(Prefetch, AnErrorNamesTheIndexInItsTurnOrTheBatch) {
   const auto batches = expected_batches(40, 0, 4);
   const std::size_t broken = batches[5][2];
   DistributedSampler sampler = sampler_of(40);
@@ -167,19 +176,8 @@ TEST_P(Prefetch, AnErrorNamesTheIndexInItsTurn) {
     }
     EXPECT_EQ(taken, 5u);
   }
-}
-
-TEST_P(Prefetch, AnErrorOfTheWholeBatchNamesTheBatch) {
-  class Pairs : public OwnIndices {
-   public:
-    using OwnIndices::OwnIndices;
-    Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
-      TORCH_CHECK(indices.size() < 2, "cannot stack them");
-      return OwnIndices::get_batch(indices);
-    }
-  };
-  PrefetchLoader loader(Pairs(4), sampler_of(4), {.batch_size = 2, .workers = GetParam()});
-  EXPECT_EQ(message_of<DataError>([&] { loader.begin(); }),
+  PrefetchLoader unstacked(Single(4), sampler_of(4), {.batch_size = 2, .workers = GetParam()});
+  EXPECT_EQ(message_of<DataError>([&] { unstacked.begin(); }),
             "batch 0, of 2 samples: cannot stack them");
 }
 
@@ -193,12 +191,10 @@ TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
       for (const Indices& batch : join_uneven(loader, group)) {
         EXPECT_EQ(batch, expected_batches(size, epoch, 4)[taken]);
         ++taken;
-        const at::Tensor position = sampler.state().at("position");
         const bool ended = 4 * taken == size;
-        EXPECT_EQ(position[0].item<std::int64_t>(),
-                  static_cast<std::int64_t>(epoch + (ended ? 1 : 0)));
-        EXPECT_EQ(position[1].item<std::int64_t>(),
-                  static_cast<std::int64_t>(ended ? 0 : 4 * taken));
+        const auto position = torch::tensor({static_cast<std::int64_t>(ended ? epoch + 1 : epoch),
+                                             static_cast<std::int64_t>(ended ? 0 : 4 * taken)});
+        EXPECT_TRUE(sampler.state().at("position").equal(position));
       }
       EXPECT_EQ(taken, 3u);
     }
@@ -207,56 +203,35 @@ TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
 }
 
 /// Counts how far reading is ahead, and lets the test wait for it.
-struct Ahead {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::size_t batches = 0;
-};
-
 class Counted : public torch::data::datasets::BatchDataset<Counted, Indices> {
  public:
-  explicit Counted(std::shared_ptr<Ahead> ahead) : ahead_(std::move(ahead)) {}
+  explicit Counted(std::atomic<std::size_t>* batches) : batches_(batches) {}
   Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
-    const std::lock_guard lock(ahead_->mutex);
-    ++ahead_->batches;
-    ahead_->changed.notify_all();
+    ++*batches_;
+    batches_->notify_all();
     return indices.vec();
   }
   std::optional<std::size_t> size() const override { return 100; }
 
  private:
-  std::shared_ptr<Ahead> ahead_;
+  std::atomic<std::size_t>* batches_;
 };
 
 TEST(PrefetchDepth, SoManyBatchesAreReadAheadAndNoMore) {
-  const auto ahead = std::make_shared<Ahead>();
-  PrefetchLoader loader(Counted(ahead), sampler_of(100),
+  std::atomic<std::size_t> batches = 0;
+  PrefetchLoader loader(Counted(&batches), sampler_of(100),
                         {.batch_size = 1, .workers = 2, .depth = 3});
   std::size_t taken = 0;
   for (auto batch = loader.begin(); batch != loader.end(); ++batch) {
     ++taken;
     const std::size_t expected = std::min<std::size_t>(100, taken + 3);
-    std::unique_lock lock(ahead->mutex);
-    ahead->changed.wait(lock, [&] { return ahead->batches >= expected; });
-    EXPECT_EQ(ahead->batches, expected);
+    for (std::size_t read = 0; (read = batches) < expected;) batches.wait(read);
+    EXPECT_EQ(batches.load(), expected);
   }
   EXPECT_EQ(taken, 100u);
 }
 
-TEST(PrefetchOptions, ASamplerOfMoreSamplesThanTheDatasetHasIsRefused) {
-  const auto load = [](const auto& sampler) {
-    return testing::refusal([&] { PrefetchLoader(OwnIndices(10), sampler, {.batch_size = 4}); });
-  };
-  EXPECT_EQ(load(sampler_of(10)), "");
-  EXPECT_EQ(load(sampler_of(3)), "") << "a part of the dataset";
-  const std::string refusal =
-      "PrefetchLoader: got a sampler of 11 samples, expected at most 10, the dataset's size: "
-      "construct the sampler with size().value() of the dataset";
-  EXPECT_EQ(load(sampler_of(11)), refusal);
-  EXPECT_EQ(load(EvaluationSampler(11, ShardSpec{})), refusal);
-}
-
-TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
+TEST(PrefetchOptions, OtherSamplersWorkAndLargerOnesAndNoBatchSizeAreRefused) {
   PrefetchLoader loader(OwnIndices(10), EvaluationSampler(10, ShardSpec{.rank = 1, .ranks = 2}),
                         {.batch_size = 3, .workers = 2});
   EXPECT_EQ(all_of(loader), (std::vector<Indices>{{5, 6, 7}, {8, 9}}));
@@ -264,6 +239,15 @@ TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
                             {.batch_size = 2});
   EXPECT_EQ(all_of(sequential), (std::vector<Indices>{{0, 1}, {2}}));
   EXPECT_THROW(PrefetchLoader(OwnIndices(3), sampler_of(3), {.batch_size = 0}), InvalidArgument);
+  const auto refused = [](const auto& sampler) {
+    return refusal([&] { PrefetchLoader(OwnIndices(10), sampler, {.batch_size = 4}); });
+  };
+  EXPECT_EQ(refused(sampler_of(3)), "") << "a part of the dataset";
+  const std::string of_eleven =
+      "PrefetchLoader: got a sampler of 11 samples, expected at most 10, the dataset's size: "
+      "construct the sampler with size().value() of the dataset";
+  EXPECT_EQ(refused(sampler_of(11)), of_eleven);
+  EXPECT_EQ(refused(EvaluationSampler(11, ShardSpec{})), of_eleven);
 }
 
 }  // namespace

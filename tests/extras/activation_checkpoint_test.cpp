@@ -4,6 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -21,41 +22,25 @@ namespace {
 
 constexpr std::int64_t features = 6;
 
-/// Dropout with a generator of its own, as thread ranks need it.
-struct OwnDropoutImpl : torch::nn::Module {
-  explicit OwnDropoutImpl(at::Generator random) : generator(std::move(random)) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return x * at::empty_like(x).bernoulli_(0.5, generator) * 2;
-  }
-  at::Generator generator;
-};
-TORCH_MODULE(OwnDropout);
-
 /// Linear, batch norm, dropout, tanh, and a parameter that all blocks share.
 struct DropBlockImpl : torch::nn::Module {
-  DropBlockImpl(torch::nn::AnyModule batch_norm, const at::Generator& random, torch::nn::Linear all)
-      : norm(std::move(batch_norm)), shared(std::move(all)) {
+  DropBlockImpl(torch::nn::AnyModule batch_norm, at::Generator generator, torch::nn::Linear all)
+      : norm(std::move(batch_norm)), random(std::move(generator)), shared(std::move(all)) {
     register_module("linear", linear);
     register_module("norm", norm.ptr());
     register_module("shared", shared);
-    if (random.defined()) {
-      own_dropout = OwnDropout(random);
-    } else {
-      register_module("dropout", dropout);
-    }
   }
   at::Tensor forward(const at::Tensor& x) {
     ++calls;
     auto h = linear->forward(x);
     inner = c10::weak_intrusive_ptr<at::TensorImpl>(h.getIntrusivePtr());
     h = norm.forward(h);
-    h = own_dropout ? own_dropout->forward(h) : dropout->forward(h);
+    h = h * at::empty_like(h).bernoulli_(0.5, random) * 2;
     return x + shared->forward(h.tanh());
   }
   torch::nn::Linear linear{features, features};
   torch::nn::AnyModule norm;
-  torch::nn::Dropout dropout{0.5};
-  OwnDropout own_dropout{nullptr};
+  at::Generator random;
   torch::nn::Linear shared;
   int calls = 0;
   c10::weak_intrusive_ptr<at::TensorImpl> inner{c10::intrusive_ptr<at::TensorImpl>()};
@@ -63,13 +48,20 @@ struct DropBlockImpl : torch::nn::Module {
 TORCH_MODULE(DropBlock);
 
 /// How a BlockNet runs its blocks.
-enum class Mode { plain, each, callable, all_in_one, nested };
+enum class Mode { plain, each, all_in_one, nested };
 
 struct BlockNet : torch::nn::Module {
-  BlockNet(Mode how, const std::vector<torch::nn::AnyModule>& norms, at::Generator random = {})
-      : mode(how), generator(std::move(random)) {
-    for (std::size_t i = 0; i < norms.size(); ++i) {
-      blocks.emplace_back(norms[i], generator, shared);
+  /// With a group, batch norms are synchronised, and each rank has a generator of its own.
+  BlockNet(Mode how, int count, const std::optional<Group>& group = {}) : mode(how) {
+    const auto options = torch::nn::BatchNormOptions(features).momentum(0.3);
+    if (group) {
+      generator =
+          at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(group->rank()));
+    }
+    for (int i = 0; i < count; ++i) {
+      blocks.emplace_back(group ? torch::nn::AnyModule(SyncBatchNorm(options, *group))
+                                : torch::nn::AnyModule(torch::nn::BatchNorm1d(options)),
+                          group ? generator : at::detail::getDefaultCPUGenerator(), shared);
       register_module(lockstep::detail::concat("block", i), blocks.back());
     }
     register_module("head", head);
@@ -84,36 +76,17 @@ struct BlockNet : torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     RecomputeOptions options;
     if (generator.defined()) options.generators = {generator};
-    switch (mode) {
-      case Mode::plain:
-        x = run_all(x);
-        break;
-      case Mode::each:
-        for (auto& block : blocks) x = recompute(options, block, x);
-        break;
-      case Mode::callable:
-        for (auto& block : blocks) {
-          options.buffers = block->buffers();
-          x = recompute(
-              options, [block](const at::Tensor& y) { return (*block.ptr()).forward(y); }, x);
-        }
-        break;
-      case Mode::all_in_one:
-        options.buffers = buffers();
-        x = recompute(
-            options, [this](const at::Tensor& y) { return run_all(y); }, x);
-        break;
-      case Mode::nested:
-        options.buffers = buffers();
-        x = recompute(
-            options,
-            [this, options](at::Tensor y) {
-              for (auto& block : blocks) y = recompute(options, block, y);
-              return y;
-            },
-            x);
-        break;
-    }
+    if (mode == Mode::all_in_one || mode == Mode::nested) options.buffers = buffers();
+    const auto run_each = [this, options](at::Tensor y) {
+      for (auto& block : blocks) y = recompute(options, block, y);
+      return y;
+    };
+    if (mode == Mode::plain) x = run_all(x);
+    if (mode == Mode::each) x = run_each(x);
+    if (mode == Mode::all_in_one)
+      x = recompute(
+          options, [this](const at::Tensor& y) { return run_all(y); }, x);
+    if (mode == Mode::nested) x = recompute(options, run_each, x);
     return head->forward(x);
   }
 
@@ -124,25 +97,10 @@ struct BlockNet : torch::nn::Module {
   torch::nn::Linear head{features, 2};
 };
 
-std::vector<torch::nn::AnyModule> batch_norms(int count) {
-  std::vector<torch::nn::AnyModule> norms;
-  for (int i = 0; i < count; ++i) {
-    norms.emplace_back(torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(features).momentum(0.3)));
-  }
-  return norms;
-}
+const auto recomputing = {Mode::each, Mode::all_in_one, Mode::nested};
 
-std::vector<torch::nn::AnyModule> sync_batch_norms(int count, const Group& group) {
-  std::vector<torch::nn::AnyModule> norms;
-  for (int i = 0; i < count; ++i) {
-    norms.emplace_back(SyncBatchNorm(torch::nn::BatchNormOptions(features).momentum(0.3), group));
-  }
-  return norms;
-}
-
-const auto recomputing = {Mode::each, Mode::callable, Mode::all_in_one, Mode::nested};
-
-void expect_same_gradients(const torch::nn::Module& got, const torch::nn::Module& expected) {
+/// The same gradients and buffers.
+void expect_same_state(const torch::nn::Module& got, const torch::nn::Module& expected) {
   for (const auto& entry : expected.named_parameters()) {
     const auto gradient = got.named_parameters()[entry.key()].grad();
     ASSERT_EQ(gradient.defined(), entry.value().grad().defined()) << entry.key();
@@ -150,12 +108,8 @@ void expect_same_gradients(const torch::nn::Module& got, const torch::nn::Module
       EXPECT_TRUE(at::equal(gradient, entry.value().grad())) << entry.key();
     }
   }
-}
-
-void expect_same_buffers(const torch::nn::Module& got, const torch::nn::Module& expected) {
-  for (const auto& entry : expected.named_buffers()) {
+  for (const auto& entry : expected.named_buffers())
     EXPECT_TRUE(at::equal(got.named_buffers()[entry.key()], entry.value())) << entry.key();
-  }
 }
 
 at::Tensor random_input(int seed, std::int64_t samples = 4) {
@@ -165,15 +119,8 @@ at::Tensor random_input(int seed, std::int64_t samples = 4) {
 at::Tensor default_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
 TEST(Recompute, HasTheBitsOfAPlainForward) {
-  BlockNet plain(Mode::plain, batch_norms(3));
   for (const auto mode : recomputing) {
-    BlockNet net(mode, batch_norms(3));
-    const auto copy_buffers = [](const BlockNet& from, const BlockNet& to) {
-      for (const auto& entry : from.named_buffers()) {
-        to.named_buffers()[entry.key()].copy_(entry.value());
-      }
-    };
-    copy_buffers(plain, net);
+    BlockNet plain(Mode::plain, 3), net(mode, 3);
     for (int step = 0; step < 3; ++step) {
       std::vector<at::Tensor> random, inputs, outputs;
       for (BlockNet* one : {&plain, &net}) {
@@ -190,15 +137,14 @@ TEST(Recompute, HasTheBitsOfAPlainForward) {
       EXPECT_TRUE(at::equal(outputs[0], outputs[1]));
       EXPECT_TRUE(at::equal(random[0], random[1]));
       EXPECT_TRUE(at::equal(inputs[0].grad(), inputs[1].grad()));
-      expect_same_gradients(net, plain);
-      expect_same_buffers(net, plain);
+      expect_same_state(net, plain);
     }
   }
 }
 
 TEST(Recompute, KeepsNoTensorOfTheSegment) {
   for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
-    BlockNet net(mode, batch_norms(2));
+    BlockNet net(mode, 2);
     const auto output = net.forward(random_input(1).requires_grad_());
     for (const auto& block : net.blocks) {
       EXPECT_EQ(block->inner.expired(), mode != Mode::plain);
@@ -206,25 +152,16 @@ TEST(Recompute, KeepsNoTensorOfTheSegment) {
     }
     output.sum().backward();
     // The outer segment of a nested one gives the inner one its inputs.
+    const int calls = mode == Mode::plain ? 1 : mode == Mode::each ? 2 : 3;
     for (const auto& block : net.blocks) {
-      EXPECT_EQ(block->calls, mode == Mode::plain ? 1 : mode == Mode::each ? 2 : 3);
+      EXPECT_EQ(block->calls, calls);
+      EXPECT_TRUE(mode == Mode::nested || block->inner.expired());
     }
+    // It just runs without gradients.
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(net.forward(random_input(1)).requires_grad());
+    EXPECT_EQ(net.blocks[0]->calls, calls + 1);
   }
-}
-
-TEST(Recompute, KeepsNothingAfterTheBackward) {
-  c10::weak_intrusive_ptr<at::TensorImpl> inner{c10::intrusive_ptr<at::TensorImpl>()};
-  const auto weight = at::ones({3}).requires_grad_();
-  const auto output = recompute(
-      [&](const at::Tensor& x) {
-        const auto square = x.square();
-        inner = c10::weak_intrusive_ptr<at::TensorImpl>(square.getIntrusivePtr());
-        return (square * weight).exp();
-      },
-      at::ones({3}).requires_grad_());
-  output.sum().backward();
-  EXPECT_TRUE(inner.expired());
-  EXPECT_TRUE(at::allclose(weight.grad(), at::ones({3}).exp()));
 }
 
 TEST(Recompute, TakesModulesCallablesAndOtherArguments) {
@@ -247,15 +184,8 @@ TEST(Recompute, TakesModulesCallablesAndOtherArguments) {
   EXPECT_TRUE(near(factor.grad(), x.sum() + factor.detach().exp()));
 }
 
-TEST(Recompute, JustRunsWithoutGradients) {
-  BlockNet net(Mode::each, batch_norms(1));
-  const at::NoGradGuard no_grad;
-  EXPECT_FALSE(net.forward(random_input(1)).requires_grad());
-  EXPECT_EQ(net.blocks[0]->calls, 1);
-}
-
 TEST(Recompute, GivesEveryBackwardOfARetainedGraphTheSameBits) {
-  BlockNet plain(Mode::plain, batch_norms(2)), net(Mode::nested, batch_norms(2));
+  BlockNet plain(Mode::plain, 2), net(Mode::nested, 2);
   for (BlockNet* one : {&plain, &net}) {
     torch::manual_seed(3);
     const auto output = one->forward(random_input(1)).square().sum();
@@ -264,8 +194,7 @@ TEST(Recompute, GivesEveryBackwardOfARetainedGraphTheSameBits) {
     at::rand({3});
     output.backward();
   }
-  expect_same_gradients(net, plain);
-  expect_same_buffers(net, plain);
+  expect_same_state(net, plain);
 }
 
 TEST(Recompute, CanBeDifferentiatedTwice) {
@@ -282,7 +211,7 @@ TEST(Recompute, CanBeDifferentiatedTwice) {
 }
 
 TEST(Recompute, RunsInTheAutocastStateOfTheForward) {
-  BlockNet plain(Mode::plain, batch_norms(2)), net(Mode::each, batch_norms(2));
+  BlockNet plain(Mode::plain, 2), net(Mode::each, 2);
   for (int step = 0; step < 2; ++step) {
     for (BlockNet* one : {&plain, &net}) {
       torch::manual_seed(3);
@@ -299,7 +228,7 @@ TEST(Recompute, RunsInTheAutocastStateOfTheForward) {
       const at::NoGradGuard no_grad;
       for (auto& parameter : one->parameters()) parameter -= 0.1 * parameter.grad();
     }
-    expect_same_gradients(net, plain);
+    expect_same_state(net, plain);
   }
 }
 
@@ -339,7 +268,7 @@ TEST(Recompute, RestoresAllStateAfterAnException) {
   EXPECT_EQ(count.item<float>(), 1);
 }
 
-TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
+TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForwardOrHasABackward) {
   const auto x = random_input(1).requires_grad_();
   // Another thread draws from the generator that threads share.
   int calls = 0;
@@ -362,6 +291,11 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
       x);
   EXPECT_THAT(refusal([&] { growing.sum().backward(); }),
               HasSubstr("recompute: got 2 saved tensors in the second forward, expected 1"));
+  const auto differentiate = [](const at::Tensor& y) {
+    return torch::autograd::grad({y.exp().sum()}, {y}, {}, {}, true)[0];
+  };
+  EXPECT_THAT(refusal([&] { recompute(differentiate, x); }),
+              HasSubstr("recompute: got a backward within the segment's forward"));
 }
 
 TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
@@ -439,25 +373,9 @@ TEST(Recompute, LeavesTheVersionsOfBuffers) {
   EXPECT_TRUE(at::equal(weight.grad(), module->scale));
 }
 
-TEST(Recompute, RefusesABackwardWithinTheSegment) {
-  const auto x = random_input(1).requires_grad_();
-  const auto run = [&] {
-    recompute(
-        [](const at::Tensor& y) {
-          return torch::autograd::grad({y.exp().sum()}, {y}, {}, {}, true)[0];
-        },
-        x);
-  };
-  EXPECT_THAT(refusal(run), HasSubstr("recompute: got a backward within the segment's forward"));
-}
-
 /// The samples of a rank, of different number.
 at::Tensor part_of_rank(const Group& group, int step) {
   return random_input(10 * step + group.rank(), 3 + group.rank());
-}
-
-at::Generator generator_of_rank(const Group& group) {
-  return at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(group.rank()));
 }
 
 TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
@@ -465,11 +383,8 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
     on_ranks(n, [](const Group& world) {
       const auto norms = world.split(0);
       for (const auto mode : recomputing) {
-        const auto make = [&](Mode how) {
-          return std::make_shared<BlockNet>(how, sync_batch_norms(2, norms),
-                                            generator_of_rank(world));
-        };
-        const auto plain = make(Mode::plain), net = make(mode);
+        const auto plain = std::make_shared<BlockNet>(Mode::plain, 2, norms);
+        const auto net = std::make_shared<BlockNet>(mode, 2, norms);
         const DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
                                           .buffer_policy = BufferPolicy::none};
         DistributedDataParallel plain_ddp(plain, world, options), ddp(net, world, options);
@@ -482,11 +397,22 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
           }
           wrapper(part_of_rank(world, step + 1)).square().sum().backward();
         };
+        // Batch norms use the statistics of the first forward again.
+        const auto collectives = [&] {
+          std::uint64_t count = 0;
+          for (const auto& entry : norms.statistics()) count += entry.count;
+          return count;
+        };
         for (int step = 0; step < 3; ++step) {
+          const auto before = collectives();
           train(plain_ddp, plain_sgd, step);
+          const auto of_plain = collectives() - before;
           train(ddp, sgd, step);
-          expect_same_gradients(*net, *plain);
-          expect_same_buffers(*net, *plain);
+          if (step > 0) {
+            EXPECT_EQ(collectives() - before, 2 * of_plain);
+            EXPECT_TRUE(of_plain > 0 || world.size() == 1);
+          }
+          expect_same_state(*net, *plain);
           plain_sgd.step();
           sgd.step();
         }
@@ -494,28 +420,6 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
       }
     });
   }
-}
-
-/// Counts the collectives of the group.
-std::uint64_t collectives_of(const Group& group) {
-  std::uint64_t count = 0;
-  for (const auto& entry : group.statistics()) count += entry.count;
-  return count;
-}
-
-TEST(Recompute, UsesTheStatisticsOfTheFirstForwardAgain) {
-  on_ranks(2, [](const Group& world) {
-    std::vector<std::uint64_t> counts;
-    for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
-      const auto norms = world.split(0);
-      BlockNet net(mode, sync_batch_norms(2, norms), generator_of_rank(world));
-      net.forward(part_of_rank(world, 1)).sum().backward();
-      counts.push_back(collectives_of(norms));
-    }
-    EXPECT_EQ(counts[1], counts[0]);
-    EXPECT_EQ(counts[2], counts[0]);
-    EXPECT_GT(counts[0], 0U);
-  });
 }
 
 TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {

@@ -47,9 +47,10 @@ class Counter {
   int next_ = 0;
 };
 
-std::vector<int> up_to(int end) {
-  std::vector<int> all(static_cast<std::size_t>(end));
-  std::iota(all.begin(), all.end(), 0);
+template <class Number>
+std::vector<Number> up_to(Number end) {
+  std::vector<Number> all(static_cast<std::size_t>(end));
+  std::iota(all.begin(), all.end(), Number{0});
   return all;
 }
 
@@ -95,7 +96,7 @@ TEST_P(Batches, MayBeCountedByJoinUneven) {
   });
 }
 
-TEST_P(Batches, AFailureNamesTheBatchAndEndsThePass) {
+TEST_P(Batches, AFailureNamesTheBatchAndEndsThePassAndOptionsThatMakeBatchesAreRefused) {
   auto all = batches<Numbers>(Counter(5, 2), {.workers = GetParam()});
   std::vector<int> seen;
   EXPECT_THAT(message_of<DataError>([&] {
@@ -103,18 +104,9 @@ TEST_P(Batches, AFailureNamesTheBatchAndEndsThePass) {
               }),
               HasSubstr("batch 2, index 2: cannot read it"));
   EXPECT_EQ(seen, up_to(2));
-}
-
-TEST(BatchesOptions, ThatMakeBatchesAreRefused) {
-  for (const PrefetchOptions& options : std::vector<PrefetchOptions>{
+  for (const PrefetchOptions& making : std::vector<PrefetchOptions>{
            {.workers = 2}, {.batch_size = 8, .workers = 1}, {.drop_last = true}})
-    EXPECT_THROW(batches<Numbers>(Counter(1), options), InvalidArgument);
-}
-
-std::vector<std::size_t> indices_below(std::size_t count) {
-  std::vector<std::size_t> indices(count);
-  std::iota(indices.begin(), indices.end(), std::size_t{0});
-  return indices;
+    EXPECT_THROW(batches<Numbers>(Counter(1), making), InvalidArgument);
 }
 
 at::Tensor images(std::int64_t count, std::int64_t height = 6, std::int64_t width = 5) {
@@ -154,7 +146,7 @@ std::optional<Crop> crop_of(const at::Tensor& image, const at::Tensor& got, std:
 
 TEST(Augment, CropsAndFlipsThePaddedImage) {
   const at::Tensor source = images(400);
-  const at::Tensor got = augment(source, indices_below(400), 0, {.seed = 1, .pad = 2});
+  const at::Tensor got = augment(source, up_to<std::size_t>(400), 0, {.seed = 1, .pad = 2});
   std::set<Crop> seen;
   int flipped = 0;
   for (std::int64_t i = 0; i < 400; ++i) {
@@ -169,7 +161,7 @@ TEST(Augment, CropsAndFlipsThePaddedImage) {
 
 TEST(Augment, DependsOnSeedEpochAndIndexAlone) {
   const at::Tensor source = images(50);
-  const auto indices = indices_below(50);
+  const auto indices = up_to<std::size_t>(50);
   const AugmentOptions options{.seed = 7};
   const at::Tensor whole = augment(source, indices, 3, options);
   for (std::int64_t i : {0, 17, 49}) {
@@ -183,31 +175,27 @@ TEST(Augment, DependsOnSeedEpochAndIndexAlone) {
 TEST(Augment, WithoutPaddingAndFlippingChangesNothing) {
   const at::Tensor source = images(9);
   EXPECT_TRUE(
-      torch::equal(augment(source, indices_below(9), 0, {.pad = 0, .flip = false}), source));
-  const at::Tensor cropped = augment(source, indices_below(9), 0, {.pad = 1, .flip = false});
+      torch::equal(augment(source, up_to<std::size_t>(9), 0, {.pad = 0, .flip = false}), source));
+  const at::Tensor cropped = augment(source, up_to<std::size_t>(9), 0, {.pad = 1, .flip = false});
   for (int i = 0; i < 9; ++i) EXPECT_FALSE(crop_of(source[i], cropped[i], 1)->flipped);
+  EXPECT_EQ(augment(images(0), {}, 0, {}).numel(), 0);
 }
-
-TEST(Augment, OfNothingIsNothing) { EXPECT_EQ(augment(images(0), {}, 0, {}).numel(), 0); }
 
 TEST(Augment, RefusesWhatIsNoImage) {
   const std::vector<std::size_t> one{0};
-  EXPECT_THROW(augment(torch::zeros({1, 5, 5}), one, 0, {}), InvalidArgument);
-  EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}, at::kByte), one, 0, {}), InvalidArgument);
-  EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}, at::kMeta), one, 0, {}), InvalidArgument);
-  EXPECT_THROW(augment(torch::zeros({2, 1, 5, 5}), one, 0, {}), InvalidArgument);
+  for (const auto& none : {torch::zeros({1, 5, 5}), torch::zeros({1, 1, 5, 5}, at::kByte),
+                           torch::zeros({1, 1, 5, 5}, at::kMeta), torch::zeros({2, 1, 5, 5})})
+    EXPECT_THROW(augment(none, one, 0, {}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({1, 1, 5, 3}), one, 0, {.pad = 4}), InvalidArgument);
   EXPECT_THROW(augment(torch::zeros({1, 1, 5, 5}), one, 0, {.pad = -1}), InvalidArgument);
 }
 
+/// Their targets are their indices.
 class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
  public:
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> wanted) override {
-    const at::Tensor all = images(40);
-    std::vector<at::Tensor> chosen;
-    std::vector<std::int64_t> targets(wanted.begin(), wanted.end());
-    for (const std::int64_t index : targets) chosen.push_back(all[index]);
-    return {torch::stack(chosen), torch::tensor(targets)};
+    const auto targets = torch::tensor(std::vector<std::int64_t>(wanted.begin(), wanted.end()));
+    return {images(40).index_select(0, targets), targets};
   }
   std::optional<std::size_t> size() const override { return 40; }
 };

@@ -61,27 +61,23 @@ TEST_F(Cifar10Files, GivesTheImagesAsScaledBatches) {
   EXPECT_THROW(data.get_batch(beyond), DataError);
 }
 
-TEST_F(Cifar10Files, JoinsTheBatchesThatAreThere) {
-  write("data_batch_1.bin", records({1, 2}));
-  write("data_batch_2.bin", records({3}));
-  write("data_batch_3.bin", records({4, 5, 6}));
-  write("test_batch.bin", records({7}));
-  EXPECT_TRUE(Cifar10(folder.path()).targets().equal(torch::arange(1, 7)));
-  EXPECT_TRUE(
-      Cifar10(folder.path(), Cifar10::Split::test).targets().equal(torch::tensor({7}, at::kLong)));
-}
-
-TEST_F(Cifar10Files, MissingFilesAndGapsAreNamed) {
+TEST_F(Cifar10Files, BatchesThatAreThereAreJoinedAndMissingOnesAndGapsAreNamed) {
   EXPECT_THAT(error(), AllOf(HasSubstr(path("data_batch_1.bin")), HasSubstr("No such file")));
   EXPECT_THAT(error(Cifar10::Split::test), HasSubstr(path("test_batch.bin")));
   std::filesystem::create_directory(folder / "test_batch.bin");
   EXPECT_THAT(error(Cifar10::Split::test), HasSubstr(path("test_batch.bin")));
-  write("data_batch_1.bin", records({1}));
-  write("data_batch_3.bin", records({1}));
+  write("data_batch_1.bin", records({1, 2}));
+  write("data_batch_3.bin", records({4, 5, 6}));
   EXPECT_EQ(error(), "found " + path("data_batch_3.bin") + ", but not " + path("data_batch_2.bin"));
+  write("data_batch_2.bin", records({3}));
+  EXPECT_TRUE(Cifar10(folder.path()).targets().equal(torch::arange(1, 7)));
+  std::filesystem::remove(folder / "test_batch.bin");
+  write("test_batch.bin", records({7}));
+  EXPECT_TRUE(
+      Cifar10(folder.path(), Cifar10::Split::test).targets().equal(torch::tensor({7}, at::kLong)));
 }
 
-TEST_F(Cifar10Files, EveryTruncationNamesFileAndOffset) {
+TEST_F(Cifar10Files, ATruncationAndALabelBeyondNineNameFileAndOffset) {
   const std::string whole = records({1, 2});
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, record - 1, record + 1, 2 * record - 1}) {
@@ -91,10 +87,7 @@ TEST_F(Cifar10Files, EveryTruncationNamesFileAndOffset) {
                            ": expected an image of 3073 bytes, found the end after " +
                            std::to_string(size - start));
   }
-}
-
-TEST_F(Cifar10Files, ALabelBeyondNineIsAnError) {
-  write("data_batch_1.bin", records({1, 2}));
+  write("data_batch_1.bin", whole);
   write("data_batch_2.bin", records({3, 10}));
   EXPECT_EQ(error(),
             path("data_batch_2.bin") + ": offset 3073: expected a label from 0 to 9, found 10");
@@ -103,10 +96,9 @@ TEST_F(Cifar10Files, ALabelBeyondNineIsAnError) {
 TEST_F(Cifar10Files, HoldsTensorsToo) {
   const at::Tensor images = torch::zeros({2, 3, 32, 32}, at::kByte);
   EXPECT_EQ(Cifar10(images, torch::tensor({9, 0}, at::kLong)).size(), 2u);
-  EXPECT_THROW(Cifar10(images, torch::tensor({10, 0}, at::kLong)), InvalidArgument);
-  EXPECT_THROW(Cifar10(images, torch::tensor({-1, 0}, at::kLong)), InvalidArgument);
-  EXPECT_THROW(Cifar10(images, torch::tensor({1}, at::kLong)), InvalidArgument);
-  EXPECT_THROW(Cifar10(images, torch::tensor({1, 1}, at::kInt)), InvalidArgument);
+  for (const auto& targets : {torch::tensor({10, 0}, at::kLong), torch::tensor({-1, 0}, at::kLong),
+                              torch::tensor({1}, at::kLong), torch::tensor({1, 1}, at::kInt)})
+    EXPECT_THROW(Cifar10(images, targets), InvalidArgument);
   EXPECT_THROW(Cifar10(images.to(at::kFloat), torch::tensor({1, 1}, at::kLong)), InvalidArgument);
   EXPECT_THROW(Cifar10(images[0], torch::tensor({1, 1}, at::kLong)), InvalidArgument);
 }
@@ -143,17 +135,14 @@ class CsvFiles : public ::testing::Test {
   const std::filesystem::path file = folder / "prices.csv";
 };
 
-TEST_F(CsvFiles, ColumnsAreChosenByNameAndIndex) {
+TEST_F(CsvFiles, ColumnsAreChosenByNameAndIndexAndAllOthersAreFeatures) {
   const std::string text = "time,open,high,close\n09:30,1,2,3\n09:31,4,5.5,-6e1\n";
   const CsvFile data = read(text, {.features = {3, "open"}, .targets = {"high"}});
   EXPECT_TRUE(data.features().equal(torch::tensor({{3.0F, 1.0F}, {-60.0F, 4.0F}})));
   EXPECT_TRUE(data.targets().equal(torch::tensor({{2.0F}, {5.5F}})));
-}
-
-TEST_F(CsvFiles, AllOtherColumnsAreFeatures) {
-  const CsvFile data = read("1,2,3\n4,5,6", {.label = 1, .header = false, .dtype = at::kDouble});
-  EXPECT_TRUE(data.features().equal(torch::tensor({{1, 3}, {4, 6}}, at::kDouble)));
-  EXPECT_TRUE(data.targets().equal(torch::tensor({2, 5}, at::kLong)));
+  const CsvFile rest = read("1,2,3\n4,5,6", {.label = 1, .header = false, .dtype = at::kDouble});
+  EXPECT_TRUE(rest.features().equal(torch::tensor({{1, 3}, {4, 6}}, at::kDouble)));
+  EXPECT_TRUE(rest.targets().equal(torch::tensor({2, 5}, at::kLong)));
   EXPECT_EQ(read("a,b\n1,2\n").targets().sizes(), at::IntArrayRef({1, 0}));
 }
 

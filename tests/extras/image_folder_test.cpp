@@ -33,14 +33,14 @@ at::Tensor ramp(std::int64_t height, std::int64_t width) {
 }
 
 /// Row after row, pixel after pixel.
-std::string values_of(const at::Tensor& image) {
+std::string pixels_of(const at::Tensor& image) {
   const at::Tensor bytes = image.permute({1, 2, 0}).to(at::kByte).contiguous();
   return {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()};
 }
 
 std::string png_of(const at::Tensor& image) {
   return png_file(static_cast<std::uint32_t>(image.size(1)),
-                  static_cast<std::uint32_t>(image.size(2)), PngColour::rgb, values_of(image));
+                  static_cast<std::uint32_t>(image.size(2)), PngColour::rgb, pixels_of(image));
 }
 
 class ImageFolders : public ::testing::Test {
@@ -93,40 +93,35 @@ TEST_F(ImageFolders, ClassesAndFilesAreInTheOrderOfTheirNames) {
 
 TEST_F(ImageFolders, PngImagesOfEveryKindBecomeColours) {
   const at::Tensor image = ramp(6, 9);
-  write("c/a.png", png_of(image));
-  expect_near(only_image(), image, 1e-4);
-
   const at::Tensor gray = image.narrow(0, 0, 1);
-  write("c/a.png", png_file(6, 9, PngColour::gray, values_of(gray)));
-  expect_near(only_image(), gray.expand({3, 6, 9}), 1e-4);
-
+  const auto expect_image = [&](const std::string& bytes, const at::Tensor& expected,
+                                double tolerance = 1e-4) {
+    write("c/a.png", bytes);
+    expect_near(only_image(), expected.expand({3, -1, -1}), tolerance);
+  };
+  expect_image(png_of(image), image);
+  expect_image(png_file(6, 9, PngColour::gray, pixels_of(gray)), gray);
   // A transparent pixel keeps its colour.
   const at::Tensor alpha = torch::full({1, 6, 9}, 17);
-  write("c/a.png", png_file(6, 9, PngColour::rgba, values_of(torch::cat({image, alpha}))));
-  expect_near(only_image(), image, 1e-4);
-  write("c/a.png", png_file(6, 9, PngColour::gray_alpha, values_of(torch::cat({gray, alpha}))));
-  expect_near(only_image(), gray.expand({3, 6, 9}), 1e-4);
-
-  write("c/a.png",
-        png_file(1, 2, PngColour::palette, std::string("\1\0", 2), "\x01\x02\x03\x04\x05\x06"));
-  expect_near(only_image(),
-              torch::tensor({4.0, 1.0, 5.0, 2.0, 6.0, 3.0}).view({3, 1, 2}).to(at::kFloat), 1e-4);
-
+  expect_image(png_file(6, 9, PngColour::rgba, pixels_of(torch::cat({image, alpha}))), image);
+  expect_image(png_file(6, 9, PngColour::gray_alpha, pixels_of(torch::cat({gray, alpha}))), gray);
+  expect_image(png_file(1, 2, PngColour::palette, std::string("\1\0", 2), "\1\2\3\4\5\6"),
+               torch::tensor({4.0, 1.0, 5.0, 2.0, 6.0, 3.0}).view({3, 1, 2}).to(at::kFloat));
   // 16 bits: the first byte is the larger.
-  write("c/a.png", png_file(1, 2, PngColour::gray, std::string("\x30\x30\xc0\xc0", 4), "", 16));
-  expect_near(only_image(), torch::tensor({48.0, 192.0}).view({1, 1, 2}).expand({3, 1, 2}), 1.01);
+  expect_image(png_file(1, 2, PngColour::gray, std::string("\x30\x30\xc0\xc0", 4), "", 16),
+               torch::tensor({48.0, 192.0}).view({1, 1, 2}), 1.01);
 }
 
 TEST_F(ImageFolders, JpegImagesOfEveryKindBecomeColours) {
   const at::Tensor image = ramp(40, 64);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_RGB, values_of(image)));
+  write("c/a.jpg", jpeg_file(40, 64, JCS_RGB, pixels_of(image)));
   expect_near(only_image(), image, 8);
   const at::Tensor gray = image.narrow(0, 1, 1);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_GRAYSCALE, values_of(gray)));
+  write("c/a.jpg", jpeg_file(40, 64, JCS_GRAYSCALE, pixels_of(gray)));
   expect_near(only_image(), gray.expand({3, 40, 64}), 3);
   // Adobe's form, which libjpeg writes: 255 is no ink. Black halves everything.
   const at::Tensor black = torch::full({1, 40, 64}, 128);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_CMYK, values_of(torch::cat({image, black}))));
+  write("c/a.jpg", jpeg_file(40, 64, JCS_CMYK, pixels_of(torch::cat({image, black}))));
   expect_near(only_image(), image * (128.0 / 255), 4);
   // The first bytes tell what it is, as names in ImageNet do not.
   write("c/a.jpg", png_of(image));
@@ -144,7 +139,7 @@ TEST_F(ImageFolders, TheMiddleIsShownInTheSizeWanted) {
   const auto inner = [](const at::Tensor& x) { return x.slice(1, 2, -2).slice(2, 2, -2); };
   expect_near(inner(only_image({.size = 28})), inner(smaller), 1);
   expect_near(only_image({.size = 64, .centre = 1}), image.narrow(2, 8, 64), 1e-3);
-  write("c/a.png", jpeg_file(64, 80, JCS_RGB, values_of(image)));
+  write("c/a.png", jpeg_file(64, 80, JCS_RGB, pixels_of(image)));
   // libjpeg decodes a quarter of it: no worse than what it loses.
   expect_near(inner(only_image({.size = 14})), inner(torch::avg_pool2d(middle, 4)), 10);
   write("c/a.png", png_of(ramp(1, 3)));
@@ -155,7 +150,7 @@ TEST_F(ImageFolders, RandomPartsDependOnSeedEpochAndIndexAlone) {
   for (int i = 0; i < 9; ++i)
     write("c/" + std::to_string(i) + ".png",
           i % 2 ? png_of(ramp(30, 40 + i))
-                : jpeg_file(64, 50 + i, JCS_RGB, values_of(ramp(64, 50 + i))));
+                : jpeg_file(64, 50 + i, JCS_RGB, pixels_of(ramp(64, 50 + i))));
   const ImageFolderOptions options{.size = 12, .crop = ImageCrop::random, .seed = 5};
   std::vector<at::Tensor> by_workers;
   for (const std::size_t workers : {0, 1, 3}) {
@@ -177,7 +172,7 @@ TEST_F(ImageFolders, RandomPartsDependOnSeedEpochAndIndexAlone) {
 
 TEST_F(ImageFolders, DamagedFilesAreNamed) {
   const std::string png = png_of(ramp(30, 30));
-  const std::string jpeg = jpeg_file(30, 30, JCS_RGB, values_of(ramp(30, 30)));
+  const std::string jpeg = jpeg_file(30, 30, JCS_RGB, pixels_of(ramp(30, 30)));
   write("c/0.png", png);
   const std::string file = (folder / "c/1.jpg").string();
   for (const std::string& whole : {png, jpeg}) {
@@ -210,7 +205,7 @@ TEST_F(ImageFolders, SizesThatTheFileCannotHoldAreRefused) {
   const std::string file = (folder / "c/0.jpg").string();
   const std::string refusal = file + ": is 16384x16384, expected at most ";
   // Memory for that size, 768 MiB, is not taken first.
-  std::string jpeg = jpeg_file(30, 30, JCS_RGB, values_of(ramp(30, 30)));
+  std::string jpeg = jpeg_file(30, 30, JCS_RGB, pixels_of(ramp(30, 30)));
   const std::size_t frame = jpeg.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   jpeg.replace(frame + 5, 4, std::string("\x40\0\x40\0", 4));

@@ -1,7 +1,5 @@
 #include "core/system/atomic_file.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -16,8 +14,9 @@
 #include "lockstep/checkpoint.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
-#include "tests/train/checkpoint_failure.h"
 
 namespace {
 
@@ -47,11 +46,7 @@ extern "C" int fsync(int fd) {
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-using lockstep::testing::content;
-using lockstep::testing::failure;
-using lockstep::testing::TemporaryFolder;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using namespace testing;
 
 constexpr auto checkpoint = AtomicFile::Use::checkpoint;
 
@@ -84,27 +79,35 @@ TEST(AtomicFile, AppearsWhenCompleteAndGivenUpLeavesTheOldOne) {
   EXPECT_EQ(files_in(folder.path()), 1);
   write_all(path, "short");
   EXPECT_EQ(content(path), "short");
+  const auto error = failure([&] {
+    const FileLimit limit(4096);
+    write_all(path, std::string(10000, 'x'));
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
+  EXPECT_EQ(content(path), "short");
+  EXPECT_EQ(files_in(folder.path()), 1);
+  // A name without a folder is in the working folder.
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_all("file", "here");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(content(path), "here");
 }
 
-TEST(AtomicFile, WhatAKilledWriterLeftIsUsedUp) {
+TEST(AtomicFile, WhatLiesInItsPlaceIsUsedUpOrRemoved) {
   const TemporaryFolder folder;
   std::ofstream(folder / ".file.partial") << "what a process killed while writing leaves";
-  write_all(folder / "file", "new");
-  EXPECT_EQ(content(folder / "file"), "new");
-  EXPECT_EQ(files_in(folder.path()), 1);
-}
-
-TEST(AtomicFile, WhatIsNoOwnFileInItsPlaceIsRemoved) {
-  const TemporaryFolder folder;
   std::ofstream(folder / "precious") << "data";
   ASSERT_EQ(mkfifo((folder / ".first.partial").c_str(), 0600), 0);
   std::filesystem::create_symlink("precious", folder / ".second.partial");
   std::filesystem::create_hard_link(folder / "precious", folder / ".third.partial");
-  for (const char* name : {"first", "second", "third"}) {
+  for (const char* name : {"file", "first", "second", "third"}) {
     write_all(folder / name, "new");
     EXPECT_EQ(content(folder / name), "new");
   }
   EXPECT_EQ(content(folder / "precious"), "data");
+  EXPECT_EQ(files_in(folder.path()), 5);
 }
 
 TEST(AtomicFile, TwoWritersDoNotMix) {
@@ -132,7 +135,7 @@ TEST(AtomicFile, AFileThatCannotBeLockedIsNotLeftBehind) {
 TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   const TemporaryFolder folder;
   synced.clear();
-  testing::run_groups(1, [&](const Group& group) {
+  run_groups(1, [&](const Group& group) {
     torch::nn::Linear model(1, 1);
     CheckpointFolder run(folder / "runs/first");
     run.save({.model = *model}, {}, group);
@@ -140,29 +143,24 @@ TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   const auto path = std::filesystem::canonical(folder.path());
   for (const auto& each : {path, path / "runs", path / "runs/first"})
     EXPECT_TRUE(synced.contains(each.string())) << each;
-  EXPECT_THAT(failure([&] { create_folders(folder / "runs/first"); }), HasSubstr("no Checkpoint"));
+  EXPECT_EQ(failure([&] { create_folders(folder / "runs/first"); }), "");
 }
 
-TEST(AtomicFile, ANameWithoutAFolderIsInTheWorkingFolder) {
+TEST(AtomicFile, APlaceThatCannotTakeItIsAnError) {
   const TemporaryFolder folder;
-  const auto before = std::filesystem::current_path();
-  std::filesystem::current_path(folder.path());
-  write_all("file", "here");
-  std::filesystem::current_path(before);
-  EXPECT_EQ(content(folder / "file"), "here");
-}
-
-TEST(AtomicFile, AFolderThatCannotTakeItIsAnError) {
-  const TemporaryFolder folder;
-  EXPECT_THAT(failure([&] { AtomicFile(folder / "no/such/file", checkpoint); }),
-              AllOf(HasSubstr((folder / "no/such/file").string()), HasSubstr("No such file")));
   std::ofstream(folder / "plain") << "x";
-  EXPECT_THAT(failure([&] { AtomicFile(folder / "plain/file", checkpoint); }),
-              HasSubstr("Not a directory"));
-  EXPECT_THAT(failure([&] { AtomicFile(folder.path(), checkpoint); }),
-              HasSubstr("is not a regular file; name another"));
-  EXPECT_THAT(failure([&] { AtomicFile(folder / "", checkpoint); }),
-              HasSubstr("is not the name of a file"));
+  std::filesystem::create_symlink("gone", folder / "link");
+  std::filesystem::create_symlink("loop", folder / "loop");
+  const std::pair<const char*, const char*> cases[] = {
+      {"no/such/file", "No such file"},
+      {"plain/file", "Not a directory"},
+      {".", "is not a regular file; name another"},
+      {"", "is not the name of a file"},
+      {"link", "is a symbolic link to gone, which cannot be resolved: No such file"},
+      {"loop", "cannot be resolved"}};
+  for (const auto& one : cases)
+    EXPECT_THAT(failure([&] { AtomicFile(folder / one.first, checkpoint); }),
+                AllOf(HasSubstr((folder / one.first).string()), HasSubstr(one.second)));
   if (geteuid() != 0) {
     std::filesystem::create_directory(folder / "closed");
     chmod((folder / "closed").c_str(), 0555);
@@ -181,33 +179,6 @@ TEST(AtomicFile, ALinkStaysALink) {
   EXPECT_EQ(std::filesystem::read_symlink(folder / "link"), "inner");
   EXPECT_EQ(content(folder / "elsewhere/target"), "new");
   EXPECT_EQ(files_in(folder / "elsewhere"), 1);
-}
-
-TEST(AtomicFile, ALinkThatLeadsNowhereIsAnError) {
-  const TemporaryFolder folder;
-  std::filesystem::create_symlink("gone", folder / "link");
-  EXPECT_THAT(
-      failure([&] { AtomicFile(folder / "link", checkpoint); }),
-      AllOf(HasSubstr((folder / "link").string()),
-            HasSubstr("is a symbolic link to gone, which cannot be resolved: No such file")));
-  std::filesystem::create_symlink("loop", folder / "loop");
-  EXPECT_THAT(failure([&] { AtomicFile(folder / "loop", checkpoint); }),
-              HasSubstr("cannot be resolved"));
-}
-
-TEST(AtomicFile, ALimitOnFileSizeLeavesTheOldOne) {
-  const TemporaryFolder folder;
-  const auto path = folder / "file";
-  write_all(path, "old");
-
-  const auto error = failure([&] {
-    const testing::FileLimit limit(4096);
-    write_all(path, std::string(10000, 'x'));
-  });
-  EXPECT_THAT(error,
-              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
-  EXPECT_EQ(content(path), "old");
-  EXPECT_EQ(files_in(folder.path()), 1);
 }
 
 }  // namespace

@@ -1,14 +1,12 @@
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 
-#include "core/system/process.h"
 #include "tests/groups.h"
-#include "tests/matchers.h"
-#include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
 namespace lockstep::testing {
@@ -52,7 +50,7 @@ void save_all(const std::filesystem::path& path, Keep keep,
   });
 }
 
-TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
+TEST(CheckpointFolder, KeepsTheLastAndTheBestAndOtherFiles) {
   const TemporaryFolder folder;
   save_all(folder / "run", {.last = 2}, {0.5, 0.9, 0.7, std::nullopt, 0.8, 0.1});
   EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(5), name_of(6)));
@@ -65,25 +63,32 @@ TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
   save_all(folder / "last", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
   EXPECT_THAT(names_in(folder / "last"), ElementsAre(name_of(3)));
   EXPECT_THROW(CheckpointFolder(folder / "run", {.last = 0}), InvalidArgument);
-}
-
-TEST(CheckpointFolder, LeavesOtherFilesAlone) {
-  const TemporaryFolder folder;
-  const std::vector<std::string> others = {"checkpoint-1.safetensors", "checkpoint-x.safetensors",
-                                           "checkpoint-000001.safetensors.bak", "notes.txt"};
-  for (const auto& name : others) std::ofstream(folder / name) << "mine";
-  save_all(folder.path(), {.last = 1}, {0.5, 0.7, 0.6});
-  const auto names = names_in(folder.path());
-  EXPECT_EQ(names.size(), others.size() + 2);
-  for (const auto& name : others) EXPECT_THAT(names, Contains(name));
+  const TemporaryFolder mixed;
+  const char* const others[] = {"checkpoint-1.safetensors", "checkpoint-x.safetensors",
+                                "checkpoint-000001.safetensors.bak", "notes.txt"};
+  for (const auto* name : others) std::ofstream(mixed / name) << "mine";
+  save_all(mixed.path(), {.last = 1}, {0.5, 0.7, 0.6});
+  EXPECT_EQ(names_in(mixed.path()).size(), std::size(others) + 2);
+  for (const auto* name : others) EXPECT_TRUE(std::filesystem::exists(mixed / name)) << name;
 }
 
 TEST(CheckpointFolder, TheNewestIsLoadedAndGoesOnCounting) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.25, 0.5});
   run_groups(3, [&](const Group& group) {
-    Model model;
+    Model model(7);
+    CheckpointFolder none(folder / "none");
+    EXPECT_FALSE(none.load_newest(model.checkpoint(), group));
+    EXPECT_FALSE(none.newest());
+    EXPECT_FALSE(none.best());
+    EXPECT_FALSE(std::filesystem::exists(folder / "none"));
+    EXPECT_EQ(model.value(), 7);
     CheckpointFolder run(folder / "run");
+    // Another model is an error and no damage.
+    torch::nn::Linear larger(3, 3);
+    const Checkpoint other{.model = *larger};
+    EXPECT_THAT(failure([&] { run.load_newest(other, group); }),
+                AllOf(HasSubstr(name_of(2)), HasSubstr("tensor 'weight': expected")));
     const auto found = run.load_newest(model.checkpoint(), group);
     ASSERT_TRUE(found);
     EXPECT_EQ(found->meta.epoch, 2);
@@ -96,6 +101,8 @@ TEST(CheckpointFolder, TheNewestIsLoadedAndGoesOnCounting) {
 TEST(CheckpointFolder, ADamagedNewestIsSkippedWithItsReason) {
   const TemporaryFolder folder;
   save_all(folder / "run", {.last = 3}, {0.1, 0.2, 0.3});
+  save_all(folder / "damaged", {}, {0.1});
+  flip_last_bit(folder / "damaged" / name_of(1));
   flip_last_bit(folder / "run" / name_of(3));
   std::ofstream(folder / "run" / name_of(4)) << "short";
   run_groups(2, [&](const Group& group) {
@@ -111,64 +118,21 @@ TEST(CheckpointFolder, ADamagedNewestIsSkippedWithItsReason) {
     run.save(model.checkpoint(), {}, group);
     EXPECT_TRUE(std::filesystem::exists(folder / "run" / name_of(2)));
     EXPECT_FALSE(std::filesystem::exists(folder / "run" / name_of(1)));
-  });
-}
-
-TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {}, {0.1});
-  flip_last_bit(folder / "run" / name_of(1));
-  run_groups(2, [&](const Group& group) {
-    Model model;
-    CheckpointFolder run(folder / "run");
-    EXPECT_THAT(failure([&] { run.load_newest(model.checkpoint(), group); }),
+    // Nothing but damaged ones is an error.
+    CheckpointFolder damaged(folder / "damaged");
+    EXPECT_THAT(failure([&] { damaged.load_newest(model.checkpoint(), group); }),
                 HasSubstr("found no undamaged checkpoint: skipped"));
     group.barrier().wait();
   });
 }
 
-TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
-  const TemporaryFolder folder;
-  run_groups(2, [&](const Group& group) {
-    Model model(7);
-    CheckpointFolder run(folder / "none");
-    EXPECT_FALSE(run.load_newest(model.checkpoint(), group));
-    EXPECT_FALSE(run.newest());
-    EXPECT_FALSE(run.best());
-    EXPECT_EQ(model.value(), 7);
-  });
-}
-
-TEST(CheckpointFolder, AnotherModelIsAnErrorAndNoDamage) {
-  const TemporaryFolder folder;
-  save_all(folder / "run", {}, {0.1, 0.2});
-  run_groups(2, [&](const Group& group) {
-    torch::nn::Linear other(3, 3);
-    CheckpointFolder run(folder / "run");
-    const Checkpoint checkpoint{.model = *other};
-    EXPECT_THAT(failure([&] { run.load_newest(checkpoint, group); }),
-                AllOf(HasSubstr(name_of(2)), HasSubstr("tensor 'weight': expected")));
-  });
-}
-
-/// The lock of another job on a folder: a locked file that names the job.
-class OtherJob {
- public:
-  OtherJob(const std::filesystem::path& folder, const char* name)
-      : file_(::open((folder / name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-    const std::string line = "run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC\n";
-    EXPECT_EQ(::flock(file_.get(), LOCK_EX | LOCK_NB), 0);
-    EXPECT_EQ(::write(file_.get(), line.data(), line.size()), static_cast<ssize_t>(line.size()));
-  }
-
- private:
-  detail::Descriptor file_;
-};
-
 TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
   const TemporaryFolder folder;
   save_all(folder / "run", {}, {0.1, 0.2});
-  std::optional<OtherJob> other(std::in_place, folder / "run", ".lockstep-checkpoints.lock");
+  const auto lock = folder / "run" / ".lockstep-checkpoints.lock";
+  std::ofstream(lock) << "run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC\n";
+  const int other = ::open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
   run_groups(2, [&](const Group& group) {
     const auto refused =
         AllOf(HasSubstr((folder / "run").string() + ": another job writes to this folder: "),
@@ -184,33 +148,18 @@ TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
     group.barrier().wait();
     if (group.rank() == 0) {
       EXPECT_TRUE(std::filesystem::exists(folder / "run" / name_of(1))) << "nothing was pruned";
-      other.reset();  // the other job ends, or is killed
+      ::close(other);  // the other job ends, or is killed
     }
     group.barrier().wait();
     run.lock(group);
+    CheckpointFolder(folder / "run").lock(group);  // of the same job
+    EXPECT_TRUE(std::filesystem::exists(lock));
     run.save_behind(writer, model.checkpoint(), {});
     writer.wait();
     EXPECT_EQ(run.newest().value().filename().string(), name_of(3));
   });
   EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(3)))
       << "the best and the last, and no lock";
-}
-
-TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
-  const TemporaryFolder folder;
-  const auto lock = folder / "run" / ".lockstep-checkpoints.lock";
-  run_groups(1, [&](const Group& group) {
-    Model model;
-    {
-      CheckpointFolder first(folder / "run");
-      EXPECT_FALSE(std::filesystem::exists(folder / "run"));
-      first.save(model.checkpoint(), {}, group);
-      // Of the same job.
-      CheckpointFolder(folder / "run").save(model.checkpoint(), {}, group);
-      EXPECT_TRUE(std::filesystem::exists(lock));
-    }
-    EXPECT_FALSE(std::filesystem::exists(lock));
-  });
 }
 
 TEST(CheckpointFolder, ThatCannotBeMadeOrListedIsAnErrorOnAll) {

@@ -3,10 +3,7 @@
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "tests/groups.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
-#include "tests/train/average.h"
-#include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
 namespace lockstep::testing {
@@ -15,10 +12,9 @@ namespace {
 class OverAGroup : public ::testing::TestWithParam<int> {};
 
 TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
-  std::vector<std::unique_ptr<Training>> ranks;
-  for (int rank = 0; rank < GetParam(); ++rank) ranks.push_back(std::make_unique<Training>());
+  const TemporaryFolder folder;
   run_groups(GetParam(), [&](const Group& group) {
-    Training& own = *ranks[static_cast<std::size_t>(group.rank())];
+    Training own;
     const auto saving = failure(
         [&] { save_checkpoint("no/such/folder/c", *own.model, *own.optimizer, {}, group); });
     EXPECT_THAT(saving, HasSubstr("no/such/folder/c: cannot create the file: No such file"));
@@ -30,8 +26,9 @@ TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
     if (group.rank() != 0) {
       EXPECT_THAT(saving, HasSubstr("rank 0: "));
     }
-    group.barrier().wait();  // the group goes on
+    check_checkpoint_path(folder / "c", group);  // the group goes on
   });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "a check leaves nothing behind";
 }
 
 TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
@@ -39,11 +36,8 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
   Training reference;
   reference.save(folder / "c");
   const int odd = GetParam() - 1;
-  std::vector<std::unique_ptr<Training>> ranks;
-  for (int rank = 0; rank < GetParam(); ++rank)
-    ranks.push_back(std::make_unique<Training>(kinds[0], rank == odd ? 5 : 6));
   run_groups(GetParam(), [&](const Group& group) {
-    Training& own = *ranks[static_cast<std::size_t>(group.rank())];
+    Training own(kinds[0], group.rank() == odd ? 5 : 6);
     const auto before = own.values();
     const auto text =
         failure([&] { load_checkpoint(folder / "c", *own.model, *own.optimizer, group); });
@@ -56,12 +50,6 @@ TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
   });
 }
 
-TEST_P(OverAGroup, CheckingThePathLeavesNothingBehind) {
-  const TemporaryFolder folder;
-  run_groups(GetParam(), [&](const Group& group) { check_checkpoint_path(folder / "c", group); });
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
 INSTANTIATE_TEST_SUITE_P(Ranks, OverAGroup, ::testing::Values(1, 2, 3, 7));
 
 // Averages in checkpoints and on several ranks, and other objects of Checkpoint::extra.
@@ -72,24 +60,22 @@ TEST(MovingAverage, AResumedRunHasTheSameBits) {
     const MovingAverageOptions options{
         .decay = 0.9, .bias_correction = bias_correction, .average_buffers = true};
     for (const int saved : {0, 1, 3}) {
-      Training whole(kinds[2]);
-      MovingAverage average(*whole.model, options);
+      Training whole(kinds[2]), again(kinds[2]);
+      MovingAverage average(*whole.model, options), resumed(*again.model, options);
       const auto train = [](Training& training, MovingAverage& mean, int from, int to) {
         for (int step = from; step < to; ++step) {
           training.step(step);
           mean.update();
         }
       };
+      const auto checkpoint = [](const Training& of, MovingAverage& mean) {
+        return Checkpoint{.model = *of.model, .optimizer = *of.optimizer, .extra = {{"ema", mean}}};
+      };
       train(whole, average, 0, saved);
-      Checkpoint{.model = *whole.model, .optimizer = *whole.optimizer, .extra = {{"ema", average}}}
-          .save(folder / "c");
+      checkpoint(whole, average).save(folder / "c");
       train(whole, average, saved, 6);
-
-      Training again(kinds[2]);
-      MovingAverage resumed(*again.model, options);
       train(again, resumed, 20, 22);
-      Checkpoint{.model = *again.model, .optimizer = *again.optimizer, .extra = {{"ema", resumed}}}
-          .load(folder / "c");
+      checkpoint(again, resumed).load(folder / "c");
       EXPECT_EQ(resumed.updates(), saved);
       train(again, resumed, saved, 6);
       expect_same(again.values(), whole.values());
@@ -102,24 +88,18 @@ TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
   const TemporaryFolder folder;
   Single model;
   MovingAverage average(model);
-  MovingAverage second(model);
-  const auto save = [&](const std::string& name) {
-    Checkpoint{.model = model, .extra = {{name, average}}}.save(folder / "c");
-  };
-  const auto load = [&](const std::string& name) {
-    Checkpoint{.model = model, .extra = {{name, average}}}.load(folder / "c");
+  const auto with = [&](const std::string& name) {
+    return Checkpoint{.model = model, .extra = {{name, average}}};
   };
   for (const char* name : {"", "a/b"}) {
-    EXPECT_THAT(failure([&] { save(name); }), HasSubstr("': expected a name without '/'"));
+    EXPECT_THAT(failure([&] { with(name).save(folder / "c"); }),
+                HasSubstr("': expected a name without '/'"));
   }
-  save("ema");
-  load("ema");
-  EXPECT_THAT(failure([&] { load("em"); }),
+  with("ema").save(folder / "c");
+  with("ema").load(folder / "c");
+  EXPECT_THAT(failure([&] { with("em").load(folder / "c"); }),
               HasSubstr("c: extra 'em': is in the program, but not in the file"));
-  // A program without the object ignores it.
-  Checkpoint{.model = model}.load(folder / "c");
-  Checkpoint{.model = model}.save(folder / "c");
-  EXPECT_THAT(failure([&] { load("ema"); }), HasSubstr("extra 'ema': is in the program"));
+  Checkpoint{.model = model}.load(folder / "c");  // without the object, which is ignored
 }
 
 /// Trains on ranks and returns each rank's averaged and trained parameters. With a path, the run
@@ -162,11 +142,14 @@ std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_mem
       }
     }
     auto& own = result[static_cast<std::size_t>(group.rank())];
+    const auto add_parameters = [&] {
+      for (const auto& tensor : model->parameters()) own.push_back(tensor.detach().clone());
+    };
     {
       const auto averaged = average.apply();
-      for (const auto& tensor : model->parameters()) own.push_back(tensor.detach().clone());
+      add_parameters();
     }
-    for (const auto& tensor : model->parameters()) own.push_back(tensor.detach().clone());
+    add_parameters();
     group.barrier().wait();
   });
   return result;
@@ -230,37 +213,27 @@ TEST_P(SeveralOptimizersCheckpoint, GoesOnAsIfItHadNeverStopped) {
     for (int number = 0; number < 3; ++number) whole.step(number);
     whole.checkpoint().save(folder / "c", {.epoch = 1}, world);
     TwoOptimizers fresh(world);
+    // With another optimizer, the load is refused and changes nothing.
+    torch::optim::RMSprop other(fresh.model->layers[1]->parameters());
+    StatefulOptimizer further(other, *fresh.model);
+    auto checkpoint = fresh.checkpoint();
+    checkpoint.extra = {{"last", further}};
+    const auto before = fresh.model->layers[0]->weight.detach().clone();
+    EXPECT_THAT(failure([&] { checkpoint.load(folder / "c", world); }),
+                HasSubstr("optimizer: expected torch::optim::RMSprop, found torch::optim::SGD"));
+    EXPECT_TRUE(at::equal(fresh.model->layers[0]->weight, before));
+    EXPECT_TRUE(fresh.adam.state().empty());
     fresh.step(9);
     EXPECT_EQ(fresh.checkpoint().load(folder / "c", world).changes, "");
     for (int number = 3; number < 6; ++number) {
       whole.step(number);
       fresh.step(number);
     }
-    const auto expected = whole.model->parameters(), got = fresh.model->parameters();
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i]));
+    expect_equal_models(*fresh.model, *whole.model);
   });
 }
 
-TEST(SeveralOptimizersCheckpoints, OfAnotherOptimizerAreRefused) {
-  const TemporaryFolder folder;
-  on_ranks(2, [&](const Group& world) {
-    TwoOptimizers saved(world);
-    saved.step(0);
-    saved.checkpoint().save(folder / "c", {}, world);
-    TwoOptimizers loaded(world);
-    torch::optim::RMSprop other(loaded.model->layers[1]->parameters());
-    StatefulOptimizer further(other, *loaded.model);
-    auto checkpoint = loaded.checkpoint();
-    checkpoint.extra = {{"last", further}};
-    const auto before = loaded.model->layers[0]->weight.detach().clone();
-    EXPECT_THAT(failure([&] { checkpoint.load(folder / "c", world); }),
-                HasSubstr("optimizer: expected torch::optim::RMSprop, found torch::optim::SGD"));
-    EXPECT_TRUE(at::equal(loaded.model->layers[0]->weight, before));
-    EXPECT_TRUE(loaded.adam.state().empty());
-  });
-}
-
-TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInParts) {
+TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInPartsAndReplicasThatDiffer) {
   const TemporaryFolder folder;
   on_ranks(2, [&](const Group& world) {
     Mlp model;
@@ -271,15 +244,10 @@ TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInParts) {
     EXPECT_THAT(failure([&] { checkpoint.save(folder / "c", {}, world); }),
                 HasSubstr("shard divides among ranks, expected one with a whole state"));
     world.barrier().wait();
-  });
-}
-
-TEST(SeveralOptimizersCheckpoints, RefuseReplicasThatDiffer) {
-  on_ranks(2, [&](const Group& world) {
-    Mlp model;
-    torch::optim::SGD sgd(model.parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, model, world, LocalSgd{.period = 2});
-    EXPECT_THROW(SeveralStateful({optimizer}), InvalidArgument);
+    Mlp replica;
+    torch::optim::SGD plain(replica.parameters(), 0.1);
+    DistributedOptimizer local(plain, replica, world, LocalSgd{.period = 2});
+    EXPECT_THROW(SeveralStateful({local}), InvalidArgument);
   });
 }
 

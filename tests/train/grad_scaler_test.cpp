@@ -1,7 +1,5 @@
 #include "lockstep/grad_scaler.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -10,14 +8,16 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/strategy.h"
 #include "tests/groups.h"
+#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::grad_scaler {
 namespace {
+
+using namespace testing;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
@@ -38,7 +38,7 @@ struct Parameter {
 };
 
 TEST(GradScaler, ScalesAndUnscales) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     GradScaler scaler(group, {.init_scale = 8});
     EXPECT_EQ(scaler.scale(at::ones({})).item<float>(), 8);
     const auto of_half = scaler.scale(at::ones({}, at::kHalf));
@@ -56,7 +56,7 @@ TEST(GradScaler, ScalesAndUnscales) {
 }
 
 TEST(GradScaler, GrowsAndBacksOff) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     GradScaler scaler(
         group, {.init_scale = 4, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 2});
     Parameter parameter;
@@ -81,7 +81,7 @@ TEST(GradScaler, GrowsAndBacksOff) {
 
 TEST(GradScaler, ARankWithAnInfiniteGradientSkipsTheStepOfAllRanks) {
   for (const int ranks : {2, 3}) {
-    testing::run_groups(ranks, [&](const Group& group) {
+    run_groups(ranks, [&](const Group& group) {
       GradScaler scaler(group, {.init_scale = 2});
       Parameter parameter;
       Parameter other;
@@ -102,12 +102,9 @@ TEST(GradScaler, ARankWithAnInfiniteGradientSkipsTheStepOfAllRanks) {
 
 TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
   for (const char* strategy : {"fp32", "fp16", "bf16", "local_sgd:period=2"}) {
-    testing::run_groups(3, [&](const Group& group) {
+    run_groups(3, [&](const Group& group) {
       torch::nn::Linear model(3, 2);
-      {
-        const torch::NoGradGuard no_grad;
-        for (auto& parameter : model->parameters()) parameter.fill_(0.5);
-      }
+      for (auto& parameter : model->parameters()) torch::nn::init::constant_(parameter, 0.5);
       torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
       DistributedOptimizer optimizer(sgd, *model, group, parse_strategy(strategy));
       GradScaler scaler(group, {.init_scale = 256, .growth_interval = 100});
@@ -135,7 +132,7 @@ TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
 }
 
 TEST(GradScaler, RefusesTheOptimizerOfADistributedOptimizer) {
-  testing::run_groups(2, [](const Group& group) {
+  run_groups(2, [](const Group& group) {
     Parameter parameter;
     GradScaler scaler(group), disabled(group, {.enabled = false});
     {
@@ -143,8 +140,8 @@ TEST(GradScaler, RefusesTheOptimizerOfADistributedOptimizer) {
                                      parse_strategy("local_sgd:period=2"));
       parameter.values_.sum().backward();
       for (auto* one : {&scaler, &disabled}) {
-        EXPECT_THAT(testing::refusal([&] { one->step(parameter.sgd); }),
-                    ::testing::HasSubstr("GradScaler::step: got the optimizer of a Distributed"));
+        EXPECT_THAT(refusal([&] { one->step(parameter.sgd); }),
+                    HasSubstr("GradScaler::step: got the optimizer of a Distributed"));
       }
     }
     EXPECT_TRUE(disabled.step(parameter.sgd));
@@ -153,7 +150,7 @@ TEST(GradScaler, RefusesTheOptimizerOfADistributedOptimizer) {
 }
 
 TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {
-  testing::run_groups(2, [](const Group& group) {
+  run_groups(2, [](const Group& group) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       Parameter parameter(dtype);
       DistributedOptimizer optimizer(parameter.sgd, ModelView({{"p", parameter.values_}}), group);
@@ -171,13 +168,10 @@ TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {
 }
 
 TEST(GradScaler, APowerOfTwoChangesNoBit) {
-  testing::run_groups(2, [](const Group& group) {
+  run_groups(2, [](const Group& group) {
     const auto train = [&](bool enabled) {
       auto model = torch::nn::Linear(3, 2);
-      {
-        const torch::NoGradGuard no_grad;
-        for (auto& parameter : model->parameters()) parameter.fill_(0.3);
-      }
+      for (auto& parameter : model->parameters()) torch::nn::init::constant_(parameter, 0.3);
       torch::optim::Adam adam(model->parameters(), 0.01);
       DistributedDataParallel ddp(model, group);
       GradScaler scaler(group, {.enabled = enabled});
@@ -195,10 +189,11 @@ TEST(GradScaler, APowerOfTwoChangesNoBit) {
 }
 
 TEST(GradScaler, ItsStateIsPartOfACheckpoint) {
-  const testing::TemporaryFolder folder;
-  testing::run_groups(2, [&](const Group& group) {
+  const TemporaryFolder folder;
+  run_groups(2, [&](const Group& group) {
     torch::nn::Linear model(2, 2);
     GradScaler scaler(group, {.init_scale = 4, .growth_interval = 3});
+    GradScaler other(group, {.growth_interval = 3});
     Parameter parameter;
     const auto train = [&](GradScaler& with) {
       parameter.set_gradient({1, 1});
@@ -207,21 +202,20 @@ TEST(GradScaler, ItsStateIsPartOfACheckpoint) {
     };
     for (int step = 0; step < 5; ++step) train(scaler);
     Checkpoint{.model = *model, .extra = {{"scaler", scaler}}}.save(folder / "run", {}, group);
-    GradScaler other(group, {.growth_interval = 3});
     Checkpoint{.model = *model, .extra = {{"scaler", other}}}.load(folder / "run", group);
     EXPECT_EQ(other.get_scale(), 8);
     train(other);
     EXPECT_EQ(other.get_scale(), 16) << "two steps were counted before the checkpoint";
-    EXPECT_THROW(other.load_state({}), InvalidArgument);
-    EXPECT_THROW(other.load_state({{"scale", at::scalar_tensor(-1.F)},
-                                   {"growth_tracker", at::scalar_tensor(0, at::kLong)}}),
-                 InvalidArgument);
+    auto negative = other.state();
+    negative["scale"] = at::scalar_tensor(-1.F);
+    for (const State& bad : {State{}, negative})
+      EXPECT_THROW(other.load_state(bad), InvalidArgument);
     EXPECT_EQ(other.get_scale(), 16);
   });
 }
 
 TEST(GradScaler, RefusesCallsInAnotherOrder) {
-  testing::run_groups(1, [](const Group& group) {
+  run_groups(1, [](const Group& group) {
     GradScaler scaler(group);
     Parameter parameter;
     parameter.set_gradient({1, 1});

@@ -122,6 +122,12 @@ TEST(ExactSum, TakesEveryInteger) {
   unsigned_sum.add(1);
   unsigned_sum.add(0.5F);
   EXPECT_EQ(unsigned_sum.value(), 0x1p64);
+  const auto highest = torch::full({2}, -1, torch::kLong).view(at::kUInt64);
+  unsigned_sum.add(highest);
+  EXPECT_EQ(unsigned_sum.value(), 0x1p64 + 0x1p65);
+  Mean mean;
+  mean.add(highest);
+  EXPECT_EQ(mean.value(), 0x1p64);
 }
 
 TEST(Metrics, MeanAndSumAreThoseOfOneProcess) {
@@ -159,10 +165,18 @@ TEST(Metrics, MeanAndSumAreThoseOfOneProcess) {
   }
 }
 
-TEST(Metrics, TensorsOfAnyRealType) {
+TEST(Metrics, NoSamplesAndTensorsOfAnyRealType) {
   on_each([&](const Group& group, int ranks) {
     Mean mean;
     Sum sum;
+    mean.add(torch::empty({0}));
+    mean.add(3, 0);
+    const auto [no_mean, no_sum] = compute(group, mean, sum);
+    EXPECT_TRUE(std::isnan(no_mean));
+    EXPECT_EQ(no_sum, 0);
+    Mean of_last;
+    if (group.rank() == ranks - 1) of_last.add(7);
+    EXPECT_EQ(compute(group, of_last), 7);
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
                              torch::kInt, torch::kLong, torch::kByte, torch::kBool}) {
       const at::Tensor values = torch::tensor({{1, 0, 1}, {0, 0, 1}}).to(dtype);
@@ -193,29 +207,6 @@ TEST(Metrics, WeightsOfElements) {
   EXPECT_TRUE(std::isnan(rows.value()));
 }
 
-TEST(Metrics, UnsignedIntegersAboveThoseOfInt64) {
-  const auto highest = torch::full({2}, -1, torch::kLong).view(at::kUInt64);
-  Sum sum;
-  sum.add(highest);
-  EXPECT_EQ(sum.value(), 0x1p65);
-  Mean mean;
-  mean.add(highest);
-  EXPECT_EQ(mean.value(), 0x1p64);
-}
-
-TEST(Metrics, NoSamples) {
-  on_each([&](const Group& group, int ranks) {
-    Mean mean;
-    mean.add(torch::empty({0}));
-    mean.add(3, 0);
-    const auto [no_mean, no_sum] = compute(group, mean, Sum());
-    EXPECT_TRUE(std::isnan(no_mean));
-    EXPECT_EQ(no_sum, 0);
-    if (group.rank() == ranks - 1) mean.add(7);
-    EXPECT_EQ(compute(group, mean), 7);
-  });
-}
-
 TEST(Metrics, WhatIsRefused) {
   Mean mean;
   Sum sum;
@@ -230,122 +221,75 @@ TEST(Metrics, WhatIsRefused) {
   EXPECT_EQ(mean.weight(), 0) << "nothing was added before the refusal";
 }
 
-/// Every kind of state, but no ExactSum.
-struct States {
-  double sum = 0;
-  std::int64_t count = 0;
-  double lowest = infinity, highest = -infinity;
-  std::int64_t first = std::numeric_limits<std::int64_t>::max();
-  std::int64_t last = std::numeric_limits<std::int64_t>::min();
-  at::Tensor counts = torch::zeros({2, 2}, torch::kLong);
-  at::Tensor sums = torch::zeros({2}, torch::kDouble);
-  at::Tensor lows = torch::full({3}, infinity, torch::kDouble);
-  at::Tensor highs = torch::full({3}, -100, torch::kLong);
-
-  States value() const { return *this; }
-  void combine(MetricCombiner& combiner) {
-    combiner.sum(sum);
-    combiner.sum(count);
-    combiner.min(lowest);
-    combiner.max(highest);
-    combiner.min(first);
-    combiner.max(last);
-    combiner.sum(counts);
-    combiner.sum(sums);
-    combiner.min(lows);
-    combiner.max(highs);
-  }
-};
-
 TEST(Metrics, CustomStatesOfEveryKind) {
   constexpr std::int64_t large = (std::int64_t{1} << 59) + 1;  // a float64 rounds it
   on_each([&](const Group& group, int ranks) {
-    States own;
     const int rank = group.rank();
-    own.sum = rank + 0.5;
-    own.count = rank % 2 == 0 ? large + rank : -rank;
-    own.lowest = 10.0 - rank;
-    own.highest = -10.0 - rank;
-    own.first = large + rank;
-    own.last = -large - rank;
-    own.counts[0][1] = rank;
-    own.counts[1][0] = -large;
-    own.sums[1] = 0.25 * rank;
-    own.lows[rank % 3] = rank;
-    own.highs[0] = -rank - 1;
-    const at::Tensor kept = own.counts.clone();
-    const States all = compute(group, own);
+    double sum = rank + 0.5, lowest = 10.0 - rank, highest = -10.0 - rank;
+    double no_number = rank == ranks / 2 ? std::nan("") : rank, nor_this = no_number;
+    std::int64_t count = rank % 2 == 0 ? large + rank : -rank;
+    std::int64_t first = large + rank, last = -large - rank;
+    at::Tensor counts = torch::tensor({std::int64_t{rank}, -large}).view({1, 2});
+    at::Tensor sums = torch::tensor({0.0, 0.25 * rank}, torch::kDouble);
+    at::Tensor lows = torch::full({3}, infinity, torch::kDouble);
+    at::Tensor highs = torch::full({3}, -100, torch::kLong);
+    lows[rank % 3] = rank;
+    highs[0] = -rank - 1;
+    const at::Tensor handle = counts, copy = counts.clone();
+    combine_over_ranks(group, [&](MetricCombiner& combiner) {
+      for (double* each : {&lowest, &no_number}) combiner.min(*each);
+      for (double* each : {&highest, &nor_this}) combiner.max(*each);
+      combiner.sum(sum);
+      combiner.sum(count);
+      combiner.min(first);
+      combiner.max(last);
+      combiner.sum(counts);
+      combiner.sum(sums);
+      combiner.min(lows);
+      combiner.max(highs);
+    });
     const int rank_sum = ranks * (ranks - 1) / 2;
-    std::int64_t count = 0;
-    for (int other = 0; other < ranks; ++other) count += other % 2 == 0 ? large + other : -other;
-    EXPECT_DOUBLE_EQ(all.sum, rank_sum + 0.5 * ranks);
-    EXPECT_EQ(all.count, count);
-    EXPECT_EQ(all.lowest, 11.0 - ranks);
-    EXPECT_EQ(all.highest, -10);
-    EXPECT_EQ(all.first, large);
-    EXPECT_EQ(all.last, -large);
-    EXPECT_TRUE(all.counts.equal(
-        torch::tensor({std::int64_t{0}, std::int64_t{rank_sum}, -large * ranks, std::int64_t{0}})
-            .view({2, 2})));
-    EXPECT_TRUE(all.sums.equal(torch::tensor({0.0, 0.25 * rank_sum}, torch::kDouble)));
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(all.lows[i].item<double>(), i < ranks ? i : infinity);
-    EXPECT_TRUE(all.highs.equal(torch::tensor({-1, -100, -100}, torch::kLong)));
-    EXPECT_TRUE(own.counts.equal(kept)) << "compute() changes no metric";
+    std::int64_t expected = 0;
+    for (int other = 0; other < ranks; ++other) expected += other % 2 == 0 ? large + other : -other;
+    EXPECT_DOUBLE_EQ(sum, rank_sum + 0.5 * ranks);
+    EXPECT_EQ(count, expected);
+    EXPECT_EQ(lowest, 11.0 - ranks);
+    EXPECT_EQ(highest, -10);
+    EXPECT_TRUE(std::isnan(no_number) && std::isnan(nor_this));
+    EXPECT_EQ(first, large);
+    EXPECT_EQ(last, -large);
+    EXPECT_TRUE(counts.equal(torch::tensor({std::int64_t{rank_sum}, -large * ranks}).view({1, 2})));
+    EXPECT_TRUE(sums.equal(torch::tensor({0.0, 0.25 * rank_sum}, torch::kDouble)));
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(lows[i].item<double>(), i < ranks ? i : infinity);
+    EXPECT_TRUE(highs.equal(torch::tensor({-1, -100, -100}, torch::kLong)));
+    EXPECT_TRUE(handle.equal(copy)) << "other handles keep their values";
   });
 }
 
-TEST(Metrics, MinimumAndMaximumPassNanOn) {
-  on_each([&](const Group& group, int ranks) {
-    States own;
-    own.lowest = own.highest = group.rank() == ranks / 2 ? std::nan("") : group.rank();
-    const States all = compute(group, own);
-    EXPECT_TRUE(std::isnan(all.lowest));
-    EXPECT_TRUE(std::isnan(all.highest));
-  });
-}
-
-TEST(Metrics, ASumBeyondInt64IsAnErrorOnEveryRank) {
+TEST(Metrics, WhatCannotBeCombinedIsAnErrorOnEveryRank) {
   run_groups(3, [](const Group& group) {
-    States own;
-    own.count = std::int64_t{1} << 62;
-    EXPECT_THROW(compute(group, own), InvalidArgument);
-    own.count = 0;
-    EXPECT_EQ(compute(group, own).count, 0) << "the group stays usable";
-  });
-}
-
-struct Extremes {
-  bool swapped = false;
-  double lowest = 0, highest = 0;
-
-  double value() const { return highest - lowest; }
-  void combine(MetricCombiner& combiner) {
-    if (swapped) combiner.max(highest);
-    combiner.min(lowest);
-    if (!swapped) combiner.max(highest);
-  }
-};
-
-TEST(Metrics, DifferentStatesAreAnErrorOnEveryRank) {
-  run_groups(3, [](const Group& group) {
-    EXPECT_THAT(refusal([&] { compute(group, Extremes{.swapped = group.rank() == 1}); }),
+    std::int64_t count = std::int64_t{1} << 62;
+    const auto sum = [&](MetricCombiner& combiner) { combiner.sum(count); };
+    EXPECT_THROW(combine_over_ranks(group, sum), InvalidArgument) << "beyond int64";
+    const auto different = [&](MetricCombiner& combiner) {
+      double lowest = 0, highest = 0;
+      if (group.rank() == 1) combiner.max(highest);
+      combiner.min(lowest);
+      if (group.rank() != 1) combiner.max(highest);
+    };
+    EXPECT_THAT(refusal([&] { combine_over_ranks(group, different); }),
                 HasSubstr("differ between ranks"));
-    EXPECT_EQ(compute(group, Extremes{.highest = 1.0 + group.rank()}), 3);
+    count = group.rank();
+    combine_over_ranks(group, sum);
+    EXPECT_EQ(count, 3) << "the group stays usable";
   });
-}
-
-struct Floats {
-  at::Tensor values;
-
-  int value() const { return 0; }
-  void combine(MetricCombiner& combiner) { combiner.sum(values); }
-};
-
-TEST(Metrics, StatesAreFloat64OrInt64) {
   run_groups(1, [](const Group& group) {
     for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
                                      torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
-      EXPECT_THROW(compute(group, Floats{values}), InvalidArgument);
+      const auto sum = [tensor = values](MetricCombiner& combiner) mutable {
+        combiner.sum(tensor);
+      };
+      EXPECT_THROW(combine_over_ranks(group, sum), InvalidArgument) << "neither float64 nor int64";
     }
   });
 }

@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -13,7 +12,9 @@
 #include <limits>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
+#include "core/system/process.h"
 #include "core/system/topology.h"
 #include "lockstep/efficiency.h"
 #include "lockstep/error.h"
@@ -21,6 +22,7 @@
 #include "lockstep/run_log.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
+#include "tests/variable.h"
 
 namespace lockstep::testing {
 namespace {
@@ -46,7 +48,7 @@ TEST(ProgressText, ShowsShareRateAndTimeLeft) {
             "epoch 1 [####............]  25%  loss 0.1234  500 images/s  0:15 left");
 }
 
-TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
+TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALineOrNothing) {
   std::ostringstream out;
   Progress progress(out, ProgressStyle::bar, "epoch 1", 4, "images");
   progress.advance(1);
@@ -57,14 +59,11 @@ TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
   const std::size_t size = out.str().size();
   progress.advance(3);
   EXPECT_EQ(out.str().size(), size) << "nothing comes after the line";
-}
-
-TEST(Progress, ABarThatIsTooWideIsCutByTheTerminalAndAnAbandonedOneIsRemoved) {
-  std::ostringstream out;
+  out.str("");
   {
-    Progress progress(out, ProgressStyle::bar, "x", 4, "images");
-    progress.advance(1);
-    EXPECT_TRUE(out.str().starts_with("\x1b[?7l\rx [")) << out.str();
+    Progress abandoned(out, ProgressStyle::bar, "x", 4, "images");
+    abandoned.advance(1);
+    EXPECT_TRUE(out.str().starts_with("\x1b[?7l\rx [")) << "a terminal cuts it: " << out.str();
     EXPECT_TRUE(out.str().ends_with("\x1b[K\x1b[?7h")) << out.str();
   }
   EXPECT_TRUE(out.str().ends_with("\r\x1b[K")) << out.str();
@@ -86,14 +85,13 @@ TEST(Progress, ABarShowsTheNoteAndIsDrawnTenTimesASecondAtMost) {
 
 TEST(Progress, ABarIsColouredUnlessTheUserRefusesColours) {
   for (const bool refused : {false, true}) {
-    refused ? ::setenv("NO_COLOR", "1", 1) : ::unsetenv("NO_COLOR");
+    const Variable variable("NO_COLOR", refused ? "1" : nullptr);
     std::ostringstream out;
     Progress progress(out, ProgressStyle::bar, "x", 4, "images");
     progress.advance(2);
     EXPECT_THAT(out.str(), HasSubstr(refused ? "x [########........]"
                                              : "x [\x1b[36m########\x1b[0m........]"));
   }
-  ::unsetenv("NO_COLOR");
 }
 
 TEST(Progress, WithoutATerminalAPassIsOneLine) {
@@ -112,31 +110,25 @@ TEST(Progress, WithoutATerminalAPassIsOneLine) {
 }
 
 TEST(ProgressStyle, SuitsRankAndStream) {
-  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-  ASSERT_GE(terminal, 0);
+  const detail::Descriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
   const winsize size{.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
-  ASSERT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
-  const int of_mpirun = posix_openpt(O_RDWR | O_NOCTTY);
-  ASSERT_GE(of_mpirun, 0);
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  ::setenv("TERM", "xterm", 1);
+  ASSERT_EQ(ioctl(terminal.get(), TIOCSWINSZ, &size), 0);
+  const detail::Descriptor of_mpirun(posix_openpt(O_RDWR | O_NOCTTY));
+  ASSERT_TRUE(of_mpirun);
+  const detail::Descriptor file(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  const Variable variable("TERM", "xterm");
   run_groups(2, [&](const Group& group) {
+    const auto style = [&](const auto& stream) { return progress_style(group, stream.get()); };
     const bool first = group.rank() == 0;
-    EXPECT_EQ(progress_style(group, terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
-    EXPECT_EQ(progress_style(group, of_mpirun),
-              first ? ProgressStyle::lines : ProgressStyle::silent);
-    EXPECT_EQ(progress_style(group, ends[1]), first ? ProgressStyle::lines : ProgressStyle::silent);
-    EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
+    EXPECT_EQ(style(terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
+    EXPECT_EQ(style(of_mpirun), first ? ProgressStyle::lines : ProgressStyle::silent);
+    EXPECT_EQ(style(file), first ? ProgressStyle::lines : ProgressStyle::silent);
+    EXPECT_EQ(progress_style(group, terminal.get(), true), ProgressStyle::silent);
   });
-  ::setenv("TERM", "dumb", 1);
+  const Variable dumb("TERM", "dumb");
   run_groups(1, [&](const Group& group) {
-    EXPECT_EQ(progress_style(group, terminal), ProgressStyle::lines);
+    EXPECT_EQ(progress_style(group, terminal.get()), ProgressStyle::lines);
   });
-  close(terminal);
-  close(of_mpirun);
-  close(ends[0]);
-  close(ends[1]);
 }
 
 TEST(Efficiency, IsTheMedianOfTheRoundsWithItsSpread) {
@@ -154,40 +146,27 @@ TEST(Efficiency, IsTheMedianOfTheRoundsWithItsSpread) {
             "efficiency 90.0 % (90.0 to 100.0 over 5 rounds): a step takes 9.0 ms on one rank, "
             "10.0 ms on 2");
   EXPECT_DOUBLE_EQ(efficiency_of(std::vector{1.0, 3.0}, std::vector{4.0, 4.0}).median, 0.5);
+  EXPECT_THROW(efficiency_of({}, {}), InvalidArgument);
+  EXPECT_THROW(efficiency_of(alone, {}), InvalidArgument);
 }
 
 TEST(Efficiency, IsNotShownWhereItIsNotReliable) {
   const std::vector<double> one{1, 1, 1};
-  const struct {
-    std::vector<double> alone;
-    double other_load;
-    const char* doubt;
-  } cases[] = {
+  const std::tuple<std::vector<double>, double, const char*> cases[] = {
       {one, 0.23, "other programs used 23 % of the processors"},
       {{0.539, 0.9, 1.115}, 0, "the rounds differ too much, from 53.9 to 111.5 %"},
       {{1.1, 1.115, 1.12}, 0, "one rank alone took longer"},
       {{1, std::numeric_limits<double>::infinity(), 1}, 0, "the rounds differ too much"},
   };
-  for (const auto& one_case : cases) {
-    const auto found = efficiency_of(one_case.alone, one, one_case.other_load);
+  for (const auto& [alone, other_load, doubt] : cases) {
+    const auto found = efficiency_of(alone, one, other_load);
     EXPECT_FALSE(found.reliable());
-    EXPECT_THAT(found.doubt, HasSubstr(one_case.doubt));
+    EXPECT_THAT(found.doubt, HasSubstr(doubt));
     const auto text = to_text(found, 2);
     EXPECT_THAT(text, HasSubstr("efficiency not measured reliably: " + found.doubt));
     EXPECT_THAT(text, Not(HasSubstr("a step takes")));
   }
   EXPECT_TRUE(efficiency_of(one, one, 0.1).reliable());
-}
-
-TEST(Efficiency, NeedsRounds) {
-  const std::vector<double> one{1};
-  EXPECT_THROW(efficiency_of({}, {}), InvalidArgument);
-  EXPECT_THROW(efficiency_of(one, {}), InvalidArgument);
-  run_groups(2, [&](const Group& world) {
-    const auto nothing = [] {};
-    EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.rounds = 0}), InvalidArgument);
-    EXPECT_THROW(measure_efficiency(world, nothing, nothing, {.time = -1ms}), InvalidArgument);
-  });
 }
 
 TEST(Efficiency, RankZeroStepsAloneAndAllRanksTogether) {
@@ -209,16 +188,17 @@ TEST(Efficiency, RankZeroStepsAloneAndAllRanksTogether) {
         {.rounds = 3, .time = 20ms});
     EXPECT_EQ(found.rounds, 3);
     EXPECT_GT(steps, 3);
+    const auto nothing = [] {};
+    for (const EfficiencyOptions& bad :
+         {EfficiencyOptions{.rounds = 0}, EfficiencyOptions{.time = -1ms}})
+      EXPECT_THROW(measure_efficiency(world, nothing, nothing, bad), InvalidArgument);
     EXPECT_GT(found.alone, 0.0019);
     EXPECT_GT(found.together, 0.0039);
     // Every rank has the same.
-    const auto mine = at::empty({1}, at::kDouble);
-    *mine.mutable_data_ptr<double>() = found.median;
-    world.broadcast(mine).wait();
-    EXPECT_EQ(*mine.const_data_ptr<double>(), found.median);
-    *mine.mutable_data_ptr<double>() = static_cast<double>(found.doubt.size());
-    world.broadcast(mine).wait();
-    EXPECT_EQ(*mine.const_data_ptr<double>(), static_cast<double>(found.doubt.size()));
+    const auto own = at::tensor({found.median, static_cast<double>(found.doubt.size())});
+    const auto first = own.clone();
+    world.broadcast(first).wait();
+    EXPECT_TRUE(own.equal(first));
   });
   EXPECT_EQ(alone_by_others, 0);
 }
@@ -278,22 +258,17 @@ TEST(Tally, CountsAnswersAmongTheBest) {
   EXPECT_THROW(Tally(0), InvalidArgument);
 }
 
-TEST(Tally, AnEmptyBatchCountsNothing) {
+TEST(Tally, CountsNothingOfAnEmptyBatchOrOfShapesThatDoNotBelongTogether) {
   Tally tally(2);
-  tally.add(torch::tensor(NAN), torch::zeros({0, 3}), torch::zeros({0}, torch::kLong));
-  EXPECT_EQ(tally.score().samples, 0);
-  EXPECT_EQ(tally.score().loss, 0);
-  EXPECT_EQ(Tally().score().loss, 0);
-  EXPECT_EQ(Tally().score().accuracy, 0);
-}
-
-TEST(Tally, RefusesShapesThatDoNotBelongTogether) {
-  Tally tally;
   EXPECT_THROW(
       tally.add(torch::tensor(1.0F), torch::zeros({3, 2}), torch::zeros({2}, torch::kLong)),
       InvalidArgument);
   EXPECT_THROW(tally.add(torch::tensor(1.0F), torch::zeros({3}), torch::zeros({3}, torch::kLong)),
                InvalidArgument);
+  tally.add(torch::tensor(NAN), torch::zeros({0, 3}), torch::zeros({0}, torch::kLong));
+  EXPECT_EQ(tally.score().samples, 0);
+  EXPECT_EQ(tally.score().loss, 0);
+  EXPECT_EQ(tally.score().accuracy, 0);
 }
 
 TEST(Tally, IsExactOverRanksOfUnequalSizes) {

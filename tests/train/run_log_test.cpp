@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -14,6 +12,7 @@
 #include "tests/file_limit.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
+#include "tests/python.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
@@ -29,10 +28,10 @@ std::vector<nlohmann::json> json_lines(const std::filesystem::path& path) {
 
 std::vector<std::string> event_files(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("events.out.tfevents.")) names.push_back(name);
-  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (const auto name = entry.path().filename().string();
+        name.starts_with("events.out.tfevents."))
+      names.push_back(name);
   return names;
 }
 
@@ -71,16 +70,14 @@ TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
       EXPECT_EQ(rank["bytes"], 3 * 4000);
       EXPECT_GE(rank["seconds"], rank["waiting"].get<double>() + rank["working"].get<double>());
     }
-    std::ifstream in(place / "trace.json");
     std::vector<int> flights(static_cast<std::size_t>(ranks));
-    const auto trace = nlohmann::json::parse(in);
+    const auto trace = nlohmann::json::parse(content(place / "trace.json"));
     for (const auto& event : trace.at("traceEvents")) {
       if (event["name"] != "all_reduce" || event["ph"] != "b") continue;
       if (event["args"]["bytes"] == 4000) ++flights.at(event["pid"]);
     }
     EXPECT_THAT(flights, Each(6));
-    std::ifstream environment(place / "environment.json");
-    const auto all = nlohmann::json::parse(environment);
+    const auto all = nlohmann::json::parse(content(place / "environment.json"));
     EXPECT_EQ(all["ranks"], ranks);
     EXPECT_EQ(all["backend"], "host");
     EXPECT_EQ(all["strategy"], "some");
@@ -105,7 +102,7 @@ void record_part(const std::filesystem::path& folder, int part, int first, int l
   });
 }
 
-std::vector<int> values_of(const std::filesystem::path& file, const char* name) {
+std::vector<int> numbers_in(const std::filesystem::path& file, const char* name) {
   std::vector<int> values;
   for (const auto& line : json_lines(file)) {
     if (line.contains(name)) values.push_back(line[name]);
@@ -118,9 +115,9 @@ TEST(RunLog, IsContinuedWithoutBeingAsked) {
   const TemporaryFolder folder;
   record_part(folder.path(), 1, 0, 4);
   record_part(folder.path(), 2, 4, 8);
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"),
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"),
               ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
-  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
+  EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
   EXPECT_FALSE(std::filesystem::exists(folder / "discarded.jsonl"));
   double before = 0;
   for (const auto& line : json_lines(folder / "metrics.jsonl")) {
@@ -138,11 +135,11 @@ TEST(RunLog, DiscardsTheStepsAfterTheCheckpointOfARestart) {
     const TemporaryFolder folder;
     record_part(folder.path(), 1, 0, 6, with_intervals);
     record_part(folder.path(), 2, 4, 8, with_intervals);  // its checkpoint was that of step 4
-    EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"),
+    EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"),
                 ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
-    EXPECT_THAT(values_of(folder / "discarded.jsonl", "loss"), ElementsAre(105, 106));
+    EXPECT_THAT(numbers_in(folder / "discarded.jsonl", "loss"), ElementsAre(105, 106));
     if (!with_intervals) continue;
-    EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
+    EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
     const auto discarded = json_lines(folder / "discarded.jsonl");
     ASSERT_EQ(discarded.size(), 5U) << "a heading for each of the two files";
     EXPECT_EQ(discarded[0]["discarded_from"], "metrics.jsonl");
@@ -151,29 +148,24 @@ TEST(RunLog, DiscardsTheStepsAfterTheCheckpointOfARestart) {
   }
 }
 
-TEST(RunLog, ARunFromTheFirstStepOnKeepsNothing) {
-  const TemporaryFolder folder;
-  std::ofstream(folder / "events.out.tfevents.1.somebody.else") << "another program's";
-  record_part(folder.path(), 1, 0, 4);
-  record_part(folder.path(), 2, 0, 2);
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(201, 202));
-  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2));
-  EXPECT_THAT(values_of(folder / "discarded.jsonl", "loss"), ElementsAre(101, 102, 103, 104));
-  EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
-}
-
-TEST(RunLog, OverwriteRemovesAnEarlierLog) {
-  const TemporaryFolder folder;
-  std::ofstream(folder / "events.out.tfevents.1.somebody.else") << "another program's";
-  std::ofstream(folder / "trace.json") << "old";
-  record_part(folder.path(), 1, 0, 6);
-  record_part(folder.path(), 2, 4, 6);
-  record_part(folder.path(), 3, 4, 6, true, true);
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(305, 306));
-  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(6));
-  EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
-  for (const char* name : {"discarded.jsonl", "trace.json"}) {
-    EXPECT_FALSE(std::filesystem::exists(folder / name)) << name;
+TEST(RunLog, ARunFromTheFirstStepOnOrWithOverwriteKeepsNothing) {
+  for (const bool overwrite : {false, true}) {
+    const TemporaryFolder folder;
+    std::ofstream(folder / "events.out.tfevents.1.somebody.else") << "another program's";
+    std::ofstream(folder / "trace.json") << "old";
+    record_part(folder.path(), 1, 0, 4);
+    if (overwrite) record_part(folder.path(), 3, 2, 4);
+    const int first = overwrite ? 2 : 0;
+    record_part(folder.path(), 2, first, first + 2, true, overwrite);
+    EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"),
+                ElementsAre(201 + first, 202 + first));
+    EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(first + 2));
+    EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
+    if (!overwrite) {
+      EXPECT_THAT(numbers_in(folder / "discarded.jsonl", "loss"), ElementsAre(101, 102, 103, 104));
+    }
+    for (const char* name : {"discarded.jsonl", "trace.json"})
+      EXPECT_EQ(std::filesystem::exists(folder / name), !overwrite) << name;
   }
 }
 
@@ -187,9 +179,9 @@ TEST(RunLog, ValuesOfTheCheckpointsStepStay) {
     log.scalar("loss", 5, 205);
     log.end_interval(5);
   });
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 205));
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "test_loss"), ElementsAre(204));
-  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 5));
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 205));
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "test_loss"), ElementsAre(204));
+  EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 5));
 }
 
 /// A dataset that is quick to read.
@@ -230,7 +222,7 @@ TEST(RunLog, KeepsWhatItCannotMove) {
     log.scalar("loss", 3, 203);
     EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: Is a directory"));
   });
-  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 203));
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 203));
 }
 
 TEST(RunLog, WithoutAFolderNothingHappens) {
@@ -258,10 +250,7 @@ TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
     }
     RunLog(world, {.folder = (folder / "log").string(), .trace = true});  // the group is usable
   });
-}
-
-TEST(RunLog, FollowsNoLink) {
-  const TemporaryFolder folder;
+  // A log follows no link.
   run_groups(1, [&](const Group& world) {
     for (const std::string name : {"metrics.jsonl", "intervals.jsonl", "environment.json"}) {
       std::filesystem::create_symlink("precious", folder / name);
@@ -324,26 +313,21 @@ TEST(RunLog, SaysWhatWasLost) {
 
 /// The curves that TensorBoard finds in a folder: {name: [[step, value], …]}. Nothing where there
 /// is no TensorBoard.
-std::optional<nlohmann::json> tensorboard_curves(const TemporaryFolder& folder) {
-  const auto out = folder / "curves.json";
-  const int status = std::system(("'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR
-                                  "/tests/train/run_log_curves.py' '" +
-                                  folder.path().string() + "' >'" + out.string() + "'")
-                                     .c_str());
-  if (WEXITSTATUS(status) == 77) return std::nullopt;
-  EXPECT_EQ(status, 0);
-  std::ifstream in(out);
-  return nlohmann::json::parse(in);
+std::optional<nlohmann::json> tensorboard_curves(const std::filesystem::path& folder) {
+  const Answer answer = python("tests/train/run_log_curves.py", {folder.string()});
+  if (answer.is_missing()) return std::nullopt;
+  EXPECT_EQ(answer.code, 0);
+  return nlohmann::json::parse(answer.text);
 }
 
 TEST(RunLog, TensorBoardReadsItsCurves) {
   const TemporaryFolder folder;
   run_groups(1, [&](const Group& world) {
-    RunLog log(world, {.folder = folder.path().string()});
+    RunLog log(world, {.folder = (folder / "one").string()});
     for (int step = 1; step <= 300; ++step) log.scalar("train/loss", 7 * step, 0.5 / step);
     log.scalar("größe", 1, 1e-3);
   });
-  const auto curves = tensorboard_curves(folder);
+  const auto curves = tensorboard_curves(folder / "one");
   if (!curves) GTEST_SKIP() << "no tensorboard in " LOCKSTEP_TORCH_PYTHON;
   const auto& losses = curves->at("train/loss");
   ASSERT_EQ(losses.size(), 300U);
@@ -352,16 +336,12 @@ TEST(RunLog, TensorBoardReadsItsCurves) {
     EXPECT_FLOAT_EQ(losses[i][1], 0.5 / static_cast<double>(i + 1));
   }
   EXPECT_EQ(curves->at("größe").size(), 1U);
-}
-
-TEST(RunLog, TensorBoardShowsEachStepOfAContinuedRunOnce) {
-  const TemporaryFolder folder;
-  record_part(folder.path(), 1, 0, 6);
-  record_part(folder.path(), 2, 4, 8);
-  const auto curves = tensorboard_curves(folder);
-  if (!curves) GTEST_SKIP() << "no tensorboard in " LOCKSTEP_TORCH_PYTHON;
+  // Each step of a continued run, once.
+  record_part(folder / "two", 1, 0, 6);
+  record_part(folder / "two", 2, 4, 8);
+  const auto continued = tensorboard_curves(folder / "two").value();
   std::vector<int> values;
-  for (const auto& point : curves->at("loss")) values.push_back(point[1]);
+  for (const auto& point : continued.at("loss")) values.push_back(point[1]);
   EXPECT_THAT(values, ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
 }
 

@@ -1,18 +1,12 @@
 // Models that Python exports by torch.jit.script, and lists of named tensors, train as one process
 // does. script_models.py exports the models.
-#include <sys/wait.h>
-#include <torch/nn.h>
-#include <torch/optim.h>
 #include <torch/script.h>
-
-#include <cstdlib>
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/fused_optimizers.h"
-#include "lockstep/moving_average.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
+#include "tests/python.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 
@@ -35,15 +29,11 @@ class ScriptModel : public ::testing::TestWithParam<std::tuple<const char*, int>
   static void SetUpTestSuite() {
     if (folder != nullptr) return;
     folder = std::make_unique<TemporaryFolder>();
-    const std::string command = "'" LOCKSTEP_TORCH_PYTHON "' -B -W ignore '" LOCKSTEP_SOURCE_DIR
-                                "/tests/train/script_models.py' '" +
-                                folder->path().string() + "' >/dev/null </dev/null";
-    const int status = std::system(command.c_str());
-    exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    written = python("tests/train/script_models.py", {folder->path().string()});
   }
   void SetUp() override {
-    if (exit_code == 77 || exit_code == 127) GTEST_SKIP() << "no Python with torch";
-    ASSERT_EQ(exit_code, 0);
+    if (written.is_missing()) GTEST_SKIP() << "no Python with torch: " << written.text;
+    ASSERT_EQ(written.code, 0);
   }
 
   static std::string kind() { return std::get<0>(GetParam()); }
@@ -106,7 +96,7 @@ class ScriptModel : public ::testing::TestWithParam<std::tuple<const char*, int>
   }
 
   static inline std::unique_ptr<TemporaryFolder> folder;
-  static inline int exit_code = -1;
+  static inline Answer written;
 };
 
 constexpr int all_steps = 4;
@@ -183,12 +173,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ScriptModel,
 /// A model without a class: w and b are named tensors, mean is a buffer.
 struct Line {
   explicit Line(double value = 0.5) {
-    for (auto* tensor : {&w, &b}) {
-      tensor->detach_().fill_(value).set_requires_grad(true);
-    }
+    for (auto* tensor : {&w, &b}) tensor->fill_(value).set_requires_grad(true);
   }
   ModelView view() const { return ModelView({{"w", w}, {"b", b}}, {{"mean", mean}}); }
-  at::Tensor operator()(const at::Tensor& x) const { return (x - mean).mm(w) + b; }
 
   at::Tensor w = at::ones({4, 3}, at::kDouble);
   at::Tensor b = at::zeros({3}, at::kDouble);
@@ -196,8 +183,8 @@ struct Line {
 };
 
 TEST(NamedTensors, AreSavedAndLoaded) {
-  on_ranks(2, [](const Group& world) {
-    static const TemporaryFolder folder;  // of both thread ranks
+  const TemporaryFolder folder;
+  on_ranks(2, [&](const Group& world) {
     Line saved(3);
     saved.mean.fill_(9);
     Checkpoint{.model = saved.view()}.save(folder / "line.safetensors", {}, world);

@@ -1,15 +1,10 @@
-#include <torch/nn/modules/linear.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/sgd.h>
-
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/init.h"
 #include "lockstep/several_optimizers.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
+#include "tests/parallel/models.h"
 #include "tests/temporary_folder.h"
-#include "tests/train/checkpoint_failure.h"
 
 // The state of strategies, saved in one run and loaded in the next.
 
@@ -20,7 +15,6 @@ namespace {
 struct Trainee {
   Trainee(const Group& of, const char* strategy)
       : group(of), optimizer(sgd, *model, group, parse_strategy(strategy)) {
-    // Not at random: threads share one generator.
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : model->parameters()) {
       const auto places = at::arange(parameter.numel(), at::kFloat);
@@ -66,8 +60,7 @@ constexpr const char* all_strategies[] = {"fp32",           "fp16",
 TEST(StrategyResume, GoesOnBitForBit) {
   for (const auto* strategy : all_strategies) {
     const TemporaryFolder folder;
-    spawn(2, [&](const Group& group) {
-      at::set_num_threads(1);
+    on_ranks(2, [&](const Group& group) {
       Trainee whole(group, strategy);
       for (int i = 0; i < 4; ++i) whole.step();
       whole.optimizer.synchronize();
@@ -87,8 +80,7 @@ TEST(StrategyResume, GoesOnBitForBit) {
 // Every rank took the sum of all residuals.
 TEST(StrategyResume, NeedsTheGroupOfAStrategyOfSeveralRanks) {
   const TemporaryFolder folder;
-  spawn(2, [&](const Group& group) {
-    at::set_num_threads(1);
+  on_ranks(2, [&](const Group& group) {
     Trainee whole(group, "topk:0.1");
     whole.step();
     whole.checkpoint().save(folder / "c", {}, group);
@@ -109,7 +101,7 @@ TEST(StrategyResume, NeedsTheGroupOfAStrategyOfSeveralRanks) {
     whole.checkpoint().load(folder / "c", group);
     EXPECT_TRUE(whole.parameters().equal(before));
   });
-  spawn(1, [&](const Group& group) {
+  on_ranks(1, [&](const Group& group) {
     Trainee alone(group, "topk:0.1");
     EXPECT_NE(alone.checkpoint().load(folder / "c").changes, "");
   });
@@ -123,8 +115,7 @@ struct Experts : torch::nn::Module {
 
 TEST(StrategyResume, KeepsTheOptimizerOfEachRankWhereRanksUseOtherParameters) {
   const TemporaryFolder folder;
-  spawn(2, [&](const Group& group) {
-    at::set_num_threads(1);
+  on_ranks(2, [&](const Group& group) {
     struct Run {
       explicit Run(const Group& group)
           : optimizer(adam, model, group, parse_strategy("local_sgd:period=8")) {}
@@ -155,16 +146,19 @@ TEST(StrategyResume, KeepsTheOptimizerOfEachRankWhereRanksUseOtherParameters) {
 
 TEST(StrategyResume, SaysWhatBeginsAnew) {
   const TemporaryFolder folder;
-  const auto changes = [&](const char* saved, const char* resumed) {
+  const auto changes = [&](const char* saved, const char* resumed, int ranks = 2) {
     std::string said;
-    spawn(2, [&](const Group& group) {
-      at::set_num_threads(1);
+    at::Tensor of_rank0;
+    on_ranks(2, [&](const Group& group) {
       Trainee run(group, saved);
-      for (int i = 0; i < 3; ++i) run.step();
+      for (int i = 0; i < 4; ++i) run.step();
       run.checkpoint().save(folder / "c", {}, group);
+      if (group.rank() == 0) of_rank0 = run.parameters();
+    });
+    on_ranks(ranks, [&](const Group& group) {
       Trainee next(group, resumed);
       const auto found = next.checkpoint().load(folder / "c", group).changes;
-      EXPECT_TRUE(next.parameters().equal(run.parameters()));
+      EXPECT_TRUE(next.parameters().equal(of_rank0));
       for (int i = 0; i < 2; ++i) next.step();
       if (group.rank() == 0) said = found;
     });
@@ -176,25 +170,8 @@ TEST(StrategyResume, SaysWhatBeginsAnew) {
   EXPECT_EQ(changes("topk:0.1,feedback=off", "topk:0.1"), anew);
   EXPECT_EQ(changes("power_sgd:rank=1", "power_sgd:rank=2"), anew);
   EXPECT_EQ(changes("topk:0.1", "threshold:0.1"), "");
-}
-
-TEST(StrategyResume, OptimizersOfOtherNumbersOfRanksGoOnFromRank0) {
-  const TemporaryFolder folder;
-  spawn(2, [&](const Group& group) {
-    at::set_num_threads(1);
-    Trainee run(group, "local_sgd:period=2");
-    for (int i = 0; i < 4; ++i) run.step();
-    run.checkpoint().save(folder / "c", {}, group);
-  });
-  spawn(3, [&](const Group& group) {
-    at::set_num_threads(1);
-    Trainee run(group, "local_sgd:period=2");
-    EXPECT_NE(run.checkpoint()
-                  .load(folder / "c", group)
-                  .changes.find("every rank's optimizer continues from rank 0's state"),
-              std::string::npos);
-    for (int i = 0; i < 2; ++i) run.step();
-  });
+  EXPECT_THAT(changes("local_sgd:period=2", "local_sgd:period=2", 3),
+              HasSubstr("every rank's optimizer continues from rank 0's state"));
 }
 
 TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
@@ -204,8 +181,7 @@ TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
       const auto after = ranks.second;
       const TemporaryFolder folder;
       at::Tensor unsent;
-      spawn(before, [&](const Group& group) {
-        at::set_num_threads(1);
+      on_ranks(before, [&](const Group& group) {
         Trainee run(group, strategy);
         for (int i = 0; i < 3; ++i) run.step();
         const auto sum = run.unsent();
@@ -213,13 +189,10 @@ TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
         run.checkpoint().save(folder / "c", {}, group);
       });
       EXPECT_GT(unsent.norm().item<double>(), 0) << strategy;
-      spawn(after, [&](const Group& group) {
-        at::set_num_threads(1);
+      on_ranks(after, [&](const Group& group) {
         Trainee run(group, strategy);
-        const auto changes = run.checkpoint().load(folder / "c", group).changes;
-        EXPECT_NE(changes.find("the residuals of the strategy are redistributed over the ranks"),
-                  std::string::npos)
-            << changes;
+        EXPECT_THAT(run.checkpoint().load(folder / "c", group).changes,
+                    HasSubstr("the residuals of the strategy are redistributed over the ranks"));
         EXPECT_TRUE(run.unsent().allclose(unsent, 1e-5, 1e-7))
             << strategy << ' ' << before << " to " << after;
         // Replicas stay in lockstep, which every step proves.

@@ -1,12 +1,8 @@
 // Files go from PyTorch to Lockstep and back; torch_interop.py is the other side.
-#include <sys/wait.h>
-
-#include <cstdlib>
 #include <map>
 
 #include "lockstep/model_files.h"
-#include "tests/matchers.h"
-#include "tests/train/checkpoint_failure.h"
+#include "tests/python.h"
 #include "tests/train/training.h"
 
 namespace lockstep::testing {
@@ -14,37 +10,18 @@ namespace {
 
 using Dict = c10::impl::GenericDict;
 
-constexpr int missing_package = 77;
-constexpr int missing_python = 127;
-
-struct Answer {
-  int code;
-  std::string text;
-};
-
-Answer python(const std::string& action, const std::filesystem::path& folder) {
-  const auto said = folder / "said";
-  const std::string command =
-      "'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR "/tests/train/torch_interop.py' " +
-      action + " '" + folder.string() + "' >'" + said.string() + "' 2>&1 </dev/null";
-  const int status = std::system(command.c_str());
-  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .text = testing::content(said)};
-}
-
-bool is_missing(const Answer& answer) {
-  return answer.code == missing_package || answer.code == missing_python;
-}
+constexpr const char* script = "tests/train/torch_interop.py";
 
 /// The files that torch_interop.py writes, once for all tests.
 class TorchInterop : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder = std::make_unique<TemporaryFolder>();
-    written = python("write", folder->path());
+    written = python(script, {"write", folder->path().string()});
   }
   static void TearDownTestSuite() { folder.reset(); }
   void SetUp() override {
-    if (is_missing(written)) GTEST_SKIP() << "no Python with torch: " << written.text;
+    if (written.is_missing()) GTEST_SKIP() << "no Python with torch: " << written.text;
     ASSERT_EQ(written.code, 0) << written.text;
   }
 
@@ -94,12 +71,11 @@ std::unique_ptr<TemporaryFolder> TorchInterop::folder;
 Answer TorchInterop::written;
 
 TEST_F(TorchInterop, AStateDictHasItsNamesAndValues) {
-  const Dict state = read("resnet18.pt").toGenericDict();
-  EXPECT_EQ(state.size(), 122u);
+  const Dict state = read("deep.pt").toGenericDict();
+  EXPECT_EQ(state.size(), 123u);
   EXPECT_EQ(state.begin()->key().toStringRef(), "conv1.weight");
-  EXPECT_EQ(state.at("layer4.0.downsample.0.weight").toTensor().sizes(),
-            (std::vector<std::int64_t>{512, 256, 1, 1}));
-  const at::Tensor counter = state.at("bn1.num_batches_tracked").toTensor();
+  EXPECT_EQ(state.at("layer.19.0.weight").toTensor().sizes(), at::IntArrayRef({64, 64, 3, 3}));
+  const at::Tensor counter = state.at("layer.0.1.num_batches_tracked").toTensor();
   EXPECT_EQ(counter.scalar_type(), at::kLong);
   EXPECT_EQ(counter.dim(), 0);
 
@@ -134,6 +110,10 @@ TEST_F(TorchInterop, TiedTensorsStayTied) {
   EXPECT_EQ(file.at("empty").toTensor().sizes(), (std::vector<std::int64_t>{0, 4}));
 }
 
+/// As torch_interop.py has them in every dtype.
+at::Tensor numbers(at::ScalarType dtype) { return torch::tensor({0, 1, 3}).to(dtype); }
+std::string python_name(at::ScalarType dtype) { return std::string(getDtypeNames(dtype).first); }
+
 /// Compares the bytes: LibTorch compares no float8.
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
@@ -141,30 +121,12 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 TEST_F(TorchInterop, EveryDtypeIsRead) {
-  const at::Tensor values = torch::tensor({0, 1, 3}, torch::kLong);
-  const std::pair<const char*, at::ScalarType> dtypes[] = {
-      {"float64", at::kDouble},
-      {"float16", at::kHalf},
-      {"bfloat16", at::kBFloat16},
-      {"int64", at::kLong},
-      {"int32", at::kInt},
-      {"int16", at::kShort},
-      {"int8", at::kChar},
-      {"uint8", at::kByte},
-      {"bool", at::kBool},
-      {"uint16", at::kUInt16},
-      {"uint32", at::kUInt32},
-      {"uint64", at::kUInt64},
-      {"complex64", at::kComplexFloat},
-      {"complex128", at::kComplexDouble},
-      {"complex32", at::kComplexHalf},
-      {"float8_e4m3fn", at::kFloat8_e4m3fn},
-      {"float8_e5m2", at::kFloat8_e5m2},
-      {"float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
-      {"float8_e5m2fnuz", at::kFloat8_e5m2fnuz}};
-  for (const auto& [name, dtype] : dtypes) {
-    const at::Tensor tensor = read(std::string(name) + ".pt").toTensor();
-    EXPECT_TRUE(same_bytes(tensor, values.to(dtype))) << name;
+  for (const auto dtype :
+       {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kChar,
+        at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat,
+        at::kComplexDouble, at::kComplexHalf, at::kFloat8_e4m3fn, at::kFloat8_e5m2,
+        at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz}) {
+    EXPECT_TRUE(same_bytes(read(python_name(dtype) + ".pt").toTensor(), numbers(dtype))) << dtype;
   }
 }
 
@@ -250,34 +212,33 @@ TEST_F(TorchInterop, PythonGoesOnWhereCppStopped) {
     write_torch_file(*folder / (std::string(kind.name) + ".cpp_done.pt"),
                      state_dict(*training.model));
   }
-  Dict values(c10::AnyType::get(), c10::AnyType::get());
-  values.insert("text", "über");
-  values.insert("big", -(std::int64_t{1} << 40));
-  values.insert("none", c10::IValue());
   c10::impl::GenericList list(c10::AnyType::get());
-  list.push_back(1);
-  list.push_back(2.5);
-  list.push_back(true);
-  list.push_back(c10::ivalue::Tuple::create(false, "x"));
-  values.insert("list", list);
+  for (const c10::IValue& one : {c10::IValue(1), c10::IValue(2.5), c10::IValue(true),
+                                 c10::IValue(c10::ivalue::Tuple::create(false, "x"))})
+    list.push_back(one);
   const at::Tensor tied = torch::randn({2, 2});
-  values.insert("a", tied);
-  values.insert("b", tied);
-  values.insert("t", torch::arange(6).reshape({2, 3}).t());
-  values.insert("scalar", torch::tensor(1.5F));
-  values.insert("empty", torch::empty({0, 4}));
   const at::Tensor complex = torch::randn({2, 2}, at::kComplexFloat);
-  values.insert("complex", complex);
-  values.insert("conjugate", complex.conj());
+  Dict values(c10::AnyType::get(), c10::AnyType::get());
+  const std::pair<const char*, c10::IValue> all[] = {{"text", "über"},
+                                                     {"big", -(std::int64_t{1} << 40)},
+                                                     {"none", {}},
+                                                     {"list", list},
+                                                     {"a", tied},
+                                                     {"b", tied},
+                                                     {"t", torch::arange(6).reshape({2, 3}).t()},
+                                                     {"scalar", torch::tensor(1.5F)},
+                                                     {"empty", torch::empty({0, 4})},
+                                                     {"complex", complex},
+                                                     {"conjugate", complex.conj()}};
+  for (const auto& [name, value] : all) values.insert(name, value);
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16, at::kUInt32,
                            at::kUInt64, at::kComplexDouble, at::kComplexHalf})
-    values.insert(std::string("of ") + toString(dtype), torch::tensor({0, 1, 3}).to(dtype));
+    values.insert("of " + python_name(dtype), numbers(dtype));
   write_torch_file(*folder / "values.pt", values);
   const Dict back = read("values.pt").toGenericDict();
   EXPECT_EQ(back.at("a").toTensor().data_ptr(), back.at("b").toTensor().data_ptr());
   EXPECT_EQ(back.at("big").toInt(), -(std::int64_t{1} << 40));
-
-  const Answer answer = python("continue", folder->path());
+  const Answer answer = python(script, {"continue", folder->path().string()});
   EXPECT_EQ(answer.code, 0) << answer.text;
 }
 
@@ -291,7 +252,14 @@ TEST(OptimizerDict, OfAdamIsNotThatOfAdamW) {
               HasSubstr("group 0: expected Adam, found AdamW"));
 }
 
-TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
+struct TiedNet : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 3));
+  torch::nn::Linear again = register_module("again", first);
+  at::Tensor tied = register_parameter("tied", torch::randn({2}));
+  at::Tensor same = register_parameter("same", tied);
+};
+
+TEST_F(TorchInterop, FilesGoToSafetensorsAndBack) {
   Training training;
   training.step(0);
   Checkpoint{.model = *training.model,
@@ -299,14 +267,17 @@ TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
              .generator = at::detail::getDefaultCPUGenerator()}
       .save(*folder / "checkpoint.safetensors", {.epoch = 3, .notes = {{"seed", "7"}}});
   write_torch_file(*folder / "expected.pt", state_dict(*training.model));
+  const auto dtypes = {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16,
+                       at::kUInt32,        at::kUInt64,      at::kComplexFloat};
   safetensors::Content dtypes_of_cpp;
-  for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16, at::kUInt32,
-                           at::kUInt64, at::kComplexFloat})
-    dtypes_of_cpp.tensors[toString(dtype)] = torch::tensor({0, 1, 3}).to(dtype);
+  for (const auto dtype : dtypes) dtypes_of_cpp.tensors[python_name(dtype)] = numbers(dtype);
   safetensors::write(*folder / "dtypes.safetensors", dtypes_of_cpp);
   write_torch_file(*folder / "draw.pt", torch::randn({5}));
-  const Answer answer = python("safetensors", folder->path());
-  if (is_missing(answer)) GTEST_SKIP() << answer.text;
+  const TiedNet tied, loaded;
+  Checkpoint{.model = tied}.save(*folder / "tied.safetensors");
+  write_torch_file(*folder / "tied_state.pt", state_dict(tied));
+  const Answer answer = python(script, {"safetensors", folder->path().string()});
+  if (answer.is_missing()) GTEST_SKIP() << answer.text;
   ASSERT_EQ(answer.code, 0) << answer.text;
 
   const auto content = safetensors::read(*folder / "python.safetensors");
@@ -314,36 +285,13 @@ TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
   EXPECT_EQ(content.metadata.at("who"), "python");
   EXPECT_TRUE(content.tensors.at("x").equal(torch::arange(6).reshape({2, 3}).to(at::kFloat)));
   EXPECT_TRUE(content.tensors.at("h").equal(torch::ones({3}, torch::kBFloat16)));
-  const at::Tensor values = torch::tensor({0, 1, 3});
-  const std::pair<const char*, at::ScalarType> dtypes[] = {{"float8_e4m3fn", at::kFloat8_e4m3fn},
-                                                           {"float8_e5m2", at::kFloat8_e5m2},
-                                                           {"uint16", at::kUInt16},
-                                                           {"uint32", at::kUInt32},
-                                                           {"uint64", at::kUInt64},
-                                                           {"complex64", at::kComplexFloat}};
-  for (const auto& [name, dtype] : dtypes)
-    EXPECT_TRUE(same_bytes(content.tensors.at(name), values.to(dtype))) << name;
-}
-
-TEST_F(TorchInterop, FilesOfTiedModelsAreThoseOfSafetensors) {
-  struct TiedNet : torch::nn::Module {
-    torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 3));
-    torch::nn::Linear again = register_module("again", first);
-    at::Tensor tied = register_parameter("tied", torch::randn({2}));
-    at::Tensor same = register_parameter("same", tied);
-  };
-  const TiedNet model;
-  Checkpoint{.model = model}.save(*folder / "tied.safetensors");
-  write_torch_file(*folder / "tied_state.pt", state_dict(model));
-  const Answer answer = python("tied", folder->path());
-  if (is_missing(answer)) GTEST_SKIP() << answer.text;
-  ASSERT_EQ(answer.code, 0) << answer.text;
-  const TiedNet loaded;
-  const auto content = safetensors::read(*folder / "python_tied.safetensors");
-  EXPECT_EQ(content.tensors.size(), 3U);
-  load_state_dict(loaded, content.tensors);
-  EXPECT_TRUE(loaded.again->weight.equal(model.first->weight * 2));
-  EXPECT_TRUE(loaded.same.equal(model.tied * 2));
+  for (const auto dtype : dtypes)
+    EXPECT_TRUE(same_bytes(content.tensors.at(python_name(dtype)), numbers(dtype))) << dtype;
+  const auto of_tied = safetensors::read(*folder / "python_tied.safetensors");
+  EXPECT_EQ(of_tied.tensors.size(), 3U);
+  load_state_dict(loaded, of_tied.tensors);
+  EXPECT_TRUE(loaded.again->weight.equal(tied.first->weight * 2));
+  EXPECT_TRUE(loaded.same.equal(tied.tied * 2));
 }
 
 }  // namespace

@@ -1,15 +1,18 @@
 #pragma once
 
-#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
+#include "lockstep/moving_average.h"
+#include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -28,6 +31,14 @@ struct Net : torch::nn::Module {
   torch::nn::Linear second;
   at::Tensor unused;
 };
+
+/// Copies of a model's parameters and buffers.
+inline std::vector<at::Tensor> values_of(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().clone());
+  for (const auto& tensor : model.buffers()) all.push_back(tensor.clone());
+  return all;
+}
 
 struct OptimizerKind {
   const char* name;
@@ -79,17 +90,30 @@ struct Training {
   CheckpointMeta load(const std::filesystem::path& path) {
     return load_checkpoint(path, *model, *optimizer);
   }
-
-  std::vector<at::Tensor> values() const {
-    std::vector<at::Tensor> all;
-    for (const auto& tensor : model->parameters()) all.push_back(tensor.detach().clone());
-    for (const auto& tensor : model->buffers()) all.push_back(tensor.clone());
-    return all;
-  }
+  std::vector<at::Tensor> values() const { return values_of(*model); }
 
   std::shared_ptr<Net> model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
+
+/// One parameter, whose value a test sets.
+struct Single : torch::nn::Module {
+  explicit Single(at::Tensor first = torch::zeros({3}, torch::kDouble)) {
+    const bool trainable = first.is_floating_point();
+    value = register_parameter("value", std::move(first), trainable);
+  }
+  void set(double to) {
+    const torch::NoGradGuard no_grad;
+    value.fill_(to);
+  }
+  at::Tensor value;
+};
+
+/// The values of the averaged model.
+inline std::vector<at::Tensor> values_of(MovingAverage& average, const torch::nn::Module& model) {
+  const auto averaged = average.apply();
+  return values_of(model);
+}
 
 inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());

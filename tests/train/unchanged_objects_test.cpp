@@ -7,9 +7,7 @@
 #include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
-#include "tests/train/checkpoint_failure.h"
 #include "tests/train/failed_load.h"
 #include "tests/train/training.h"
 
@@ -73,27 +71,22 @@ TEST(FailedStateLoads, OfEachOptimizerAtAnyTensor) {
 TEST(FailedStateLoads, OfAnOptimizerWithoutItsMasterParameterKeepsTheRate) {
   const TemporaryFolder folder;
   const auto path = folder / "c";
-  const auto train = [](torch::nn::Module& model, double lr) {
-    model.to(at::kBFloat16);
-    auto adamw = std::make_unique<FusedAdamW>(model.parameters(), torch::optim::AdamWOptions(lr),
-                                              LowPrecision::master);
-    for (auto& parameter : model.parameters()) parameter.mutable_grad() = at::ones_like(parameter);
-    adamw->step();
-    return adamw;
-  };
-  torch::nn::LinearImpl saved(2, 2), loaded(2, 2);
-  const auto of_saved = train(saved, 0.25);
-  save_checkpoint(path, saved, *of_saved);
+  torch::nn::LinearImpl model(2, 2);
+  model.to(at::kBFloat16);
+  FusedAdamW adamw(model.parameters(), torch::optim::AdamWOptions(0.25), LowPrecision::master);
+  for (auto& parameter : model.parameters()) parameter.mutable_grad() = at::ones_like(parameter);
+  adamw.step();
+  save_checkpoint(path, model, adamw);
   auto content = safetensors::read(path);
-  const auto of_loaded = train(loaded, 0.5);
+  adamw.param_groups()[0].options().set_lr(0.5);
   for (const std::string field : {"master_param", "exp_avg"}) {
     auto description = nlohmann::json::parse(content.metadata["optimizer"]);
     description["state"]["bias"].erase(field);
     content.metadata["optimizer"] = description.dump();
     safetensors::write(path, content);
-    EXPECT_THAT(failure([&] { load_checkpoint(path, loaded, *of_loaded); }),
+    EXPECT_THAT(failure([&] { load_checkpoint(path, model, adamw); }),
                 HasSubstr("parameter 'bias': expected " + field));
-    EXPECT_EQ(of_loaded->param_groups()[0].options().get_lr(), 0.5);
+    EXPECT_EQ(adamw.param_groups()[0].options().get_lr(), 0.5);
   }
 }
 
@@ -136,19 +129,19 @@ TEST(FailedStateLoads, OfAProgramsOwnObjectAreCheckpointErrors) {
 TEST(FailedStateLoads, OfAScheduleThatThrowsChangeNothing) {
   const TemporaryFolder folder;
   Training saved, loaded;
+  const auto checkpoint = [](const Training& of, LearningRate& rate) {
+    return Checkpoint{.model = *of.model, .optimizer = *of.optimizer, .rate = rate};
+  };
   LearningRate rate(*saved.optimizer, [](std::int64_t step) { return 1.0 + step; });
   rate.step();
-  Checkpoint{.model = *saved.model, .optimizer = *saved.optimizer, .rate = rate}.save(folder / "c");
+  checkpoint(saved, rate).save(folder / "c");
   LearningRate throwing(*loaded.optimizer, [](std::int64_t step) {
     if (step > 0) throw std::runtime_error("beyond the schedule");
     return 3.0;
   });
   const auto before = loaded.values();
   const auto state = throwing.state();
-  EXPECT_THROW(
-      (Checkpoint{.model = *loaded.model, .optimizer = *loaded.optimizer, .rate = throwing}.load(
-          folder / "c")),
-      std::runtime_error);
+  EXPECT_THROW(checkpoint(loaded, throwing).load(folder / "c"), std::runtime_error);
   EXPECT_THROW(throwing.load_state(rate.state()), std::runtime_error);
   expect_same(loaded.values(), before);
   EXPECT_EQ(throwing.state(), state);
@@ -160,9 +153,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, FailedStateLoad, ::testing::Values(1, 2));
 
 TEST_P(FailedStateLoad, OfStrategiesAndSeveralObjectsAtAnyTensor) {
   on_ranks(GetParam(), [](const Group& world) {
-    const auto check = [](const auto& object, const State& good, const std::string& what) {
-      State before;
-      for (const auto& [name, tensor] : object.state()) before[name] = tensor.clone();
+    const auto copy_of = [](State state) {
+      for (auto& [name, tensor] : state) tensor = tensor.clone();
+      return state;
+    };
+    const auto check = [&](const auto& object, const State& good, const std::string& what) {
+      const State before = copy_of(object.state());
       for (const auto& [name, tensor] : good) {
         for (const auto& [fault, spoil] : file_faults) {
           State state = good;
@@ -185,15 +181,11 @@ TEST_P(FailedStateLoad, OfStrategiesAndSeveralObjectsAtAnyTensor) {
         return ddp;
       };
       const auto first = trained(1), second = trained(2);
-      State good;
-      for (const auto& [name, tensor] : second->state()) good[name] = tensor.clone();
-      check(Stateful(*first), good, strategy.text());
+      check(Stateful(*first), copy_of(second->state()), strategy.text());
       torch::nn::LinearImpl layer(2, 2);
       MovingAverage average(layer), other_average(layer);
       const SeveralStateful several({average, *first});
-      State of_both;
-      for (const auto& [name, tensor] : SeveralStateful({other_average, *second}).state())
-        of_both[name] = tensor.clone();
+      const auto of_both = copy_of(SeveralStateful({other_average, *second}).state());
       average.update();
       check(several, of_both, "SeveralStateful");
     }
