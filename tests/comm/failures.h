@@ -1,10 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "lockstep/error.h"
 #include "tests/ranks.h"
