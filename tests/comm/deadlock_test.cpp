@@ -1,5 +1,4 @@
 #include <atomic>
-#include <thread>
 
 #include "comm/host/host.h"
 #include "comm/host/live_waits.h"

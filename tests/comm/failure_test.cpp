@@ -2,7 +2,6 @@
 #include <atomic>
 #include <future>
 #include <limits>
-#include <thread>
 
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"

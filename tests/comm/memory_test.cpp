@@ -2,8 +2,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -11,13 +9,11 @@
 #include <map>
 #include <numeric>
 #include <system_error>
-#include <thread>
 
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 // The memory that ranks share, and the world it holds.
 
@@ -50,30 +46,6 @@ TEST(Memory, IsReusedAndJoinedAgain) {
     if (round % 2 == 0) std::reverse(pieces.begin(), pieces.end());
   }
   EXPECT_NE(group->allocate(1 << 20), nullptr);
-}
-
-/// The output or error of fn in a child of this process, whose limits fn may change.
-std::string in_child(const std::function<std::string()>& fn) {
-  int ends[2];
-  EXPECT_EQ(::pipe(ends), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string text;
-    const auto error = message_of<std::exception>([&] { text = fn(); });
-    text += error;
-    const auto written = ::write(ends[1], text.data(), text.size());
-    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(got));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status)) << "the child was ended by signal " << WTERMSIG(status);
-  return text;
 }
 
 TEST(Memory, LimitsOfTheProcessAreNamed) {

@@ -1,13 +1,8 @@
 #include "core/system/process.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <csignal>
 #include <cstdlib>
-#include <iostream>
 #include <stdexcept>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -15,7 +10,6 @@
 #include "core/text.h"
 #include "tests/comm/failures.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 // Ranks that are processes, and end.
 
@@ -143,23 +137,10 @@ TEST(World, FailureOfTheWorldExplainsNothing) {
 
 // Children that a rank forks off. The rank's place in the world is its parent's.
 
-/// Runs fn in a child of this process, which ends as fn does. Throws when it ended otherwise than
-/// with exit code 0.
+/// Runs fn in a child of this process. Throws if the child has not ended with exit code 0.
 void in_a_child(const std::function<void()>& fn) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      fn();
-      ::_exit(0);
-    } catch (const std::exception& error) {
-      std::cerr << "child: " << error.what() << std::endl;
-      ::_exit(1);
-    }
-  }
-  int status = 0;
-  if (::waitpid(child, &status, 0) != child || status != 0) {
-    throw std::runtime_error(concat("the child ended with status ", status));
-  }
+  const auto text = in_child([&] { return fn(), std::string(); });
+  if (!text.empty()) throw std::runtime_error("child: " + text);
 }
 
 /// Throws unless fn throws an InvalidArgument that names the child.

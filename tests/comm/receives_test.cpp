@@ -1,7 +1,6 @@
 #include <array>
 #include <cstdint>
 #include <stop_token>
-#include <thread>
 
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"

@@ -3,20 +3,15 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <set>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "comm/control/address.h"
 #include "comm/host/host.h"
@@ -24,31 +19,18 @@
 #include "comm/host/world/arrivals.h"
 #include "core/system/process.h"
 #include "core/text.h"
-#include "lockstep/error.h"
+#include "tests/comm/failures.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::Descriptor;
-using namespace std::chrono_literals;
 
 /// A job of this test and of the processes that it forks.
 const auto test_process = ::getpid();
 std::string job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", test_process);
-}
-
-/// Runs the calls concurrently. Returns the error of each, "" if it threw nothing.
-std::vector<std::string> what_calls_threw(const std::vector<std::function<void()>>& calls) {
-  std::vector<std::string> texts(calls.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] { texts[i] = message_of<Error>(calls[i]); });
-  }
-  for (auto& thread : threads) thread.join();
-  return texts;
 }
 
 TEST(Rendezvous, RanksMeetInOneWorld) {
