@@ -1,8 +1,8 @@
 #include "tests/comm/conformance.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -118,38 +118,18 @@ void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
   data.expect(reduced(inputs, c, op), c.text(group, concat("all_reduce ", name(op))));
 }
 
-void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op) {
-  const auto inputs = make_inputs(DType::f32, c.count, group.size(), c.salt);
-  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
-  group.all_reduce(data.data(), c.count, op, wire).wait();
-  data.expect(reduced_halves(inputs, c, wire, op),
-              c.text(group, concat("all_reduce as ", name(wire.dtype))));
-}
-
 /// Values at the limits of the half formats: not finite, not normal, or rounded to such values.
 Bytes make_special(std::size_t count, int rank) {
   constexpr auto inf = std::numeric_limits<float>::infinity();
-  constexpr std::array specials{std::numeric_limits<float>::quiet_NaN(),
-                                inf,
-                                -inf,
-                                65504.0f,
-                                65519.0f,
-                                65520.0f,
-                                -7e4f,
-                                3e38f,
-                                6e-8f,
-                                -2e-8f,
-                                5.9e-5f,
-                                1e-40f,
-                                -0.0f,
-                                1.0f,
-                                -3.14159f};
+  constexpr float specials[] = {NAN,      inf,    -inf,  65504.0f, 65519.0f,
+                                65520.0f, -7e4f,  3e38f, 6e-8f,    -2e-8f,
+                                5.9e-5f,  1e-40f, -0.0f, 1.0f,     -3.14159f};
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     // Every second element is special on one rank at most.
     const auto turn = i / 2 + static_cast<std::size_t>(i % 2) * static_cast<std::size_t>(rank);
     const bool special = i % 2 == 1 || i / 2 % 7 == static_cast<std::size_t>(rank);
-    values[i] = special ? specials[turn % specials.size()] : 0.1f * static_cast<float>(i % 97);
+    values[i] = special ? specials[turn % std::size(specials)] : 0.1f * static_cast<float>(i % 97);
   }
   const auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
@@ -163,19 +143,24 @@ void unify_nans(std::byte* floats, std::size_t count) {
   }
 }
 
-void all_reduce_special_halves(Communicator& group, const Case& c, const Wire& wire) {
-  std::vector<Bytes> inputs;
-  for (int rank = 0; rank < group.size(); ++rank) inputs.push_back(make_special(c.count, rank));
+void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op,
+                       const std::vector<Bytes>& inputs) {
   const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
-  group.all_reduce(data.data(), c.count, ReduceOp::avg, wire).wait();
+  group.all_reduce(data.data(), c.count, op, wire).wait();
   unify_nans(data.data(), c.count);
-  auto expected = reduced_halves(inputs, c, wire, ReduceOp::avg);
+  auto expected = reduced_halves(inputs, c, wire, op);
   unify_nans(expected.data(), c.count);
-  data.expect(expected, c.text(group, concat("all_reduce of special ", name(wire.dtype))));
+  data.expect(expected, c.text(group, concat("all_reduce as ", name(wire.dtype))));
 }
 
 /// Each rank passes a factor of its own.
 double factor_of(int rank) { return 0.3 * (rank + 1); }
+
+std::vector<Bytes> multiplied_by_factors(DType dtype, std::vector<Bytes> inputs) {
+  for (std::size_t rank = 0; rank < inputs.size(); ++rank)
+    inputs[rank] = multiplied(dtype, inputs[rank], factor_of(static_cast<int>(rank)));
+  return inputs;
+}
 
 /// Root's buffer has the reduction, the others' are unchanged.
 void reduce(Communicator& group, Case c, Reduction reduction, int root, bool mixed) {
@@ -185,12 +170,7 @@ void reduce(Communicator& group, Case c, Reduction reduction, int root, bool mix
   group.reduce(data.data(), c.count, c.dtype, reduction, root).wait();
   const auto what = c.text(group, concat("reduce ", name(reduction.op), " to ", root));
   if (group.rank() != root) return data.expect(inputs[rank], what);
-  if (reduction.op == ReduceOp::premultiplied_sum) {
-    for (int from = 0; from < group.size(); ++from) {
-      auto& input = inputs[static_cast<std::size_t>(from)];
-      input = multiplied(c.dtype, input, factor_of(from));
-    }
-  }
+  if (reduction.op == ReduceOp::premultiplied_sum) inputs = multiplied_by_factors(c.dtype, inputs);
   c.sums.ring = false;
   data.expect(reduced(inputs, c, reduction.op), what);
 }
@@ -201,11 +181,7 @@ void premultiplied(Communicator& group, const Case& c) {
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto rank = static_cast<std::size_t>(group.rank());
   const auto inputs = make_inputs(c.dtype, c.count * ranks, group.size(), c.salt);
-  std::vector<Bytes> products;
-  for (int from = 0; from < group.size(); ++from) {
-    const auto& input = inputs[static_cast<std::size_t>(from)];
-    products.push_back(multiplied(c.dtype, input, factor_of(from)));
-  }
+  const auto products = multiplied_by_factors(c.dtype, inputs);
   const Buffer input(group, c.place, inputs[rank]);
   const Buffer output(group, c.place, Bytes(c.count * size_of(c.dtype)));
   group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, reduction).wait();
@@ -252,20 +228,6 @@ std::vector<Bytes> make_parts(const Case& c, const std::vector<std::size_t>& cou
   return parts;
 }
 
-void all_gather(Communicator& group, const Case& c, bool varying) {
-  const auto counts = counts_of(group, c, varying);
-  const auto inputs = make_parts(c, counts);
-  const Bytes expected = joined(inputs);
-  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
-  const Buffer output(group, c.place, Bytes(expected.size()));
-  if (varying) {
-    group.all_gather(input.data(), output.data(), counts, c.dtype).wait();
-  } else {
-    group.all_gather(input.data(), output.data(), c.count, c.dtype).wait();
-  }
-  output.expect(expected, c.text(group, varying ? "all_gather of varying counts" : "all_gather"));
-}
-
 void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varying) {
   const auto counts = counts_of(group, c, varying);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -275,85 +237,68 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
       std::accumulate(counts.begin(), counts.begin() + group.rank(), std::size_t{0});
   const Buffer input(group, c.place, inputs[rank]);
   const Buffer output(group, c.place, Bytes(counts[rank] * size_of(c.dtype)));
-  if (varying) {
-    group.reduce_scatter(input.data(), output.data(), counts, c.dtype, op).wait();
-  } else {
-    group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, op).wait();
-  }
+  const auto parts = varying ? Parts(counts) : Parts(c.count);
+  group.reduce_scatter(input.data(), output.data(), parts, c.dtype, op).wait();
   output.expect(slice(reduced_parts(inputs, c, total, op), c.dtype, begin, counts[rank]),
                 c.text(group, concat("reduce_scatter ", name(op))));
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
 }
 
+/// To the root, or to all ranks where it is -1.
 void gather(Communicator& group, const Case& c, int root, bool varying) {
   const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
   const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
-  const bool is_root = group.rank() == root;
-  const Bytes expected = is_root ? joined(inputs) : Bytes();
+  const bool has_output = root < 0 || group.rank() == root;
+  const Bytes expected = has_output ? joined(inputs) : Bytes();
   const Buffer output(group, c.place, Bytes(expected.size()));
-  auto* const to = is_root ? output.data() : nullptr;
-  (varying ? group.gather(input.data(), to, counts, c.dtype, root)
-           : group.gather(input.data(), to, c.count, c.dtype, root))
+  auto* const to = has_output ? output.data() : nullptr;
+  const auto parts = varying ? Parts(counts) : Parts(c.count);
+  (root < 0 ? group.all_gather(input.data(), to, parts, c.dtype)
+            : group.gather(input.data(), to, parts, c.dtype, root))
       .wait();
-  output.expect(
-      expected,
-      c.text(group, concat(varying ? "gather of varying counts to " : "gather to ", root)));
+  output.expect(expected, c.text(group, concat(root < 0 ? "all_gather" : "gather", " to ", root,
+                                               varying ? " of varying counts" : "")));
 }
 
 void scatter(Communicator& group, const Case& c, int root, bool varying) {
   const auto counts = counts_of(group, c, varying);
-  const auto parts = make_parts(c, counts);
-  const auto& mine = parts[static_cast<std::size_t>(group.rank())];
+  const auto inputs = make_parts(c, counts);
+  const auto& mine = inputs[static_cast<std::size_t>(group.rank())];
   const bool is_root = group.rank() == root;
-  const Buffer input(group, c.place, is_root ? joined(parts) : Bytes());
+  const Buffer input(group, c.place, is_root ? joined(inputs) : Bytes());
   const Buffer output(group, c.place, Bytes(mine.size()));
   const auto* const from = is_root ? input.data() : nullptr;
-  (varying ? group.scatter(from, output.data(), counts, c.dtype, root)
-           : group.scatter(from, output.data(), c.count, c.dtype, root))
-      .wait();
+  const auto parts = varying ? Parts(counts) : Parts(c.count);
+  group.scatter(from, output.data(), parts, c.dtype, root).wait();
   output.expect(
       mine,
       c.text(group, concat(varying ? "scatter of varying counts from " : "scatter from ", root)));
 }
 
-/// The part of one rank for another has a length of its own; some are empty.
-void all_to_all_varying(Communicator& group, const Case& c) {
-  const auto length = [&](int from, int to) {
-    return c.count * static_cast<std::size_t>((from + 2 * to) % 4) / 3;
-  };
+/// The part of one rank for another has a length of its own if they vary; some are empty.
+void all_to_all(Communicator& group, const Case& c, bool varying) {
   const auto part = [&](int from, int to) {
-    return make_input(c.dtype, length(from, to), 31 * from + to, c.salt);
+    const auto count =
+        varying ? c.count * static_cast<std::size_t>((from + 2 * to) % 4) / 3 : c.count;
+    return make_input(c.dtype, count, 31 * from + to, c.salt);
   };
-  std::vector<std::size_t> sent;
-  std::vector<std::size_t> received;
-  Bytes in;
-  Bytes expected;
+  std::vector<std::size_t> sent, received;
+  std::vector<Bytes> in, expected;
   for (int other = 0; other < group.size(); ++other) {
-    sent.push_back(length(group.rank(), other));
-    received.push_back(length(other, group.rank()));
-    const auto out = part(group.rank(), other);
-    in.insert(in.end(), out.begin(), out.end());
-    const auto from = part(other, group.rank());
-    expected.insert(expected.end(), from.begin(), from.end());
+    in.push_back(part(group.rank(), other));
+    expected.push_back(part(other, group.rank()));
+    sent.push_back(in.back().size() / size_of(c.dtype));
+    received.push_back(expected.back().size() / size_of(c.dtype));
   }
-  const Buffer input(group, c.place, in);
-  const Buffer output(group, place_of(c, group, true), Bytes(expected.size()));
-  group.all_to_all(input.data(), output.data(), sent, received, c.dtype).wait();
-  output.expect(expected, c.text(group, "all_to_all of varying counts"));
-  input.expect(in, c.text(group, "the input of all_to_all of varying counts"));
-}
-
-void all_to_all(Communicator& group, const Case& c) {
-  const auto size = static_cast<std::size_t>(group.size());
-  const auto inputs = make_inputs(c.dtype, c.count * size, group.size(), c.salt);
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const Buffer input(group, c.place, inputs[rank]);
-  const Buffer output(group, c.place, Bytes(inputs[rank].size()));
-  group.all_to_all(input.data(), output.data(), c.count, c.dtype).wait();
-  std::vector<Bytes> expected;
-  for (const auto& from : inputs) expected.push_back(slice(from, c.dtype, rank * c.count, c.count));
-  output.expect(joined(expected), c.text(group, "all_to_all"));
+  const Buffer input(group, c.place, joined(in));
+  const Buffer output(group, place_of(c, group, varying), Bytes(joined(expected).size()));
+  (varying ? group.all_to_all(input.data(), output.data(), sent, received, c.dtype)
+           : group.all_to_all(input.data(), output.data(), c.count, c.dtype))
+      .wait();
+  const auto* what = varying ? "all_to_all of varying counts" : "all_to_all";
+  output.expect(joined(expected), c.text(group, what));
+  input.expect(joined(in), c.text(group, concat("the input of ", what)));
 }
 
 void check_case(Communicator& group, const Case& c) {
@@ -366,27 +311,31 @@ void check_case(Communicator& group, const Case& c) {
   if (is_floating(c.dtype)) premultiplied(group, c);
   all_reduce(group, c, ReduceOp::sum, true);
   if (c.dtype == DType::f32) {
-    all_reduce_halves(group, c, {.dtype = DType::f16, .predivide = true}, ReduceOp::avg);
-    all_reduce_halves(group, c, {.dtype = DType::bf16, .clip = 2.5f}, ReduceOp::sum);
-    all_reduce_special_halves(group, c, {.dtype = DType::f16, .predivide = true});
-    all_reduce_special_halves(group, c, {.dtype = DType::f16, .clip = 6.6e4f});
-    all_reduce_special_halves(group, c, {.dtype = DType::bf16});
+    const auto inputs = make_inputs(DType::f32, c.count, group.size(), c.salt);
+    std::vector<Bytes> special;
+    for (int rank = 0; rank < group.size(); ++rank) special.push_back(make_special(c.count, rank));
+    const Wire f16{.dtype = DType::f16, .predivide = true};
+    all_reduce_halves(group, c, f16, ReduceOp::avg, inputs);
+    all_reduce_halves(group, c, {.dtype = DType::bf16, .clip = 2.5f}, ReduceOp::sum, inputs);
+    all_reduce_halves(group, c, f16, ReduceOp::avg, special);
+    all_reduce_halves(group, c, {.dtype = DType::f16, .clip = 6.6e4f}, ReduceOp::avg, special);
+    all_reduce_halves(group, c, {.dtype = DType::bf16}, ReduceOp::avg, special);
   }
   broadcast(group, c, 0);
   broadcast(group, c, last);
-  all_gather(group, c, false);
-  all_gather(group, c, true);
+  gather(group, c, /*root=*/-1, false);
+  gather(group, c, /*root=*/-1, true);
   reduce_scatter(group, c, ReduceOp::sum, false);
   reduce_scatter(group, c, has_reduction(c.dtype, ReduceOp::avg) ? ReduceOp::avg : ReduceOp::bxor,
                  true);
   gather(group, c, last, false);
   scatter(group, c, last, false);
-  all_to_all(group, c);
+  all_to_all(group, c, false);
   // Parts of different lengths depend on the size of an element only.
   if (c.dtype == DType::f32 || c.dtype == DType::i16) {
     gather(group, c, last, true);
     scatter(group, c, last, true);
-    all_to_all_varying(group, c);
+    all_to_all(group, c, true);
   }
   group.barrier().wait();
 }
@@ -398,16 +347,13 @@ void check_collectives(Communicator& group, const Sums& sums) {
   for (const auto dtype : all_dtypes) {
     for (const std::size_t count : {0, 1, 7, 1000, 5003}) {
       for (const auto place : {Place::group, Place::elsewhere}) {
-        check_case(group,
-                   {.dtype = dtype, .count = count, .place = place, .salt = ++salt, .sums = sums});
+        check_case(group, {dtype, count, place, ++salt, sums});
       }
     }
   }
   // Longer than every staging area, and not a multiple of anything.
   for (const auto place : {Place::group, Place::elsewhere}) {
-    check_case(
-        group,
-        {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt, .sums = sums});
+    check_case(group, {DType::f32, 200'003, place, ++salt, sums});
   }
 }
 
@@ -431,7 +377,7 @@ void check_in_flight(Communicator& group, const Sums& sums) {
   }
   for (std::size_t i = 0; i < operations; ++i) {
     const std::size_t count = inputs[i].front().size() / sizeof(float);
-    const Case c{.dtype = DType::f32, .count = count, .place = {}, .salt = 0, .sums = sums};
+    const Case c{DType::f32, count, Place::group, /*salt=*/0, sums};
     buffers[i]->expect(reduced(inputs[i], c, ReduceOp::sum),
                        concat("all_reduce ", i, " in flight"));
   }
@@ -474,10 +420,9 @@ void check_split(Communicator& group, const Sums& sums) {
   const auto half = group.split(group.rank() % 2, -group.rank());
   const int size = (group.size() + (group.rank() % 2 == 0 ? 1 : 0)) / 2;
   const int position = size - 1 - group.rank() / 2;
-  if (half->size() != size || half->rank() != position) {
-    throw std::runtime_error(concat("split: got rank ", half->rank(), " of ", half->size(),
-                                    ", expected ", position, " of ", size));
-  }
+  require(half->size() == size && half->rank() == position, group,
+          concat("split: got rank ", half->rank(), " of ", half->size(), ", expected ", position,
+                 " of ", size));
   // Both groups have outstanding operations at once; a wait in one advances the other.
   std::int64_t in_half = group.rank();
   std::int64_t in_all = group.rank();
@@ -493,27 +438,30 @@ void check_split(Communicator& group, const Sums& sums) {
   std::int64_t half_sum = 0;
   for (int rank = group.rank() % 2; rank < group.size(); rank += 2) half_sum += rank;
   const std::int64_t sum = std::int64_t{group.size()} * (group.size() - 1) / 2;
-  if (in_half != half_sum || in_all != sum) {
-    throw std::runtime_error(concat("split: got sums ", in_half, " and ", in_all, ", expected ",
-                                    half_sum, " and ", sum));
-  }
-  if (group.split(group.rank() == 0 ? 0 : -1, 0) == nullptr && group.rank() == 0) {
-    throw std::runtime_error("split: rank 0 got no group");
-  }
+  require(
+      in_half == half_sum && in_all == sum, group,
+      concat("split: got sums ", in_half, " and ", in_all, ", expected ", half_sum, " and ", sum));
+  require(group.split(group.rank() == 0 ? 0 : -1, 0) != nullptr || group.rank() != 0, group,
+          "split: got no group");
   Sums of_half{.ring = sums.ring};
   for (auto rank = static_cast<int>(sums.hosts.size()) - 1; rank >= 0; --rank) {
     if (rank % 2 == group.rank() % 2)
       of_half.hosts.push_back(sums.hosts[static_cast<std::size_t>(rank)]);
   }
-  check_case(*half, {.dtype = DType::f32,
-                     .count = 70'001,
-                     .place = Place::elsewhere,
-                     .salt = 1,
-                     .sums = of_half});
-  for (int i = 0; i < 50; ++i) {
-    const auto again = group.split(0, 0);
-    again->barrier().wait();
-  }
+  check_case(*half, {DType::f32, 70'001, Place::elsewhere, /*salt=*/1, of_half});
+  for (int i = 0; i < 50; ++i) group.split(0, 0)->barrier().wait();
+}
+
+void check_backend(Communicator& group, const Sums& sums) {
+  check_collectives(group, sums);
+  check_in_flight(group, sums);
+  check_skew(group);
+  check_places(group);
+  check_split(group, sums);
+  check_messages(group);
+  check_tags(group);
+  check_waits(group);
+  check_denormals(group);
 }
 
 }  // namespace lockstep::testing

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "comm/communicator.h"
 
 namespace lockstep::testing {
@@ -45,13 +41,16 @@ void check_messages(Communicator& group);
 /// Messages by tag and from any source, and their cancellation, where messages are matched by tag.
 void check_tags(Communicator& group);
 
+/// Waits with a limit, for any of several operations, and until another thread requests a stop.
+void check_waits(Communicator& group);
+
+/// All that is above.
+void check_backend(Communicator& group, const Sums& sums = {});
+
 /// Groups that only their members create, where the backend has such.
 void check_new_group(Communicator& group);
 /// The sum of the numbers that the ranks pass.
 std::int64_t sum_of_ranks(Communicator& group, int rank);
-
-/// Waits with a limit, for any of several operations, and until another thread requests a stop.
-void check_waits(Communicator& group);
 
 /// Throws: std::runtime_error naming the rank unless it is as expected.
 void require(bool as_expected, const Communicator& group, const std::string& what);

@@ -1,10 +1,5 @@
 #include <atomic>
-#include <chrono>
-#include <memory>
-#include <thread>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "comm/host/host.h"
 #include "comm/host/live_waits.h"
 #include "comm/host/world/arena.h"
@@ -18,67 +13,68 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr auto far_off = 10min;
+/// Expects such an error of every rank.
+void expect_deadlock(int n, const RankFunction& fn,
+                     const ::testing::Matcher<const std::string&>& error) {
+  EXPECT_THAT(what_ranks_threw(n, fn, 10min), Each(error));
+}
 
 Work sum(Communicator& group) {
   return group.all_reduce(floats + 16 * group.rank(), 8, DType::f32, ReduceOp::sum);
 }
 
 TEST(Deadlock, OfTwoGroupsIsNamedOnEveryRankWithItsWrappers) {
-  const auto texts = what_ranks_threw(
-      2,
-      [](const auto& world) {
-        const auto other = world->split(0, 0);
-        Source source{.owner = Source::Owner::distributed_data_parallel,
-                      .content = Source::Content::gradients,
-                      .number = 1,
-                      .bucket = 0};
-        if (world->rank() == 1) source.bucket = 3;
-        auto& group = world->rank() == 0 ? *world : *other;
-        const SourceScope scope(group, source);
-        sum(group).wait();
-      },
-      far_off);
-  EXPECT_THAT(
-      texts, Each(HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the "
-                            "gradients of DistributedDataParallel #1) for rank 1, rank 1 waits in "
-                            "all_reduce #1 of group 1 (ranks 0, 1) (bucket 3 of the gradients of "
-                            "DistributedDataParallel #1) for rank 0; issue the operations of "
-                            "groups that share ranks in the same order on all of them")));
+  const auto waits = [](const auto& world) {
+    const auto other = world->split(0, 0);
+    Source source{.owner = Source::Owner::distributed_data_parallel,
+                  .content = Source::Content::gradients,
+                  .number = 1,
+                  .bucket = 3 * world->rank()};
+    auto& group = world->rank() == 0 ? *world : *other;
+    const SourceScope scope(group, source);
+    sum(group).wait();
+  };
+  expect_deadlock(
+      2, waits,
+      HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
+                "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
+                "group 1 (ranks 0, 1) (bucket 3 of the gradients of DistributedDataParallel #1) "
+                "for rank 0; issue the operations of groups that share ranks in the same order "
+                "on all of them"));
 }
 
 TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
-  const auto texts = what_ranks_threw(
-      2,
-      [](const auto& world) {
-        const auto other = world->split(0, 0);
-        auto& group = world->rank() == 0 ? *world : *other;
-        std::vector<Work> works;
-        for (int i = 0; i < 40; ++i) works.push_back(sum(group));
-        for (auto& work : works) work.wait();
-      },
-      far_off);
-  EXPECT_THAT(texts, Each(HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world")));
+  const auto waits = [](const auto& world) {
+    const auto other = world->split(0, 0);
+    auto& group = world->rank() == 0 ? *world : *other;
+    std::vector<Work> works;
+    for (int i = 0; i < 40; ++i) works.push_back(sum(group));
+    for (auto& work : works) work.wait();
+  };
+  expect_deadlock(2, waits, HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world"));
 }
 
-TEST(Deadlock, OfMessagesAndCollectivesIsFound) {
-  const auto texts = what_ranks_threw(
-      2,
-      [](const auto& world) {
-        if (world->rank() == 0) world->barrier().wait();
-        world->recv(floats, 1, DType::f32, 0).wait();
-      },
-      far_off);
-  EXPECT_THAT(texts,
-              Each(HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
-                             "recv #1 from rank 0 of the world for rank 0")));
-}
-
-TEST(Deadlock, OfARankWithItselfIsFound) {
-  const auto texts = what_ranks_threw(
-      1, [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); }, far_off);
-  EXPECT_THAT(texts, Each(HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world "
-                                    "for rank 0;")));
+TEST(Deadlock, OfMessagesIsFound) {
+  const auto receives = [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); };
+  expect_deadlock(
+      1, receives,
+      HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"));
+  const auto with_a_collective = [&](const auto& world) {
+    if (world->rank() == 0) world->barrier().wait();
+    receives(world);
+  };
+  expect_deadlock(2, with_a_collective,
+                  HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
+                            "recv #1 from rank 0 of the world for rank 0"));
+  const auto from_any_source = [&](const auto& world) {
+    if (world->rank() == 0) world->recv(floats, 1, DType::f32, any_source).wait();
+    receives(world);
+  };
+  expect_deadlock(
+      3, from_any_source,
+      AllOf(HasSubstr("deadlock: "),
+            HasSubstr("rank 0 waits in recv #1 from any rank of the world for ranks 1, 2"),
+            HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")));
 }
 
 /// A world whose ranks do nothing, and what they say that they wait in.
@@ -111,6 +107,9 @@ class Waits : public ::testing::Test {
     return message;
   }
   host::Waited message_from_rank_0() { return message(1, Collective::recv, 0); }
+  std::optional<detail::Deadlock> found_by(int rank) const {
+    return detail::find_deadlock(host::live_waits(arena_), rank);
+  }
   host::PublishedWait wait(int rank, Collective collective, int peer) {
     return {arena_.rank(rank), message(rank, collective, peer)};
   }
@@ -120,31 +119,27 @@ class Waits : public ::testing::Test {
   host::Block block_ = arena_.world_block();
 };
 
-TEST_F(Waits, ForARankThatComputesAreNoDeadlock) {
+TEST_F(Waits, ForRanksThatComputeOrHaveBegunTheOperationAreNoDeadlock) {
   const auto first = wait(0, 2);
   begin(0, 2);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
-}
-
-TEST_F(Waits, ForAnOperationThatAllHaveBegunAreNoDeadlock) {
-  for (int rank = 0; rank < 3; ++rank) begin(rank, 2);
-  const auto first = wait(0, 2);
+  EXPECT_FALSE(found_by(0));
+  for (const int rank : {1, 2}) begin(rank, 2);
   const auto second = wait(1, 2);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_FALSE(found_by(0));
 }
 
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);
   auto second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
-  const auto found = detail::find_deadlock(host::live_waits(arena_), 0);
+  const auto found = found_by(0);
   ASSERT_TRUE(found);
-  EXPECT_EQ(found, detail::find_deadlock(host::live_waits(arena_), 1));
+  EXPECT_EQ(found, found_by(1));
   EXPECT_EQ(found->rank_at_fault(), 1);
   second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
-  EXPECT_NE(found, detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_NE(found, found_by(0));
   second.reset();
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_FALSE(found_by(0));
 }
 
 /// Rank 0 and rank 1 wait for each other in turn, never at the same time.
@@ -160,8 +155,7 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
   int found = 0;
   const auto end = std::chrono::steady_clock::now() + 300ms;
   while (std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 100; ++i)
-      found += detail::find_deadlock(host::live_waits(arena_), 0) ? 1 : 0;
+    for (int i = 0; i < 100; ++i) found += found_by(0) ? 1 : 0;
   }
   over = true;
   ranks.join();
@@ -171,11 +165,11 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
 TEST_F(Waits, ForAnySourceAreNoDeadlockWhileOneRankComputes) {
   const auto any = wait(0, Collective::recv, any_source);
   const auto other = wait(1, Collective::recv, 0);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1));
+  EXPECT_FALSE(found_by(0));
+  EXPECT_FALSE(found_by(1));
   const auto last = wait(2, Collective::recv, 1);
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 2));
+  EXPECT_TRUE(found_by(0));
+  EXPECT_TRUE(found_by(2));
 }
 
 TEST_F(Waits, ForAnySourceEndByAMessageThatIsNotTaken) {
@@ -183,11 +177,10 @@ TEST_F(Waits, ForAnySourceEndByAMessageThatIsNotTaken) {
   const auto other = wait(1, Collective::send, 0);
   const auto last = wait(2, Collective::recv, 1);
   block_.mailbox(1, 0).sends_begun.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 2));
+  EXPECT_FALSE(found_by(0));
+  EXPECT_FALSE(found_by(2));
   block_.mailbox(1, 0).taken.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 1))
-      << "rank 0 has taken the message of rank 1";
+  EXPECT_FALSE(found_by(1)) << "rank 0 has taken the message of rank 1";
 }
 
 TEST_F(Waits, OfASendThatFindsNoReceiveAreADeadlock) {
@@ -195,9 +188,9 @@ TEST_F(Waits, OfASendThatFindsNoReceiveAreADeadlock) {
   const auto other = wait(1, Collective::send, 2);
   const auto last = wait(2, Collective::recv, 0);
   block_.mailbox(1, 2).sends_begun.store(1);
-  EXPECT_TRUE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_TRUE(found_by(0));
   block_.mailbox(1, 2).open_recvs.store(1);
-  EXPECT_FALSE(detail::find_deadlock(host::live_waits(arena_), 0));
+  EXPECT_FALSE(found_by(0));
 }
 
 }  // namespace

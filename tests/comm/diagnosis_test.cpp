@@ -66,10 +66,13 @@ class Records {
     }
     return ranks;
   }
-  Diagnosis diagnose(State state_of_first = State::running) const {
+  Diagnosis diagnose(State state_of_first = State::running, double least = 0) const {
     auto ranks = observed();
     ranks.front().state = state_of_first;
-    return detail::diagnose(ranks, 0);
+    return detail::diagnose(ranks, least);
+  }
+  std::optional<detail::Deadlock> deadlock_of(int rank) const {
+    return detail::find_deadlock(detail::recorded_waits(observed()), rank);
   }
 
  private:
@@ -205,45 +208,45 @@ class RecordedDeadlock : public ::testing::Test {
 };
 
 TEST_F(RecordedDeadlock, IsTheSameForEachOfItsRanks) {
-  const auto found = detail::find_deadlock(detail::recorded_waits(records_.observed()), 1);
+  const auto found = records_.deadlock_of(1);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->text(),
             "deadlock: rank 0 waits in all_reduce #1 of the world for rank 1, rank 1 waits in "
             "barrier #1 of group 2 of ranks 0, 1 for rank 0; issue the operations of groups that "
             "share ranks in the same order on all of them");
   EXPECT_EQ(found->rank_at_fault(), 1);
-  EXPECT_EQ(found, detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_EQ(found, records_.deadlock_of(0));
 }
 
 TEST_F(RecordedDeadlock, OfLaterWaitsIsAnotherOne) {
-  const auto found = detail::find_deadlock(detail::recorded_waits(records_.observed()), 0);
+  const auto found = records_.deadlock_of(0);
   records_.of(1).end_wait();
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_FALSE(records_.deadlock_of(0));
   records_.wait_in_second_group(1, 2);
-  EXPECT_NE(found, detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_NE(found, records_.deadlock_of(0));
 }
 
 TEST_F(RecordedDeadlock, IsNoneOfAWaitThatSomethingElseMayEnd) {
   records_.of(1).end_wait();
   records_.of(1).begin_wait(
       records_.of(1).issued(1, {.collective = Collective::barrier, .sequence = 2}, -1, 0), false);
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_FALSE(records_.deadlock_of(0));
 }
 
 TEST_F(RecordedDeadlock, IsNoneOfAGroupThatTheOtherRankHasLeft) {
   records_.of(0).remove_group(1);
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_FALSE(records_.deadlock_of(0));
 }
 
 TEST_F(RecordedDeadlock, IsNoneWhileTheOperationIsInTransit) {
   records_.issue(1, 1);
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_FALSE(records_.deadlock_of(0));
 }
 
 /// Operations of further groups share the last entry.
 TEST_F(RecordedDeadlock, IsNoneOfMoreGroupsThanARecordHas) {
   for (std::size_t i = 2; i < detail::FlightFile::most_groups; ++i) records_.add_second_group(0);
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records_.observed()), 0));
+  EXPECT_FALSE(records_.deadlock_of(0));
 }
 
 /// A message with another tag may have arrived.
@@ -251,21 +254,17 @@ TEST(RecordedDeadlockOfMessages, IsNoneIfTheSenderHasSent) {
   Records records(2, {0, 1});
   records.wait(0, 1, Collective::recv, 1);
   records.wait(1, 1, Collective::recv, 0);
-  EXPECT_TRUE(detail::find_deadlock(detail::recorded_waits(records.observed()), 0));
+  EXPECT_TRUE(records.deadlock_of(0));
   records.of(1).end_wait();
   records.of(1).ended(records.issue(1, 1, Collective::send, 0));
   records.wait(1, 2, Collective::recv, 0);
-  EXPECT_FALSE(detail::find_deadlock(detail::recorded_waits(records.observed()), 0));
+  EXPECT_FALSE(records.deadlock_of(0));
 }
 
 TEST(Diagnosis, DoesNotConsiderShortWaits) {
   Records records(2, {0, 1});
   records.wait(0, 1);
-  std::vector<ObservedRank> ranks;
-  for (auto& record : detail::read_flight_records()) {
-    if (record->file().pid == ::getpid()) ranks.push_back({.record = record});
-  }
-  const auto found = detail::diagnose(ranks, 60);
+  const auto found = records.diagnose(State::running, 60);
   EXPECT_EQ(found.kind, Kind::none);
   EXPECT_THAT(found.text, IsEmpty());
 }

@@ -6,21 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
-#include "comm/host/host.h"
-#include "comm/host/world/world.h"
 #include "core/text.h"
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
@@ -31,6 +21,12 @@ namespace {
 using detail::FlightFile;
 using detail::FlightRecord;
 using detail::FlightRecorder;
+
+auto recorder_of_size(int size, int rank = 0) {
+  return FlightRecorder::create({.backend = "test", .rank = rank, .size = size});
+}
+
+constexpr std::array two_ranks{0, 1};
 
 Operation barrier(std::uint64_t sequence) {
   return {.collective = Collective::barrier, .sequence = sequence};
@@ -46,8 +42,8 @@ std::shared_ptr<const FlightRecord> record_of_size(int size) {
 
 /// Another version of Lockstep may have written them.
 TEST(FlightRecords, RemovesOldFilesThatAreNoRecords) {
-  constexpr pid_t no_process = 99'999'999;
-  const auto file = [&](int number) {
+  const auto file = [](int number) {
+    constexpr pid_t no_process = 99'999'999;
     return std::filesystem::path(detail::flight_folder) /
            detail::concat(detail::flight_prefix(), no_process, '-', number, ".flight");
   };
@@ -63,9 +59,8 @@ TEST(FlightRecords, RemovesOldFilesThatAreNoRecords) {
 }
 
 TEST(FlightRecorder, KeepsTheLastOperations) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 3, .size = 901});
-  const std::array members{3, 5};
-  const auto group = recorder->add_group(members);
+  const auto recorder = recorder_of_size(901, 3);
+  const auto group = recorder->add_group(std::array{3, 5});
   constexpr std::uint64_t count = FlightFile::capacity + 44;
   for (std::uint64_t i = 1; i <= count; ++i) {
     const auto number = recorder->issued(group, barrier(i), -1, 8);
@@ -93,7 +88,7 @@ TEST(FlightRecorder, KeepsTheLastOperations) {
 }
 
 TEST(FlightRecorder, KeepsTheTimesOfSteps) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 908});
+  const auto recorder = recorder_of_size(908);
   EXPECT_FALSE(record_of_size(908)->last_step());
   double last = 0;
   for (std::uint64_t step = 1; step <= FlightFile::step_times + 3; ++step) {
@@ -120,31 +115,30 @@ TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
 }
 
 TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});
+  const auto recorder = recorder_of_size(907);
   const auto group = recorder->add_group(std::array{0});
   const auto path = record_of_size(907)->path();
   std::atomic<bool> over{false};
   std::thread writer([&] {
     for (std::uint64_t i = 1; !over; ++i) recorder->issued(group, barrier(i), -1, i);
   });
-  std::size_t read = 0;
-  std::size_t torn = 0;
+  int read = 0;
+  int torn = 0;
   for (int turn = 0; turn < 2000; ++turn) {
-    const auto record = FlightRecord::read(path);
-    for (const auto& entry : record->entries()) {
+    for (const auto& entry : FlightRecord::read(path)->entries()) {
       ++read;
       torn += entry.number != entry.sequence || entry.number != entry.bytes ? 1 : 0;
     }
   }
   over = true;
   writer.join();
-  EXPECT_GT(read, 0U);
-  EXPECT_EQ(torn, 0U) << "of " << read;
+  EXPECT_GT(read, 0);
+  EXPECT_EQ(torn, 0) << "of " << read;
 }
 
 /// A path in flight_folder of a recorder that this process makes later.
 std::filesystem::path next_path(int recorders) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});
+  const auto recorder = recorder_of_size(907);
   const auto name = record_of_size(907)->path().filename().string();
   const auto dash = name.rfind('-');
   return std::filesystem::path(detail::flight_folder) /
@@ -156,7 +150,7 @@ TEST(FlightRecorder, SaysWhoHasTakenItsName) {
   const auto path = next_path(1);
   std::ofstream(path) << "in the way";
   ::testing::internal::CaptureStderr();
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 3, .size = 908});
+  const auto recorder = recorder_of_size(908, 3);
   const auto text = ::testing::internal::GetCapturedStderr();
   std::filesystem::remove(path);
   EXPECT_EQ(text, detail::concat("lockstep: flight recorder: rank 3 cannot create ",
@@ -172,7 +166,7 @@ TEST(FlightRecorder, SaysWhoHasTakenItsName) {
 TEST(FlightRecords, OfAnotherUserAreNoneOfThisUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   constexpr uid_t nobody = 65534;
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 909});
+  const auto recorder = recorder_of_size(909);
   const auto path = record_of_size(909)->path();
   ASSERT_EQ(::chown(path.c_str(), nobody, nobody), 0);
   EXPECT_EQ(record_of_size(909), nullptr);
@@ -182,9 +176,8 @@ TEST(FlightRecords, OfAnotherUserAreNoneOfThisUser) {
 }
 
 TEST(FlightRecorder, BelongsToTheProcessThatMadeIt) {
-  auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 903});
-  const std::array members{0, 1};
-  const auto group = recorder->add_group(members);
+  auto recorder = recorder_of_size(903);
+  const auto group = recorder->add_group(two_ranks);
   const pid_t child = ::fork();
   if (child == 0) {
     recorder->remove_group(group);
@@ -192,8 +185,8 @@ TEST(FlightRecorder, BelongsToTheProcessThatMadeIt) {
     recorder.reset();
     std::exit(0);  // runs the handlers of atexit()
   }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  int status = -1;
+  ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   const auto record = record_of_size(903);
   ASSERT_NE(record, nullptr);
@@ -202,14 +195,13 @@ TEST(FlightRecorder, BelongsToTheProcessThatMadeIt) {
 }
 
 TEST(FlightRecorder, NamesGroupsOfTheSameMembers) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 904});
-  const std::array members{0, 1};
-  const auto first = recorder->add_group(members);
-  const auto second = recorder->add_group(members);
+  const auto recorder = recorder_of_size(904);
+  const auto first = recorder->add_group(two_ranks);
+  const auto second = recorder->add_group(two_ranks);
   recorder->issued(first, barrier(1), -1, 0);
   recorder->issued(second, barrier(2), -1, 0);
   recorder->remove_group(first);
-  const auto third = recorder->add_group(members);
+  const auto third = recorder->add_group(two_ranks);
   recorder->issued(third, barrier(3), -1, 0);
   const auto record = record_of_size(904);
   const auto& entries = record->entries();
@@ -219,12 +211,11 @@ TEST(FlightRecorder, NamesGroupsOfTheSameMembers) {
 }
 
 TEST(FlightRecorder, KeepsTheFirstFailure) {
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 905});
+  const auto recorder = recorder_of_size(905);
   recorder->fail("the first", 7);
   recorder->fail("the second", 8);
-  const auto record = record_of_size(905);
-  EXPECT_EQ(record->failure(), "the first");
-  EXPECT_EQ(record->file().failed_rank.load(), 7);
+  EXPECT_EQ(record_of_size(905)->failure(), "the first");
+  EXPECT_EQ(record_of_size(905)->file().failed_rank.load(), 7);
 }
 
 TEST(FlightRecord, OtherFilesAreRefused) {
@@ -243,12 +234,9 @@ TEST(FlightRecord, OtherFilesAreRefused) {
 /// Every byte of a record may be wrong: its reader must not crash.
 TEST(FlightRecord, OfRandomBytesIsRead) {
   const TemporaryFolder folder;
-  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 906});
-  const std::array members{0, 1};
-  recorder->issued(recorder->add_group(members), barrier(1), -1, 0);
-  const auto path = record_of_size(906)->path();
-  std::ifstream in(path, std::ios::binary);
-  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  const auto recorder = recorder_of_size(906);
+  recorder->issued(recorder->add_group(two_ranks), barrier(1), -1, 0);
+  const auto good = content(record_of_size(906)->path());
   ASSERT_EQ(good.size(), sizeof(FlightFile));
   std::uint64_t state = 1;
   for (int turn = 0; turn < 50; ++turn) {
@@ -273,10 +261,8 @@ TEST(FlightRecord, HasTheOperationsOfARank) {
     group->broadcast(values.data(), 2, DType::f32, 1).wait();
     world->barrier().wait();
     for (const auto& record : detail::read_flight_records()) {
-      if (record->file().pid != ::getpid() || record->rank() != world->rank() ||
-          record->size() != 2) {
-        continue;
-      }
+      if (record->file().pid != ::getpid() || record->rank() != world->rank()) continue;
+      if (record->size() != 2) continue;
       const auto& entries = record->entries();
       ASSERT_GE(entries.size(), 3U);
       const auto& reduce = entries[entries.size() - 3];

@@ -2,11 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "tests/ranks.h"
 
 // Values are worked out by hand.
@@ -108,22 +105,16 @@ TEST(Shards, HoldWholeParameters) {
   EXPECT_EQ(at_offsets(offsets, 800, 2, 0), (Counts{400, 400}));
   EXPECT_EQ(at_offsets(offsets, 800, 3, 0), (Counts{300, 100, 400}));
   EXPECT_EQ(at_offsets(offsets, 800, 8, 4), (Counts{0, 0, 0, 0, 300, 100, 300, 100}));
-}
-
-TEST(Shards, GoToLeadersInTurnWhereTheyCannotBeCut) {
-  const Counts whole{0};
+  const Counts whole{0};  // goes to the leaders in turn
   EXPECT_EQ(at_offsets(whole, 50, 3, 0), (Counts{50, 0, 0}));
   EXPECT_EQ(at_offsets(whole, 50, 3, 1), (Counts{0, 50, 0}));
   EXPECT_EQ(at_offsets(whole, 50, 3, 5), (Counts{0, 0, 50}));
   EXPECT_EQ(at_offsets({}, 50, 2, 0), (Counts{50, 0}));
   EXPECT_EQ(at_offsets(whole, 0, 2, 0), (Counts{0, 0}));
-}
-
-TEST(Shards, OfRanksThatLeadNoneAreEmpty) {
-  const auto shards = Shards::at_offsets(rank_of(3, 5, 2), Counts{0, 30}, 60, 0);
-  EXPECT_EQ(shards.counts(), (Counts{30, 30, 0, 0, 0}));
-  EXPECT_EQ(shards.own().begin, 60U);
-  EXPECT_EQ(shards.own().length, 0U);
+  const auto of_no_leader = Shards::at_offsets(rank_of(3, 5, 2), Counts{0, 30}, 60, 0);
+  EXPECT_EQ(of_no_leader.counts(), (Counts{30, 30, 0, 0, 0}));
+  EXPECT_EQ(of_no_leader.own().begin, 60U);
+  EXPECT_EQ(of_no_leader.own().length, 0U);
 }
 
 }  // namespace

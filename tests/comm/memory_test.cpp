@@ -2,28 +2,18 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <numeric>
-#include <string>
 #include <system_error>
-#include <thread>
-#include <vector>
 
 #include "comm/host/host.h"
-#include "core/text.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 // The memory that ranks share, and the world it holds.
 
@@ -56,43 +46,6 @@ TEST(Memory, IsReusedAndJoinedAgain) {
     if (round % 2 == 0) std::reverse(pieces.begin(), pieces.end());
   }
   EXPECT_NE(group->allocate(1 << 20), nullptr);
-}
-
-TEST(Memory, OutlivesItsGroup) {
-  std::shared_ptr<std::byte> memory;
-  {
-    const auto group = host::create(host::World::create(1), 0, {});
-    memory = group->allocate(1000);
-  }
-  memory.get()[999] = std::byte{7};
-  EXPECT_EQ(memory.get()[999], std::byte{7});
-}
-
-/// The output or error of fn in a child of this process, whose limits fn may change.
-std::string in_child(const std::function<std::string()>& fn) {
-  int ends[2];
-  EXPECT_EQ(::pipe(ends), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string text;
-    try {
-      text = fn();
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    const auto written = ::write(ends[1], text.data(), text.size());
-    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(got));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status)) << "the child was ended by signal " << WTERMSIG(status);
-  return text;
 }
 
 TEST(Memory, LimitsOfTheProcessAreNamed) {
@@ -262,17 +215,26 @@ TEST(Memory, ShortageInACollectiveEndsTheWorld) {
   }
 }
 
-/// The flags of every mapping of a world's memory in this process.
-std::vector<std::string> flags_of_worlds() {
-  std::vector<std::string> flags;
+/// The mappings of all worlds' memory in this process.
+struct Mappings {
+  std::size_t bytes = 0;
+  std::vector<std::string> flags;  ///< of each
+};
+Mappings mappings_of_worlds() {
+  Mappings found;
   std::ifstream in("/proc/self/smaps");
   bool of_world = false;
   for (std::string line; std::getline(in, line);) {
     // Only a mapping's first line has a range of addresses.
-    if (line.find('-') < line.find(' ')) of_world = line.find("memfd:lockstep-world") != line.npos;
-    if (of_world && line.starts_with("VmFlags:")) flags.push_back(line + " ");
+    if (const auto dash = line.find('-'); dash < line.find(' ')) {
+      of_world = line.find("memfd:lockstep-world") != line.npos;
+      if (!of_world) continue;
+      found.bytes +=
+          std::stoull(line.substr(dash + 1), nullptr, 16) - std::stoull(line, nullptr, 16);
+    }
+    if (of_world && line.starts_with("VmFlags:")) found.flags.push_back(line + " ");
   }
-  return flags;
+  return found;
 }
 
 TEST(Memory, IsLeftOutOfCoreDumps) {
@@ -282,36 +244,22 @@ TEST(Memory, IsLeftOutOfCoreDumps) {
   const auto group = host::create(world, 0, {});
   const auto memory = group->allocate(40 << 20);
   other.join();
-  EXPECT_THAT(flags_of_worlds(), AllOf(SizeIs(Ge(2U)), Each(HasSubstr(" dd "))));
-}
-
-/// Address space of all worlds in this process. Units: bytes.
-std::size_t mapped_by_worlds() {
-  std::size_t bytes = 0;
-  std::ifstream in("/proc/self/maps");
-  for (std::string line; std::getline(in, line);) {
-    if (line.find("memfd:lockstep-world") == line.npos) continue;
-    std::size_t after = 0;
-    const auto begin = std::stoull(line, &after, 16);
-    bytes += std::stoull(line.substr(after + 1), nullptr, 16) - begin;
-  }
-  return bytes;
+  EXPECT_THAT(mappings_of_worlds().flags, AllOf(SizeIs(Ge(2U)), Each(HasSubstr(" dd "))));
 }
 
 TEST(Memory, HeapsAreMappedOnFirstUse) {
   constexpr std::size_t heap = std::size_t{1} << 32;
-  const auto before = mapped_by_worlds();
+  const auto before = mappings_of_worlds().bytes;
   const auto world = host::World::create(2, heap);
   const auto attached = host::World::attach(::dup(world->fd()), 2);
   const auto run = [&](const std::shared_ptr<host::World>& own, int rank) {
     const auto group = host::create(own, rank, {.map_heaps = false});
-    std::vector<float> values(100'000, static_cast<float>(rank + 1));
-    group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum).wait();
-    EXPECT_EQ(values.back(), 3);
+    expect_sum(*group, 100'000);
     group->barrier().wait();
-    EXPECT_LT(mapped_by_worlds() - before, heap / 100);
+    EXPECT_LT(mappings_of_worlds().bytes - before, heap / 100);
     group->barrier().wait();
     // Memory that the other rank reads in place, although it has none itself.
+    std::vector<float> values(100'000);
     std::shared_ptr<std::byte> memory;
     auto* data = values.data();
     if (rank == 0) {
@@ -323,7 +271,7 @@ TEST(Memory, HeapsAreMappedOnFirstUse) {
     EXPECT_EQ(data[0], 3);
     EXPECT_EQ(data[values.size() - 1], 3);
     group->barrier().wait();
-    EXPECT_GT(mapped_by_worlds() - before, heap);
+    EXPECT_GT(mappings_of_worlds().bytes - before, heap);
     group->barrier().wait();
   };
   std::thread other([&] { run(attached, 1); });

@@ -21,46 +21,37 @@ using Bytes = std::vector<std::byte>;
 
 /// The bytes of 1, 2 and 3, and of a fraction more if the dtype has fractions.
 inline Bytes one_two_three(DType dtype) {
-  const std::size_t size = size_of(dtype);
-  Bytes bytes(3 * size);
-  for (int i = 0; i < 3; ++i) {
-    const int value = i + 1;
-    std::byte* at = bytes.data() + static_cast<std::size_t>(i) * size;
-    const auto put = [&](auto number) { std::memcpy(at, &number, sizeof number); };
-    switch (dtype) {
-      case DType::f32:
-        put(static_cast<float>(value) + 0.1f);
-        break;
-      case DType::f64:
-        put(static_cast<double>(value) + 0.1);
-        break;
-      case DType::f16:
-        put(kernels::reference::to_f16(static_cast<float>(value) + 0.25f));
-        break;
-      case DType::bf16:
-        put(kernels::reference::to_bf16(static_cast<float>(value) + 0.25f));
-        break;
-      case DType::i8:
-        put(static_cast<std::int8_t>(value));
-        break;
-      case DType::u8:
-        put(static_cast<std::uint8_t>(value));
-        break;
-      case DType::i16:
-        put(static_cast<std::int16_t>(value));
-        break;
-      case DType::boolean:
-        put(static_cast<std::uint8_t>(value % 2));
-        break;
-      case DType::i32:
-        put(static_cast<std::int32_t>(value));
-        break;
-      case DType::i64:
-        put(static_cast<std::int64_t>(value));
-        break;
+  const auto bytes_of = [](const auto& element) {
+    Bytes bytes;
+    for (const int value : {1, 2, 3}) {
+      const auto number = element(value);
+      const auto* const begin = reinterpret_cast<const std::byte*>(&number);
+      bytes.insert(bytes.end(), begin, begin + sizeof number);
     }
+    return bytes;
+  };
+  using namespace kernels::reference;
+  const auto half = [](int value) { return static_cast<float>(value) + 0.25f; };
+  switch (dtype) {
+    case DType::f32:
+      return bytes_of([](int value) { return static_cast<float>(value) + 0.1f; });
+    case DType::f64:
+      return bytes_of([](int value) { return static_cast<double>(value) + 0.1; });
+    case DType::f16:
+      return bytes_of([&](int value) { return to_f16(half(value)); });
+    case DType::bf16:
+      return bytes_of([&](int value) { return to_bf16(half(value)); });
+    case DType::i16:
+      return bytes_of([](int value) { return static_cast<std::int16_t>(value); });
+    case DType::boolean:
+      return bytes_of([](int value) { return static_cast<std::uint8_t>(value % 2); });
+    case DType::i32:
+      return bytes_of([](int value) { return value; });
+    case DType::i64:
+      return bytes_of([](int value) { return std::int64_t{value}; });
+    default:  // i8 and u8
+      return bytes_of([](int value) { return static_cast<std::uint8_t>(value); });
   }
-  return bytes;
 }
 
 /// Elements that differ by rank, position and salt, small enough that no dtype overflows when seven

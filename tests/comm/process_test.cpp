@@ -1,24 +1,11 @@
 #include "core/system/process.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <cstdlib>
-#include <functional>
-#include <iostream>
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <thread>
+#include <tuple>
 #include <utility>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "comm/host/world/world.h"
 #include "core/text.h"
 #include "tests/comm/failures.h"
@@ -41,29 +28,14 @@ std::vector<std::int64_t> pids_of(Communicator& group) {
   return all;
 }
 
-/// Rank 0 is stopped while it waits and rank 1 while it computes, both for longer than the timeout.
-/// Then all three ranks issue a barrier.
-void stop_for_longer_than(std::chrono::milliseconds timeout, Communicator& group) {
-  const auto all = pids_of(group);
-  const auto is_asleep = [](std::int64_t pid) {
-    return lockstep::detail::read_process(pid).state == 'S';
-  };
-  if (group.rank() == 1) ::raise(SIGSTOP);
-  if (group.rank() == 2) {
-    while (!is_stopped(all[1]) || !is_asleep(all[0])) ::usleep(1000);
-    ::kill(static_cast<pid_t>(all[0]), SIGSTOP);
-    while (!is_stopped(all[0])) ::usleep(1000);
-    std::this_thread::sleep_for(timeout + std::chrono::milliseconds(500));
-    ::kill(static_cast<pid_t>(all[0]), SIGCONT);
-    ::usleep(500'000);  // rank 0 has time to give up
-    ::kill(static_cast<pid_t>(all[1]), SIGCONT);
-  }
-  group.barrier().wait();
-}
-
 const ProcessBody killed("rank 1 is killed", [](const auto& group) {
   if (group->rank() == 1) ::raise(SIGKILL);
   group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+});
+
+const ProcessBody sender_killed("a sender is killed", [](const auto& group) {
+  if (group->rank() == 1) ::raise(SIGKILL);
+  group->recv(floats, 1, DType::f32, group->rank() == 0 ? any_source : 0).wait();
 });
 
 const ProcessBody exits("rank 1 exits 0", [](const auto& group) {
@@ -89,27 +61,45 @@ const ProcessBody stopped("rank 1 is stopped", [](const auto& group) {
   }
 });
 
-const ProcessBody job_stopped("the job is stopped",
-                              [](const auto& group) { stop_for_longer_than(2s, *group); });
+/// Rank 0 is stopped while it waits and rank 1 while it computes, both for longer than the timeout.
+/// Then all three ranks issue a barrier.
+constexpr auto timeout_of_job = 2s;
+const ProcessBody job_stopped("the job is stopped", [](const auto& group) {
+  const auto all = pids_of(*group);
+  if (group->rank() == 1) ::raise(SIGSTOP);
+  if (group->rank() == 2) {
+    while (!is_stopped(all[1]) || lockstep::detail::read_process(all[0]).state != 'S') {
+      ::usleep(1000);
+    }
+    ::kill(static_cast<pid_t>(all[0]), SIGSTOP);
+    while (!is_stopped(all[0])) ::usleep(1000);
+    std::this_thread::sleep_for(timeout_of_job + 500ms);
+    ::kill(static_cast<pid_t>(all[0]), SIGCONT);
+    ::usleep(500'000);  // rank 0 has time to give up
+    ::kill(static_cast<pid_t>(all[1]), SIGCONT);
+  }
+  group->barrier().wait();
+});
 
 TEST(Processes, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
-  const auto outcomes = run_processes(3, "the job is stopped", 2s);
+  const auto outcomes = run_processes(3, "the job is stopped", timeout_of_job);
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(Processes, KilledRankIsNamed) {
-  const auto outcomes = run_processes(3, "rank 1 is killed");
-  EXPECT_EQ(outcomes[1].code, SIGKILL);
-  for (const int rank : {0, 2}) {
-    const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
-    EXPECT_EQ(outcome.code, 1);
-    EXPECT_THAT(outcome.err, HasSubstr("rank 1 left the world (signal 9) before all_reduce #1"));
+TEST(Processes, ARankThatEndsIsNamed) {
+  for (const auto& [name, end, before] :
+       {std::tuple("rank 1 is killed", "signal 9", "all_reduce #1"),
+        {"a sender is killed", "signal 9", "recv #1 from"},
+        {"rank 1 exits 0", "exit code 0", "barrier #1"}}) {
+    SCOPED_TRACE(name);
+    const auto outcomes = run_processes(3, name);
+    EXPECT_EQ(concat(outcomes[1].exited ? "exit code " : "signal ", outcomes[1].code), end);
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_EQ(outcomes[rank].code, 1);
+      EXPECT_THAT(outcomes[rank].err,
+                  HasSubstr(concat("rank 1 left the world (", end, ") before ", before)));
+    }
   }
-}
-
-TEST(Processes, EarlyExitIsNamed) {
-  const auto outcomes = run_processes(2, "rank 1 exits 0");
-  EXPECT_THAT(outcomes[0].err, HasSubstr("rank 1 left the world (exit code 0) before barrier #1"));
 }
 
 TEST(Processes, StoppedRankIsFoundByTheTimeout) {
@@ -147,43 +137,22 @@ TEST(World, FailureOfTheWorldExplainsNothing) {
 
 // Children that a rank forks off. The rank's place in the world is its parent's.
 
-/// Runs fn in a child of this process, which ends as fn does. Throws when it ended otherwise than
-/// with exit code 0.
+/// Runs fn in a child of this process. Throws if the child has not ended with exit code 0.
 void in_a_child(const std::function<void()>& fn) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      fn();
-      ::_exit(0);
-    } catch (const std::exception& error) {
-      std::cerr << "child: " << error.what() << std::endl;
-      ::_exit(1);
-    }
-  }
-  int status = 0;
-  if (::waitpid(child, &status, 0) != child || status != 0) {
-    throw std::runtime_error(concat("the child ended with status ", status));
-  }
+  const auto text = in_child([&] { return fn(), std::string(); });
+  if (!text.empty()) throw std::runtime_error("child: " + text);
 }
 
 /// Throws unless fn throws an InvalidArgument that names the child.
 void expect_refusal(const char* what, const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const InvalidArgument& error) {
-    const std::string text = error.what();
-    const auto expected = concat("rank 1 is used in process ", ::getpid(), ", a forked child of ",
-                                 ::getppid(), " that joined the world");
-    if (text.find(expected) != text.npos) return;
-    throw std::runtime_error(concat(what, ": got ", text));
-  }
-  throw std::runtime_error(concat(what, ": nothing was thrown"));
+  const auto text = message_of<InvalidArgument>(fn);
+  const auto expected = concat("rank 1 is used in process ", ::getpid(), ", a forked child of ",
+                               ::getppid(), " that joined the world");
+  if (text.find(expected) == text.npos) throw std::runtime_error(concat(what, ": got ", text));
 }
 
-/// The group as only this rank holds it: the child destroys it by letting go of it.
-using Held = std::shared_ptr<Communicator>;
-
-const ProcessBody destroys("a child destroys its group", [](Held group) {
+/// The child destroys the group, which only this rank's process holds, by letting go of it.
+void destroy_in_a_child(std::shared_ptr<Communicator>& group) {
   auto half = group->split(0, 0);
   auto memory = group->allocate(1000);
   if (group->rank() == 1) {
@@ -194,69 +163,63 @@ const ProcessBody destroys("a child destroys its group", [](Held group) {
     });
   }
   half->barrier().wait();
-  group->barrier().wait();
-});
+}
 
-const ProcessBody exits_in_between("a child exits in the middle of a collective", [](Held group) {
-  auto work = group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
-  if (group->rank() == 1) {
+void exit_in_the_middle_of_a_collective(Communicator& group) {
+  auto work = group.all_reduce(floats, 8, DType::f32, ReduceOp::sum);
+  if (group.rank() == 1) {
     const pid_t child = ::fork();
     if (child == 0) std::exit(0);
     ::waitpid(child, nullptr, 0);
   }
   work.wait();
-  group->barrier().wait();
-});
+}
 
-const ProcessBody throws("a child ends by an exception", [](Held group) {
-  if (group->rank() == 1) {
-    auto work = group->barrier();
+void throw_in_a_child(Communicator& group) {
+  auto work = group.barrier();
+  if (group.rank() == 1) {
     in_a_child([&] {
       try {
         const auto moved = std::move(work);
         throw std::runtime_error("of the child");
       } catch (const std::runtime_error&) {
       }
-      group->fail("of the child");
-      group->fail_with({.kind = detail::Failure::Kind::timeout, .text = "of the child"});
+      group.fail("of the child");
+      group.fail_with({.kind = detail::Failure::Kind::timeout, .text = "of the child"});
     });
-    work.wait();
-  } else {
-    group->barrier().wait();
   }
-  group->barrier().wait();
-});
-
-const ProcessBody uses("a child uses its group", [](Held group) {
-  if (group->rank() == 1) {
-    auto work = group->recv(floats, 1, DType::f32, 0);  // not sent before the child has ended
-    in_a_child([&] {
-      expect_refusal("all_reduce",
-                     [&] { group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait(); });
-      expect_refusal("wait", [&] { work.wait(); });
-      expect_refusal("ready", [&] { work.ready(); });
-      expect_refusal("split", [&] { group->split(0, 0); });
-      expect_refusal("allocate", [&] { group->allocate(1); });
-      expect_refusal("make_progress", [&] { group->make_progress(); });
-      expect_refusal("send", [&] { group->send(floats, 1, DType::f32, 0).wait(); });
-    });
-    group->send(floats, 1, DType::f32, 0).wait();
-    work.wait();
-  } else {
-    group->recv(floats, 1, DType::f32, 1).wait();
-    group->send(floats, 1, DType::f32, 1).wait();
-  }
-  group->barrier().wait();
-});
-
-TEST(Fork, LeavesTheParentsWorldAlone) {
-  for (const char* name :
-       {"a child destroys its group", "a child exits in the middle of a collective",
-        "a child ends by an exception", "a child uses its group"}) {
-    SCOPED_TRACE(name);
-    expect_processes(2, name);
-  }
+  work.wait();
 }
+
+void use_in_a_child(Communicator& group) {
+  if (group.rank() == 0) {
+    group.recv(floats, 1, DType::f32, 1).wait();
+    return group.send(floats, 1, DType::f32, 1).wait();
+  }
+  auto work = group.recv(floats, 1, DType::f32, 0);  // not sent before the child has ended
+  in_a_child([&] {
+    expect_refusal("all_reduce",
+                   [&] { group.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait(); });
+    expect_refusal("wait", [&] { work.wait(); });
+    expect_refusal("ready", [&] { work.ready(); });
+    expect_refusal("split", [&] { group.split(0, 0); });
+    expect_refusal("allocate", [&] { group.allocate(1); });
+    expect_refusal("make_progress", [&] { group.make_progress(); });
+    expect_refusal("send", [&] { group.send(floats, 1, DType::f32, 0).wait(); });
+  });
+  group.send(floats, 1, DType::f32, 0).wait();
+  work.wait();
+}
+
+const ProcessBody forks("rank 1 forks children", [](std::shared_ptr<Communicator> group) {
+  destroy_in_a_child(group);
+  exit_in_the_middle_of_a_collective(*group);
+  throw_in_a_child(*group);
+  use_in_a_child(*group);
+  group->barrier().wait();
+});
+
+TEST(Fork, LeavesTheParentsWorldAlone) { expect_processes(2, "rank 1 forks children"); }
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -12,75 +12,67 @@
 namespace lockstep::testing {
 namespace {
 
-/// Work in steps, which whoever holds the mutex may do.
-struct Steps {
-  std::mutex mutex;
-  int left = 0;  ///< guarded by the mutex
-  int done = 0;  ///< likewise
-
+/// A thread with work in steps, which whoever holds the mutex may do.
+class ProgressThread : public ::testing::Test {
+ protected:
   detail::ProgressThread::Outcome advance() {
-    if (left == 0) return {.progressed = false, .pending = false};
-    --left;
-    ++done;
-    return {.progressed = true, .pending = left > 0};
+    if (left_ == 0) return {.progressed = false, .pending = false};
+    --left_;
+    ++done_;
+    return {.progressed = true, .pending = left_ > 0};
   }
-  void begin(detail::ProgressThread& thread, int steps) {
-    const std::lock_guard lock(mutex);
-    left += steps;
-    thread.wake();
+  void begin(int steps) {
+    left_ += steps;
+    thread_.wake();
   }
   int await(int count) {
-    for (;;) {
-      {
-        const std::lock_guard lock(mutex);
-        if (done >= count) return done;
-      }
-      std::this_thread::yield();
+    for (;; std::this_thread::yield()) {
+      const std::lock_guard lock(mutex_);
+      if (done_ >= count) return done_;
     }
   }
+
+  std::mutex mutex_;
+  int left_ = 0;  ///< guarded by the mutex
+  int done_ = 0;  ///< likewise
+  detail::ProgressThread thread_{mutex_, [this] { return advance(); }};
 };
 
-TEST(ProgressThread, AdvancesWhatIsBegunAgainAndAgain) {
-  Steps steps;
-  detail::ProgressThread thread(steps.mutex, [&] { return steps.advance(); });
+TEST_F(ProgressThread, AdvancesWhatIsBegunAgainAndAgain) {
   for (int i = 1; i <= 50; ++i) {
-    steps.begin(thread, 3);
-    EXPECT_EQ(steps.await(3 * i), 3 * i);
+    mutex_.lock();
+    begin(3);
+    mutex_.unlock();
+    EXPECT_EQ(await(3 * i), 3 * i);
   }
 }
 
-TEST(ProgressThread, LetsWhoHoldsTheMutexAdvance) {
-  Steps steps;
-  detail::ProgressThread thread(steps.mutex, [&] { return steps.advance(); });
+TEST_F(ProgressThread, LetsWhoHoldsTheMutexAdvance) {
   for (int i = 1; i <= 1000; ++i) {
-    const std::lock_guard lock(steps.mutex);
-    steps.left += 5;
-    thread.wake();
-    const int done = steps.done;
-    while (steps.left > 0) steps.advance();
-    ASSERT_EQ(steps.done, done + 5) << "and nobody else did while the mutex was held";
+    const std::lock_guard lock(mutex_);
+    begin(5);
+    const int done = done_;
+    while (left_ > 0) advance();
+    ASSERT_EQ(done_, done + 5) << "and nobody else did while the mutex was held";
   }
 }
 
-TEST(ProgressThread, AdvancesNothingOnceItIsStopped) {
-  Steps steps;
-  detail::ProgressThread thread(steps.mutex, [&] { return steps.advance(); });
-  steps.begin(thread, 1'000'000'000);
-  steps.await(1);
-  thread.stop();
+TEST_F(ProgressThread, AdvancesNothingOnceItIsStopped) {
+  mutex_.lock();
+  begin(1'000'000'000);
+  mutex_.unlock();
+  await(1);
+  thread_.stop();
   // From here on without the mutex: the sanitizer would tell.
-  EXPECT_EQ(steps.left + steps.done, 1'000'000'000);
-  thread.stop();
+  EXPECT_EQ(left_ + done_, 1'000'000'000);
+  thread_.stop();
 }
 
-TEST(ProgressThread, StopsWhileSomebodyElseHoldsTheMutex) {
-  Steps steps;
-  detail::ProgressThread thread(steps.mutex, [&] { return steps.advance(); });
-  const std::lock_guard lock(steps.mutex);
-  steps.left = 5;
-  thread.wake();
-  thread.stop();
-  EXPECT_EQ(steps.left, 5);
+TEST_F(ProgressThread, StopsWhileSomebodyElseHoldsTheMutex) {
+  const std::lock_guard lock(mutex_);
+  begin(5);
+  thread_.stop();
+  EXPECT_EQ(left_, 5);
 }
 
 /// Threads of this process, as the kernel counts them.
@@ -88,14 +80,14 @@ std::ptrdiff_t thread_count() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
 }
 
-TEST(ProgressThread, EndsUnused) {
-  Steps steps;
+TEST(ProgressThreads, EndUnused) {
+  std::mutex mutex;
   const auto before = thread_count();
   std::atomic<int> calls = 0;
   {
-    const detail::ProgressThread thread(steps.mutex, [&] {
+    const detail::ProgressThread thread(mutex, [&] {
       ++calls;
-      return steps.advance();
+      return detail::ProgressThread::Outcome{.progressed = false, .pending = false};
     });
     EXPECT_EQ(thread_count(), before + 1);
   }

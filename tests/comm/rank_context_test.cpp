@@ -106,23 +106,22 @@ class FakeCommunicator final : public detail::BackendCommunicator {
   FakeContext& context_;
 };
 
-TEST(RankContext, AWaitThatIsSoonOverOnlyPolls) {
-  FakeContext context({.spins = 10, .yields = 5, .must_poll = false});
+/// Waits for an operation that is complete at that poll.
+void wait_until(int last_poll, FakeContext& context) {
   const auto group = std::make_shared<FakeCommunicator>(context);
   auto work = group->barrier();
-  context.at_poll = [&](int poll) { group->may_complete = poll == 15; };
+  context.at_poll = [&](int poll) { group->may_complete = poll == last_poll; };
   work.wait();
-  EXPECT_EQ(context.polls, 15);
-  EXPECT_EQ(context.checks + context.sleeps + context.ended_waits, 0);
+  EXPECT_EQ(context.polls, last_poll);
 }
 
 TEST(RankContext, ALongWaitChecksOtherRanksBeforeItSleeps) {
-  FakeContext context({.spins = 10, .yields = 5, .must_poll = false});
-  const auto group = std::make_shared<FakeCommunicator>(context);
-  auto work = group->barrier();
-  context.at_poll = [&](int poll) { group->may_complete = poll == 18; };
-  work.wait();
-  EXPECT_EQ(context.polls, 18);
+  constexpr detail::WaitPolicy policy{.spins = 10, .yields = 5, .must_poll = false};
+  FakeContext of_short_wait(policy);
+  wait_until(15, of_short_wait);
+  EXPECT_EQ(of_short_wait.checks + of_short_wait.sleeps + of_short_wait.ended_waits, 0);
+  FakeContext context(policy);
+  wait_until(18, context);
   EXPECT_EQ(context.checks, 2);
   EXPECT_EQ(context.sleeps, 2);
   EXPECT_EQ(context.ended_waits, 1);
@@ -130,12 +129,8 @@ TEST(RankContext, ALongWaitChecksOtherRanksBeforeItSleeps) {
 
 TEST(RankContext, ARankThatMustPollSpinsAgainInsteadOfSleeping) {
   FakeContext context({.spins = 10});
-  const auto group = std::make_shared<FakeCommunicator>(context);
-  auto work = group->barrier();
-  context.at_poll = [&](int poll) { group->may_complete = poll == 32; };
-  work.wait();
-  EXPECT_EQ(context.polls, 32) << "of which two followed a check";
-  EXPECT_EQ(context.checks, 2);
+  wait_until(32, context);
+  EXPECT_EQ(context.checks, 2) << "two polls followed a check";
 }
 
 TEST(RankContext, ATimeoutEndsTheWorldAndNamesTheMissingRanks) {

@@ -1,15 +1,7 @@
 #include <array>
-#include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <memory>
 #include <stop_token>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "comm/communicator.h"
-#include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
 #include "tests/matchers.h"
@@ -83,34 +75,6 @@ TEST(AnySource, ARankThatLeavesDoesNotEndTheWaitForTheOthers) {
   EXPECT_EQ(texts[1] + texts[2], "");
 }
 
-const ProcessBody sender_killed("a sender is killed", [](const auto& group) {
-  std::int64_t number = 0;
-  if (group->rank() == 1) ::raise(SIGKILL);
-  recv_number(*group, number, group->rank() == 0 ? any_source : 0, 0).wait();
-});
-
-TEST(AnySource, ASenderThatDiesEndsTheWait) {
-  const auto outcomes = run_processes(3, "a sender is killed");
-  EXPECT_EQ(outcomes[1].code, SIGKILL);
-  EXPECT_THAT(outcomes[0].err, HasSubstr("rank 1 left the world (signal 9) before"));
-}
-
-TEST(AnySource, DeadlockOfAllSourcesIsFound) {
-  const auto texts = what_ranks_threw(
-      3,
-      [](const auto& group) {
-        std::int64_t number = 0;
-        if (group->rank() == 0) recv_number(*group, number, any_source, 0).wait();
-        recv_number(*group, number, 0, 4).wait();
-      },
-      10min);
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("deadlock: "),
-                                HasSubstr("rank 0 waits in recv #1 from any rank of the world for "
-                                          "ranks 1, 2"),
-                                HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for "
-                                          "rank 0"))));
-}
-
 // Waits for one of several operations that fail, or that nothing ends.
 
 constexpr auto no_deadline = std::chrono::steady_clock::time_point::max();
@@ -131,8 +95,9 @@ TEST(WaitAny, NamesARankThatLeft) {
     auto works = receives(*group);
     wait_any(works);
   });
-  EXPECT_THAT(texts[0], HasSubstr("rank 2 left the world before recv #1 from rank 2"));
-  EXPECT_THAT(texts[1], HasSubstr("rank 2 left the world before recv #1 from rank 2"));
+  EXPECT_THAT(texts,
+              ElementsAre(HasSubstr("rank 2 left the world before recv #1 from rank 2"),
+                          HasSubstr("rank 2 left the world before recv #1 from rank 2"), ""));
 }
 
 TEST(WaitAny, RaisesTheTimeoutOfAnOperation) {
@@ -144,18 +109,6 @@ TEST(WaitAny, RaisesTheTimeoutOfAnOperation) {
     group->barrier().wait();
   });
   EXPECT_THAT(texts[0], AllOf(HasSubstr("recv #1 from rank 1"), HasSubstr("waited 0.05 s")));
-}
-
-TEST(WaitAny, EndsAtItsDeadlineAndLeavesTheWorldUsable) {
-  run_ranks(2, [](const auto& group) {
-    auto works = receives(*group);
-    EXPECT_FALSE(wait_any(works, std::chrono::steady_clock::now() + 5ms));
-    group->barrier().wait();
-    auto sent = group->send(floats + 64 + 16 * group->rank(), 1, DType::f32, 1 - group->rank());
-    EXPECT_EQ(wait_any(works, std::chrono::steady_clock::now() + 20s), 0u);
-    works[0].wait();
-    sent.wait();
-  });
 }
 
 // The rank sleeps when the stop is requested, or is about to.

@@ -3,21 +3,15 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <set>
-#include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "comm/control/address.h"
 #include "comm/host/host.h"
@@ -25,29 +19,18 @@
 #include "comm/host/world/arrivals.h"
 #include "core/system/process.h"
 #include "core/text.h"
-#include "lockstep/error.h"
+#include "tests/comm/failures.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::Descriptor;
-using namespace std::chrono_literals;
 
-std::string own_job(const std::string& name) {
-  return lockstep::detail::concat(name, " of test ", ::getpid());
-}
-
-/// Runs the calls concurrently. Returns the error of each, "" if it threw nothing.
-std::vector<std::string> what_calls_threw(const std::vector<std::function<void()>>& calls) {
-  std::vector<std::string> texts(calls.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] { texts[i] = message_of<Error>(calls[i]); });
-  }
-  for (auto& thread : threads) thread.join();
-  return texts;
+/// A job of this test and of the processes that it forks.
+const auto test_process = ::getpid();
+std::string job(const std::string& name) {
+  return lockstep::detail::concat(name, " of test ", test_process);
 }
 
 TEST(Rendezvous, RanksMeetInOneWorld) {
@@ -55,8 +38,7 @@ TEST(Rendezvous, RanksMeetInOneWorld) {
     std::vector<std::function<void()>> ranks;
     for (int rank = size; rank-- > 0;) {
       ranks.emplace_back([=] {
-        const auto group =
-            host::create(host::rendezvous(own_job("meet"), rank, size, 20s), rank, {});
+        const auto group = host::create(host::rendezvous(job("meet"), rank, size, 20s), rank, {});
         std::int64_t sum = rank;
         group->all_reduce(&sum, 1, DType::i64, ReduceOp::sum).wait();
         EXPECT_EQ(sum, size * (size - 1) / 2);
@@ -66,29 +48,32 @@ TEST(Rendezvous, RanksMeetInOneWorld) {
   }
 }
 
+/// A call that joins a job.
+std::function<void()> joins(const std::string& name, int rank, int size,
+                            std::chrono::milliseconds timeout = 20s) {
+  return [=] { host::rendezvous(job(name), rank, size, timeout); };
+}
+
 TEST(Rendezvous, OtherNumbersOfRanksAreNamedOnBothSides) {
-  const auto texts = what_calls_threw({[] { host::rendezvous(own_job("sizes"), 0, 2, 20s); },
-                                       [] { host::rendezvous(own_job("sizes"), 1, 3, 20s); }});
-  EXPECT_THAT(texts, Each(HasSubstr("rank 1 expects a world of 3 ranks, rank 0 one of 2")));
+  EXPECT_THAT(what_calls_threw({joins("sizes", 0, 2), joins("sizes", 1, 3)}),
+              Each(HasSubstr("rank 1 expects a world of 3 ranks, rank 0 one of 2")));
 }
 
 TEST(Rendezvous, TheSameRankTwiceIsNamed) {
-  const auto come = [] { host::rendezvous(own_job("twice"), 1, 3, 2s); };
-  const auto texts =
-      what_calls_threw({[] { host::rendezvous(own_job("twice"), 0, 3, 20s); }, come, come});
-  EXPECT_THAT(texts[0], HasSubstr("two processes say that they are rank 1 of 3"));
+  const auto twice = joins("twice", 1, 3, 2s);
+  EXPECT_THAT(what_calls_threw({joins("twice", 0, 3), twice, twice})[0],
+              HasSubstr("two processes say that they are rank 1 of 3"));
 }
 
 TEST(Rendezvous, SecondRankZeroIsRefused) {
-  const auto make = [] { host::rendezvous(own_job("zero"), 0, 2, 500ms); };
-  EXPECT_THAT(what_calls_threw({make, make}),
+  const auto zero = joins("zero", 0, 2, 500ms);
+  EXPECT_THAT(what_calls_threw({zero, zero}),
               UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
                                    HasSubstr("waited 0.5 s for ranks 1")));
 }
 
 TEST(Rendezvous, MissingRanksAreNamed) {
-  EXPECT_THAT(what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
-                                [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
+  EXPECT_THAT(what_calls_threw({joins("late", 0, 3, 100ms), joins("later", 2, 3, 100ms)}),
               ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
                           HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
 }
@@ -143,41 +128,35 @@ class Address {
 std::string this_process() { return lockstep::detail::concat("process ", ::getpid(), " ("); }
 
 TEST(Rendezvous, SilentConnectionsDelayNoRank) {
-  const auto job = own_job("silent");
-  const auto address = Address::of(job);
+  const auto address = Address::of(job("silent"));
   std::vector<Descriptor> silent;
   std::promise<void> connected;
   const auto come = [&] {
     for (int i = 0; i < 20; ++i) silent.push_back(address.connected());
     connected.set_value();
   };
-  const auto texts = what_calls_threw({[&] { host::rendezvous(job, 0, 2, 10s); }, come,
-                                       [&] {
-                                         connected.get_future().wait();
-                                         host::rendezvous(job, 1, 2, 10s);
-                                       }});
-  EXPECT_THAT(texts, Each(""));
+  const auto rank_1 = [&] {
+    connected.get_future().wait();
+    joins("silent", 1, 2)();
+  };
+  EXPECT_THAT(what_calls_threw({joins("silent", 0, 2), come, rank_1}), Each(""));
 }
 
 TEST(Rendezvous, SilentConnectionsAreNamed) {
-  const auto job = own_job("named");
-  const auto address = Address::of(job);
+  const auto address = Address::of(job("named"));
   std::vector<Descriptor> silent;
   const auto come = [&] {
     for (int i = 0; i < 80; ++i) silent.push_back(address.connected());
   };
-  const auto texts = what_calls_threw({[&] { host::rendezvous(job, 0, 2, 1s); }, come});
-  EXPECT_THAT(texts[0],
+  EXPECT_THAT(what_calls_threw({joins("named", 0, 2, 1s), come})[0],
               AllOf(HasSubstr("rank 0 of 2 waited 1 s for ranks 1 to call init; " + this_process()),
                     HasSubstr(") connected and sent no hello, the last of ")));
 }
 
 TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
-  const auto job = own_job("squat");
-  const auto address = Address::of(job);
-  const auto ranks = [&] {
-    return what_calls_threw(
-        {[&] { host::rendezvous(job, 0, 2, 300ms); }, [&] { host::rendezvous(job, 1, 2, 300ms); }});
+  const auto address = Address::of(job("squat"));
+  const auto ranks = [] {
+    return what_calls_threw({joins("squat", 0, 2, 300ms), joins("squat", 1, 2, 300ms)});
   };
   const auto held = address.bound();
   auto texts = ranks();
@@ -196,7 +175,7 @@ TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
 TEST(Rendezvous, AnotherUserIsNotLetIn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   std::string got = "an answer";
-  const auto address = Address::of(own_job("stranger"));
+  const auto address = Address::of(job("stranger"));
   const auto stranger = [&] {
     // Of this thread alone, which glibc's wrapper would not do.
     constexpr long nobody = 65534;
@@ -209,16 +188,15 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
     if (::recv(fd, &byte, 1, 0) <= 0) got = "nothing";
   };
   std::promise<void> went;
-  const auto texts = what_calls_threw({[] { host::rendezvous(own_job("stranger"), 0, 2, 20s); },
-                                       [&] {
-                                         stranger();
-                                         went.set_value();
-                                       },
-                                       [&] {
-                                         went.get_future().wait();
-                                         host::rendezvous(own_job("stranger"), 1, 2, 20s);
-                                       }});
-  EXPECT_THAT(texts, Each(""));
+  const auto come = [&] {
+    stranger();
+    went.set_value();
+  };
+  const auto rank_1 = [&] {
+    went.get_future().wait();
+    joins("stranger", 1, 2)();
+  };
+  EXPECT_THAT(what_calls_threw({joins("stranger", 0, 2), come, rank_1}), Each(""));
   EXPECT_EQ(got, "nothing");
 }
 
@@ -226,10 +204,6 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
 // error long before the timeout, which is longer than the test may last.
 
 constexpr auto longer_than_the_test = 10min;
-
-std::string job(const std::string& name) {
-  return lockstep::detail::concat(name, " of test ", ::getpid());
-}
 
 /// A rank in a process of its own, killed at the latest with its owner.
 class OtherRank {
@@ -258,73 +232,61 @@ class OtherRank {
   pid_t pid_;
 };
 
-std::string what_joining_throws(const std::shared_ptr<host::World>& world, int rank) {
-  return message_of<Error>(
-      [&] { host::create(world, rank, {.timeout = longer_than_the_test, .watch = true}); });
+std::shared_ptr<host::World> meet(const std::string& name, int rank) {
+  return host::rendezvous(job(name), rank, 3, longer_than_the_test);
 }
 
-const auto rank_zero_named =
-    AllOf(HasSubstr("rank 0 left the world (its process ended) before init"),
-          Not(HasSubstr("never called init")));
+std::string what_joining_throws(const std::function<std::shared_ptr<host::World>()>& world,
+                                int rank) {
+  return message_of<Error>(
+      [&] { host::create(world(), rank, {.timeout = longer_than_the_test, .watch = true}); });
+}
 
 TEST(ProcessesMeeting, RankZeroThatEndsBeforeOrWhileOthersWaitIsNamed) {
   for (const bool before : {true, false}) {
-    const auto name = job(before ? "zero ends early" : "zero ends late");
-    OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
-    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+    const auto* name = before ? "zero ends early" : "zero ends late";
+    OtherRank zero([&] { meet(name, 0); });
+    const auto world = meet(name, 1);
     if (before) zero.end();
     std::string thrown;
-    std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
+    std::thread waiting([&] { thrown = what_joining_throws([&] { return world; }, 1); });
     while (!before && !world->joined(1)) std::this_thread::yield();
     zero.end();
     waiting.join();
-    EXPECT_THAT(thrown, rank_zero_named);
+    EXPECT_THAT(thrown, AllOf(HasSubstr("rank 0 left the world (its process ended) before init"),
+                              Not(HasSubstr("never called init"))));
   }
 }
 
 TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
-  const auto name = job("one ends");
-  auto zero = std::async(std::launch::deferred, [&] {
-    return message_of<Error>([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
-  });
-  OtherRank one([&] {
-    host::rendezvous(name, 1, 3, longer_than_the_test);
+  OtherRank one([] {
+    meet("one ends", 1);
     ::raise(SIGKILL);
   });
-  EXPECT_THAT(zero.get(),
+  EXPECT_THAT(message_of<Error>([] { meet("one ends", 0); }),
               HasSubstr("init: rank 1 of 3 ended while ranks 2 had still to call init"));
 }
 
 TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
-  const auto name = job("two ends");
-  OtherRank one([&] {
-    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
+  OtherRank one([] {
+    const auto world = meet("two ends", 1);
     ::raise(SIGKILL);  // before it joins
   });
-  OtherRank two([&] {
-    host::create(host::rendezvous(name, 2, 3, longer_than_the_test), 2,
-                 {.timeout = longer_than_the_test, .watch = true});
-  });
-  const auto thrown = message_of<Error>([&] {
-    host::create(host::rendezvous(name, 0, 3, longer_than_the_test), 0,
-                 {.timeout = longer_than_the_test, .watch = true});
-  });
+  OtherRank two([] { what_joining_throws([] { return meet("two ends", 2); }, 2); });
   // Rank 0 may see the end before or after rank 2 has come.
-  EXPECT_THAT(thrown, AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
-                            HasSubstr("rank 1 of 3 ended while")));
+  EXPECT_THAT(what_joining_throws([] { return meet("two ends", 0); }, 0),
+              AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
+                    HasSubstr("rank 1 of 3 ended while")));
 }
 
 TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
-  const auto name = job("launcher ends");
   OtherRank launcher([] {});
   const host::LauncherWatch watch(launcher.pid(), "a launcher");
   launcher.end();
-  const std::array<std::string, 2> meetings{name, job("nobody answers")};
-  for (int rank = 0; rank < 2; ++rank) {
-    const auto& meeting = meetings.at(static_cast<std::size_t>(rank));
+  for (const int rank : {0, 1}) {  // nobody answers rank 1
     EXPECT_EQ(message_of<Error>([&] {
-                host::rendezvous(meeting, rank, 3, longer_than_the_test,
-                                 [&] { return watch.ended(); });
+                host::rendezvous(job(rank == 0 ? "launcher ends" : "nobody answers"), rank, 3,
+                                 longer_than_the_test, [&] { return watch.ended(); });
               }),
               lockstep::detail::concat("init rank ", rank,
                                        " of 3: the launcher of the ranks, a launcher, has ended"));
@@ -332,10 +294,8 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
 }
 
 TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
-  const auto name = job("gives up");
-  OtherRank zero([&] { host::rendezvous(name, 0, 3, 100ms); });
-  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
-  EXPECT_THAT(what_joining_throws(world, 1),
+  OtherRank zero(joins("gives up", 0, 3, 100ms));
+  EXPECT_THAT(what_joining_throws([] { return meet("gives up", 1); }, 1),
               HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
 }
 

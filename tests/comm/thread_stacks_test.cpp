@@ -9,9 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <thread>
-#include <utility>
 
 #include "comm/flight/stack_file.h"
 #include "core/system/process.h"

@@ -7,7 +7,6 @@
 
 #include "core/system/process.h"
 #include "tests/group/launchers.h"
-#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -15,15 +14,22 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Ended run_init_program(const std::string& behaviour) {
-  return run_lockstep({"-n", "2", init_program, behaviour}, {{"LOCKSTEP_TIMEOUT", "60"}});
+const Launched::Variables long_timeout{{"LOCKSTEP_TIMEOUT", "60"}};
+
+Ended run_init_program(const std::string& behaviour, const std::string& argument = {}) {
+  return run_lockstep({"-n", "2", init_program, behaviour, argument}, long_timeout);
 }
 
-TEST(Causes, AnErrorThatNobodyCatchesIsTheReason) {
-  const auto ended = run_init_program("throw");
+TEST(Causes, AnErrorThatNobodyCatchesIsTheReasonAndInTheFlightRecord) {
+  const TemporaryFolder folder;
+  const auto log = folder.path().string();
+  const auto ended =
+      run_lockstep({"-n", "2", "--log-dir", log, init_program, "throw"}, long_timeout);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first: it was ended by SIGABRT"),
                                HasSubstr("Reason: rank 1: no such data")));
   EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such data"));
+  EXPECT_THAT(Launched({lockstep_program(), "explain", log}).wait().out,
+              ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGABRT: no such data"));
 }
 
 TEST(Causes, ABacktraceOfLibTorchIsPrintedOnceByTheRankThatHasIt) {
@@ -37,14 +43,6 @@ TEST(Causes, ABacktraceOfLibTorchIsPrintedOnceByTheRankThatHasIt) {
       EXPECT_EQ(all.find(part), all.rfind(part)) << all;
     }
   }
-}
-
-TEST(Causes, AnErrorThatNobodyCatchesIsInTheFlightRecord) {
-  const TemporaryFolder folder;
-  run_lockstep({"-n", "2", "--log-dir", folder.path().string(), init_program, "throw"},
-               {{"LOCKSTEP_TIMEOUT", "60"}});
-  EXPECT_THAT(Launched({lockstep_program(), "explain", folder.path().string()}).wait().out,
-              ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGABRT: no such data"));
 }
 
 TEST(Causes, AnErrorThatIsCaughtAfterTheGroupHasGoneIsTheReason) {
@@ -67,8 +65,7 @@ TEST(Causes, AGradientThatIsNotFiniteIsTheFaultOfTheRankThatHasIt) {
       {"nan", "fp32"}, {"nan", "topk:0.5"},         {"nan", "threshold:0.5"},
       {"nan", "int8"}, {"nan", "power_sgd:rank=1"}, {"nan-printed", "fp32"}};
   for (const auto& [behaviour, strategy] : cases) {
-    const auto ended =
-        run_lockstep({"-n", "2", init_program, behaviour, strategy}, {{"LOCKSTEP_TIMEOUT", "60"}});
+    const auto ended = run_init_program(behaviour, strategy);
     EXPECT_EQ(ended.code, 1);
     EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
                                  HasSubstr("on rank 1 has NaN or Inf")));
@@ -79,38 +76,14 @@ TEST(Causes, AnErrorOfARankThatCannotJoinIsTheReason) {
   const auto ended = run_lockstep(
       {"-n", "2", "sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || export LOCKSTEP_BACKEND=mpi; exec \"$0\"",
        init_program},
-      {{"LOCKSTEP_TIMEOUT", "60"}});
+      long_timeout);
   EXPECT_THAT(ended.out,
               HasSubstr("init (host) rank 0 of 2: rank 1: init: started by lockstep run, "
                         "which does not start MPI processes"));
 }
 
-TEST(Causes, ErrorsOfAllRanksAreReasonsOfTheirOwn) {
-  const auto ended = run_init_program("no-data");
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, AnyOf(AllOf(HasSubstr("rank 0 of 2 failed first"),
-                                     HasSubstr("Reason: rank 0: no data for rank 0")),
-                               AllOf(HasSubstr("rank 1 of 2 failed first"),
-                                     HasSubstr("Reason: rank 1: no data for rank 1"))));
-}
-
-/// Kills the launcher with no chance to clean up, once all of its ranks are in the world.
-void expect_ranks_end_with(Launched& launcher, int ranks) {
-  launcher.await_output("pid ", ranks);
-  ::kill(launcher.pid(), SIGKILL);
-  EXPECT_TRUE(await_all_ended(20s));
-}
-
-TEST(LauncherThatIsKilled, EndsTheRanksOfTorchrun) {
-  if (!has_torchrun()) GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
-  Launched launcher({LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone",
-                     "--no-python", "--nproc-per-node", "2", init_program, "for-ever"});
-  expect_ranks_end_with(launcher, 2);
-}
-
 TEST(LauncherThatIsStopped, LeavesItToTheRanksToMissOneAnother) {
-  Launched launcher({lockstep_program(), "run", "-n", "2", init_program, "for-ever"},
-                    {{"LOCKSTEP_TIMEOUT", "60"}});
+  Launched launcher({lockstep_program(), "run", "-n", "2", init_program, "for-ever"}, long_timeout);
   launcher.await_output("pid ", 2);
   const auto pids = numbers_after("\n" + launcher.output(), "[1] pid");
   ASSERT_EQ(pids.size(), 1U);
@@ -134,43 +107,41 @@ class Torchrun : public ::testing::Test {
     if (!has_torchrun()) GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
   }
 
-  Ended run(const std::string& behaviour, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> words{LOCKSTEP_TORCH_PYTHON,
-                                   "-m",
-                                   "torch.distributed.run",
-                                   "--standalone",
-                                   "--no-python",
-                                   "--nproc-per-node",
-                                   "2",
-                                   "--log-dir",
-                                   folder_.path().string()};
-    words.insert(words.end(), more.begin(), more.end());
-    words.insert(words.end(), {init_program, behaviour});
-    return Launched(words, {{"LOCKSTEP_TIMEOUT", "60"}}).wait();
-  }
-
-  static std::string after(const std::string& text, const std::string& word) {
-    const auto at = text.find(word);
-    return at == std::string::npos ? "" : text.substr(at);
+  /// The command of two ranks that restart at most so often.
+  std::vector<std::string> command(const std::string& behaviour, int restarts = 0) const {
+    return {
+        "sh", "-c",
+        concat("exec ", quoted(LOCKSTEP_TORCH_PYTHON), " -m torch.distributed.run --standalone ",
+               "--no-python --nproc-per-node 2 --max-restarts ", restarts, " --log-dir ",
+               quoted(folder_.path().string()), ' ', quoted(init_program), ' ', behaviour)};
   }
 
   TemporaryFolder folder_;
 };
 
 TEST_F(Torchrun, NamesTheRootCause) {
-  const auto ended = run("throw");
+  const auto ended = Launched(command("throw"), long_timeout).wait();
   EXPECT_NE(ended.code, 0);
-  EXPECT_THAT(after(ended.err, "Root Cause"),
+  const auto at = std::min(ended.err.find("Root Cause"), ended.err.size());
+  EXPECT_THAT(ended.err.substr(at),
               AllOf(HasSubstr("rank      : 1 (local_rank: 1)"),
                     HasSubstr("traceback : std::runtime_error: no such data")))
       << ended.err;
 }
 
 TEST_F(Torchrun, AttemptsAreKeptApart) {
-  const auto ended = run("throw-once", {"--max-restarts", "1"});
+  const auto ended = Launched(command("throw-once", 1), long_timeout).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"),
                                HasSubstr("rank 1 of 2 over host: 3\n")));
+}
+
+/// Its launcher is killed with no chance to clean up, once all of its ranks are in the world.
+TEST_F(Torchrun, ThatIsKilledEndsItsRanks) {
+  Launched launcher(command("for-ever"));
+  launcher.await_output("pid ", 2);
+  ::kill(launcher.pid(), SIGKILL);
+  EXPECT_TRUE(await_all_ended(20s));
 }
 
 /// A program with that error file that init() refuses, which the program catches.

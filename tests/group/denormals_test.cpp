@@ -8,7 +8,6 @@
 #include "lockstep/init.h"
 #include "tests/group/denormal_threads.h"
 #include "tests/group/launchers.h"
-#include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -27,52 +26,44 @@ std::string lines(int ranks, int flushed) {
   return text;
 }
 
-class DenormalsOfRanks : public ::testing::TestWithParam<int> {
+/// The output of ranks under `lockstep run`, in the order of ranks, without prefixes.
+std::string output_of(int ranks, std::vector<std::string> options, const std::string& behaviour) {
+  options.insert(options.end(), {"-n", std::to_string(ranks), init_program, behaviour});
+  const auto ended = run_lockstep(options, {{"OMP_NUM_THREADS", "3"}});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  std::vector<std::string> found;
+  std::istringstream in(ended.out);
+  for (std::string line; std::getline(in, line);) {
+    const auto begin = line.find("rank ");
+    if (begin != std::string::npos) found.push_back(line.substr(begin) + '\n');
+  }
+  std::sort(found.begin(), found.end());
+  std::string text;
+  for (const auto& line : found) text += line;
+  return text;
+}
+
+class Denormals : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
   }
-
-  /// The output of ranks under `lockstep run`, in the order of ranks, without prefixes.
-  static std::string said(std::vector<std::string> options, const std::string& behaviour,
-                          Variables variables = {}) {
-    options.insert(options.end(), {"-n", std::to_string(GetParam()), init_program, behaviour});
-    variables["OMP_NUM_THREADS"] = "3";
-    const auto ended = run_lockstep(options, variables);
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    std::vector<std::string> found;
-    std::istringstream in(ended.out);
-    for (std::string line; std::getline(in, line);) {
-      const auto begin = line.find("rank ");
-      if (begin != std::string::npos) found.push_back(line.substr(begin) + '\n');
-    }
-    std::sort(found.begin(), found.end());
-    std::string text;
-    for (const auto& line : found) text += line;
-    return text;
-  }
 };
 
-TEST_P(DenormalsOfRanks, AreFlushedInEveryThreadOfProcesses) {
-  EXPECT_EQ(said({}, "denormals"), lines(GetParam(), 1));
+TEST_F(Denormals, AreFlushedInEveryThreadOfProcesses) {
+  for (const int n : {1, 3}) {
+    EXPECT_EQ(output_of(n, {}, "denormals"), lines(n, 1));
+    EXPECT_EQ(output_of(n, {}, "denormals-late"), lines(n, 1)) << "of threads older than init()";
+  }
 }
 
-TEST_P(DenormalsOfRanks, AreFlushedInThreadsThatWereThereBeforeInit) {
-  EXPECT_EQ(said({}, "denormals-late"), lines(GetParam(), 1));
+TEST_F(Denormals, AreKeptWhereTheLauncherOrTheProgramSaysSo) {
+  EXPECT_EQ(output_of(2, {"--denormals", "keep"}, "denormals"), lines(2, 0));
+  EXPECT_EQ(output_of(2, {"--denormals", "flush"}, "denormals-kept"), lines(2, 0));
 }
 
-TEST_P(DenormalsOfRanks, AreKeptWhereTheLauncherSaysSo) {
-  EXPECT_EQ(said({"--denormals", "keep"}, "denormals"), lines(GetParam(), 0));
-  EXPECT_EQ(said({}, "denormals", {{"LOCKSTEP_FLUSH_DENORMALS", "0"}}), lines(GetParam(), 0));
-}
-
-TEST_P(DenormalsOfRanks, AreKeptWhereTheProgramSaysSo) {
-  EXPECT_EQ(said({"--denormals", "flush"}, "denormals-kept"), lines(GetParam(), 0));
-}
-
-TEST_P(DenormalsOfRanks, AreFlushedInEveryThreadOfThreadRanks) {
-  const int n = GetParam();
-  for (const bool caller : {false, true}) {
+TEST_F(Denormals, AreFlushedInEveryThreadOfThreadRanks) {
+  for (const auto& [n, caller] : {std::pair(1, true), {3, false}, {3, true}}) {
     const DenormalsGuard guard(caller);
     const auto of_caller = what_is_flushed();
     std::vector<std::string> texts(static_cast<std::size_t>(n));
@@ -80,17 +71,14 @@ TEST_P(DenormalsOfRanks, AreFlushedInEveryThreadOfThreadRanks) {
       at::set_num_threads(3);
       texts[static_cast<std::size_t>(world.rank())] = what_is_flushed();
     };
-    spawn(n, look);
-    EXPECT_THAT(texts, Each(all_threads(1)));
-    EXPECT_EQ(flushes_denormals(), caller) << "spawn() changed its caller's setting";
-    spawn(n, look, {.flush_denormals = false});
-    EXPECT_THAT(texts, Each(all_threads(0)));
-    EXPECT_EQ(flushes_denormals(), caller) << "spawn() changed its caller's setting";
+    for (const auto& flush : {std::optional<bool>(), std::optional(false)}) {
+      spawn(n, look, {.flush_denormals = flush});
+      EXPECT_THAT(texts, Each(all_threads(flush ? 0 : 1)));
+      EXPECT_EQ(flushes_denormals(), caller) << "spawn() changed its caller's setting";
+    }
     EXPECT_EQ(what_is_flushed(), of_caller);
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, DenormalsOfRanks, ::testing::Values(1, 2, 3));
 
 /// The output of ranks that are started one by one. The last one keeps denormals.
 std::vector<std::string> mixed_by_hand(int n) {
@@ -111,8 +99,7 @@ std::vector<std::string> mixed_by_hand(int n) {
   return said;
 }
 
-TEST(DenormalsThatDiffer, AreNamedOnEveryRank) {
-  if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
+TEST_F(Denormals, ThatDifferAreNamedOnEveryRank) {
   for (const int n : {2, 3}) {
     EXPECT_THAT(mixed_by_hand(n), Each(HasSubstr(concat("denormals are kept on rank ", n - 1,
                                                         ", expected flushed as on rank 0; set "))));
@@ -124,8 +111,7 @@ TEST(DenormalsThatDiffer, AreNamedOnEveryRank) {
   }
 }
 
-TEST(Denormals, AreFlushedInAWorldOfOneWithoutALauncher) {
-  if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
+TEST_F(Denormals, AreFlushedInAWorldOfOneWithoutALauncher) {
   const auto told = [](const Variables& variables) {
     return Launched({init_program, "denormals"}, variables).wait().out;
   };
@@ -133,8 +119,8 @@ TEST(Denormals, AreFlushedInAWorldOfOneWithoutALauncher) {
   EXPECT_EQ(told({{"LOCKSTEP_FLUSH_DENORMALS", "0"}}), lines(1, 0));
 }
 
-TEST(Denormals, StayAsTheyWereWhenInitRefuses) {
-  for (const bool before : {false, lockstep::detail::can_flush_denormals}) {
+TEST_F(Denormals, StayAsTheyWereWhenInitRefuses) {
+  for (const bool before : {false, true}) {
     const DenormalsGuard guard(before);
     EXPECT_THROW(init({.timeout = std::chrono::milliseconds(-1), .flush_denormals = !before}),
                  InvalidArgument);

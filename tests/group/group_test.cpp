@@ -15,13 +15,11 @@ class Groups : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::Values(1, 2, 3, 4, 7));
 
 /// The tensor that this rank contributes, known to all.
-torch::Tensor part(int rank, at::ScalarType dtype = at::kDouble) {
-  return (torch::arange(12, at::kDouble).reshape({3, 4}) + 100 * rank).to(dtype);
-}
+torch::Tensor part(int rank) { return torch::arange(12, at::kDouble).reshape({3, 4}) + 100 * rank; }
 
-torch::Tensor all_parts(int size, at::ScalarType dtype = at::kDouble) {
+torch::Tensor all_parts(int size) {
   std::vector<torch::Tensor> parts;
-  for (int rank = 0; rank < size; ++rank) parts.push_back(part(rank, dtype));
+  for (int rank = 0; rank < size; ++rank) parts.push_back(part(rank));
   return torch::cat(parts);
 }
 
@@ -100,24 +98,21 @@ TEST_P(Groups, ReducesToRoot) {
   });
 }
 
-TEST_P(Groups, BitsAndBooleans) {
+TEST_P(Groups, OtherReductions) {
   spawn(GetParam(), [](const Group& world) {
-    auto any = torch::arange(64).remainder(world.size()).eq(world.rank());
-    auto all = torch::arange(64).remainder(2 * world.size()).ne(world.rank());
+    const int size = world.size();
+    auto any = torch::arange(64).remainder(size).eq(world.rank());
+    auto all = torch::arange(64).remainder(2 * size).ne(world.rank());
     auto bits = torch::full({5}, 1 << world.rank(), at::kShort);
     world.all_reduce(any).wait();
     world.all_reduce(all, ReduceOp::product).wait();
     world.all_reduce(bits, ReduceOp::bor).wait();
     EXPECT_TRUE(any.all().item<bool>());
-    expect_equal(all, torch::arange(64).remainder(2 * world.size()).ge(world.size()));
-    expect_equal(bits, torch::full({5}, (1 << world.size()) - 1, at::kShort));
-  });
-}
+    expect_equal(all, torch::arange(64).remainder(2 * size).ge(size));
+    expect_equal(bits, torch::full({5}, (1 << size) - 1, at::kShort));
 
-TEST_P(Groups, PremultipliedSum) {
-  spawn(GetParam(), [](const Group& world) {
     auto sum = torch::zeros({3, 4}, at::kDouble);
-    for (int rank = 0; rank < world.size(); ++rank) sum += part(rank) * (0.5 * rank);
+    for (int rank = 0; rank < size; ++rank) sum += part(rank) * (0.5 * rank);
     auto tensor = part(world.rank());
     world.all_reduce(tensor, premultiplied_sum(0.5 * world.rank())).wait();
     expect_equal(tensor, sum);
@@ -175,10 +170,8 @@ TEST_P(Groups, MemoryOfTheGroup) {
 
 TEST(Group, KeepsTemporariesUntilTheyAreDone) {
   spawn(2, [](const Group& world) {
-    std::vector<Work> works;
-    for (int i = 0; i < 8; ++i) {
-      works.push_back(world.all_reduce(torch::ones({100'000}) * world.rank()));
-    }
+    std::vector<Work> works(8);
+    for (auto& work : works) work = world.all_reduce(torch::ones({100'000}) * world.rank());
     for (auto& work : works) work.wait();
   });
 }
@@ -238,11 +231,9 @@ TEST(Group, RefusesAnInputThatOverlapsTheOutput) {
 TEST(Group, NamesShapesThatDiffer) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {
-    try {
-      world.all_reduce(world.rank() == 0 ? torch::ones({2, 3}) : torch::ones({3, 2})).wait();
-    } catch (const CommError& error) {
-      texts[static_cast<std::size_t>(world.rank())] = error.what();
-    }
+    const auto tensor = world.rank() == 0 ? torch::ones({2, 3}) : torch::ones({3, 2});
+    texts[static_cast<std::size_t>(world.rank())] =
+        message_of<CommError>([&] { world.all_reduce(tensor).wait(); });
   });
   EXPECT_THAT(
       texts,
@@ -252,6 +243,8 @@ TEST(Group, NamesShapesThatDiffer) {
 TEST_P(Groups, InTurnRunsRankAfterRank) {
   std::vector<int> order;
   spawn(GetParam(), [&](const Group& world) {
+    EXPECT_EQ(world.size(), GetParam());
+    EXPECT_EQ(world.local_size(), GetParam());
     for (int round = 0; round < 3; ++round) {
       world.in_turn([&] { order.push_back(world.rank()); });
     }

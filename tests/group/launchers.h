@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "tests/launch/launched.h"
 #include "tests/mpirun.h"
@@ -10,19 +9,9 @@ namespace lockstep::testing {
 
 inline const std::string init_program = LOCKSTEP_BINARY_DIR "/init_program";
 
-inline std::vector<std::string> under_mpirun(int ranks) {
+inline std::vector<std::string> under_mpirun(int ranks, const std::string& behaviour = {}) {
   auto words = mpirun(ranks);
-  words.push_back(init_program);
-  return words;
-}
-
-/// The same, of pairs of ranks that are said to be on one host each.
-inline std::vector<std::string> under_mpirun_on_pairs(int ranks) {
-  auto words = mpirun(ranks);
-  words.insert(words.end(), {"sh", "-c",
-                             "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
-                             "exec \"$@\"",
-                             "--", init_program});
+  words.insert(words.end(), {init_program, behaviour});
   return words;
 }
 

@@ -1,14 +1,10 @@
 #include "tests/group/launchers.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <memory>
 
+#include "comm/control/address.h"
 #include "comm/ucx/ucx.h"
 #include "tests/launch/job_on_nodes.h"
-#include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -39,14 +35,14 @@ std::string own_port() {
   return port;
 }
 
-VariablesOfRank by_hand(const std::string& size) {
-  return [size](const std::string& rank) {
-    return Variables{{"RANK", rank},
-                     {"WORLD_SIZE", size},
-                     {"MASTER_ADDR", "127.0.0.1"},
-                     {"MASTER_PORT", own_port()},
-                     {"LOCKSTEP_TIMEOUT", "30"}};
-  };
+/// The variables of one of two ranks that is started by hand, with these instead of some.
+Variables by_hand(const std::string& rank, Variables variables = {}) {
+  variables.insert({{"RANK", rank},
+                    {"WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "127.0.0.1"},
+                    {"MASTER_PORT", own_port()},
+                    {"LOCKSTEP_TIMEOUT", "30"}});
+  return variables;
 }
 
 TEST(Launchers, MpirunOnOneHostGivesTheHostBackendUnlessMpiIsNamed) {
@@ -63,17 +59,18 @@ TEST(Launchers, MpirunOnOneHostGivesTheHostBackendUnlessMpiIsNamed) {
 
 TEST(Launchers, AnotherRankPrintsTheErrorOfARank0ThatLeftEarly) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  auto command = under_mpirun(2);
-  command.push_back("leave-main");
-  const auto ended = Launched(command).wait();
+  const auto ended = Launched(under_mpirun(2, "leave-main")).wait();
   EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2: rank 0 left the world before barrier #1"));
 }
 
 TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  auto command = under_mpirun_on_pairs(4);
-  command.push_back("where");
-  const auto ended = Launched(command, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
+  auto on_pairs = mpirun(4);  // of ranks that are said to be on one host each
+  on_pairs.insert(
+      on_pairs.end(),
+      {"sh", "-c", "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) exec \"$@\"",
+       "--", init_program, "where"});
+  const auto ended = Launched(on_pairs, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("rank 0 of 4 over hierarchical: 10\n"),
@@ -84,10 +81,8 @@ TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
 /// Two ranks over messages, each with its LOCKSTEP_TRANSPORT.
 std::string over_transports(const std::string& of_rank_0, const std::string& of_rank_1) {
   return started_by_hand(2, [&](const std::string& rank) {
-    auto variables = by_hand("2")(rank);
-    variables["LOCKSTEP_BACKEND"] = "tcp";
-    variables["LOCKSTEP_TRANSPORT"] = rank == "0" ? of_rank_0 : of_rank_1;
-    return variables;
+    return by_hand(rank, {{"LOCKSTEP_BACKEND", "tcp"},
+                          {"LOCKSTEP_TRANSPORT", rank == "0" ? of_rank_0 : of_rank_1}});
   });
 }
 
@@ -101,24 +96,24 @@ TEST(Launchers, RanksOverUcx) {
 
 TEST(Launchers, TorchrunsVariables) {
   const auto said = started_by_hand(2, [](const std::string& rank) {
-    return Variables{{"RANK", rank},
-                     {"WORLD_SIZE", "2"},
-                     {"LOCAL_WORLD_SIZE", "2"},
-                     {"MASTER_ADDR", "somewhere.example"},
-                     {"MASTER_PORT", own_port()},
-                     {"TORCHELASTIC_RUN_ID", "none"},
-                     {"TORCHELASTIC_RESTART_COUNT", "1"}};
+    return by_hand(rank, {{"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "somewhere.example"},
+                          {"TORCHELASTIC_RUN_ID", "none"},
+                          {"TORCHELASTIC_RESTART_COUNT", "1"}});
   });
   EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
 }
 
-VariablesOfRank by_srun(const std::string& nodes) {
-  return [nodes](const std::string& rank) {
-    return Variables{{"SLURM_PROCID", rank},
-                     {"SLURM_STEP_NUM_TASKS", "2"},
-                     {"SLURM_STEP_NUM_NODES", nodes},
-                     {"SLURM_JOB_ID", own_port()},
-                     {"SLURM_STEP_ID", "0"}};
+/// Srun's variables of two ranks on so many nodes, with these instead of some.
+VariablesOfRank by_srun(const std::string& nodes, const Variables& variables = {}) {
+  return [=](const std::string& rank) {
+    auto all = variables;
+    all.insert({{"SLURM_PROCID", rank},
+                {"SLURM_STEP_NUM_TASKS", "2"},
+                {"SLURM_STEP_NUM_NODES", nodes},
+                {"SLURM_JOB_ID", own_port()},
+                {"SLURM_STEP_ID", "0"}});
+    return all;
   };
 }
 
@@ -146,11 +141,6 @@ void expect_world_by_srun(const std::string& variables) {
                     HasSubstr("rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n")));
 }
 
-TEST(Launchers, SrunsVariablesOnTwoHosts) {
-  // MPI finds its processes by PMIx, as it does under srun; who they are init() reads from srun's.
-  expect_world_by_srun("");
-}
-
 /// A file for LOCKSTEP_TOKEN_FILE.
 std::string token_file(const TemporaryFolder& folder) {
   const auto file = (folder / "token").string();
@@ -163,13 +153,11 @@ TEST(Launchers, StepsOfAnAllocationDoNotMixTheirRanks) {
   const TemporaryFolder folder;
   const auto file = token_file(folder);
   const auto said = started_by_hand(2, [&](const std::string& rank) {
-    auto variables = by_srun("2")(rank);
-    variables["SLURM_STEP_ID"] = rank;
-    variables["MASTER_ADDR"] = "127.0.0.1";
-    variables["MASTER_PORT"] = own_port();
-    variables["LOCKSTEP_TOKEN_FILE"] = file;
-    variables["LOCKSTEP_TIMEOUT"] = "2";
-    return variables;
+    return by_srun("2", {{"SLURM_STEP_ID", rank},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", own_port()},
+                         {"LOCKSTEP_TOKEN_FILE", file},
+                         {"LOCKSTEP_TIMEOUT", "2"}})(rank);
   });
   EXPECT_THAT(said, AllOf(HasSubstr("waited 2 s for rank 1"), Not(HasSubstr(" of 2 over "))));
 }
@@ -184,47 +172,44 @@ TEST_F(Nodes, SecondInitAfterAnErrorSaysSo) {
   }
 }
 
+TEST(Launchers, SrunsVariablesOnTwoHosts) {
+  // MPI finds its processes by PMIx, as it does under srun; who they are init() reads from srun's.
+  expect_world_by_srun("");
+}
+
 TEST(Launchers, SrunsVariablesOnTwoHostsWithoutMpi) {
   const TemporaryFolder folder;
-  const auto file = token_file(folder);
   expect_world_by_srun(
       "unset PMIX_NAMESPACE; SLURM_STEP_NODELIST='10.77.0.[1-2]' "
       "LOCKSTEP_TOKEN_FILE=" +
-      quoted(file));
+      quoted(token_file(folder)));
 }
 
 /// Under both launchers of worlds: the launcher, or rank 0, sizes the heaps.
 TEST(Launchers, WorldsFitALimitOfTheAddressSpace) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer maps more than any limit";
-#endif
-  const TemporaryFolder folder;
-  const auto train = quoted(init_program) + " train " + quoted((folder / "parameters").string());
-  const auto under_limit = [](const std::string& gibibytes, const std::string& command) {
-    return Launched({"/bin/sh", "-c", "ulimit -v $((" + gibibytes + " << 20)); " + command}).wait();
-  };
-  for (const auto& [gibibytes, ranks] : {std::pair("6", "4"), std::pair("8", "2")}) {
-    const auto ended = under_limit(
-        gibibytes, "exec " + quoted(lockstep_program()) + " run -n " + ranks + ' ' + train);
+  if (is_sanitized) GTEST_SKIP() << "a sanitizer maps more than any limit";
+  const auto train = quoted(init_program) + " train";
+  const auto expect_well = [](int gibibytes, const std::string& command) {
+    const auto limit = concat("ulimit -v $((", gibibytes, " << 20)); ");
+    const auto ended = Launched({"/bin/sh", "-c", limit + command}).wait();
     EXPECT_EQ(ended.code, 0) << ended.err;
+  };
+  for (const auto& [gibibytes, ranks] : {std::pair(6, 4), {8, 2}}) {
+    expect_well(gibibytes,
+                concat("exec ", quoted(lockstep_program()), " run -n ", ranks, ' ', train));
   }
   const auto alone = [&](const std::string& rank) {
-    return "RANK=" + rank + " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + own_port() + ' ' +
-           train;
+    return concat("RANK=", rank, " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=", own_port(),
+                  ' ', train);
   };
-  const auto both = under_limit("4", alone("1") + " & " + alone("0") + " && wait $!");
-  EXPECT_EQ(both.code, 0) << both.err;
+  expect_well(4, alone("1") + " & " + alone("0") + " && wait $!");
 }
 
 TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   if (mpi::version().starts_with("Open MPI v5")) GTEST_SKIP() << "it ends the process itself";
-  const auto with_pmix = [](const std::string& rank) {
-    auto variables = by_srun("2")(rank);
-    variables["PMIX_NAMESPACE"] = "1";
-    return variables;
-  };
-  EXPECT_THAT(started_by_hand(1, with_pmix), HasSubstr("the launcher started 2 ranks, but"));
+  EXPECT_THAT(started_by_hand(1, by_srun("2", {{"PMIX_NAMESPACE", "1"}})),
+              HasSubstr("the launcher started 2 ranks, but"));
 }
 
 TEST(Launchers, SrunWithoutMpiNeedsASecret) {
@@ -257,21 +242,11 @@ TEST(Launchers, OfTheOtherMpiIsAnErrorOnEveryRank) {
 }
 
 TEST(Launchers, MasterPortThatAnotherProgramHasIsNamed) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
-  ASSERT_EQ(::listen(listener, 1), 0);
-  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const auto listener = control::listen_at(control::Address::any(AF_INET));
+  const auto port = std::to_string(control::Address::local(listener.get()).port());
   const auto said = started_by_hand(2, [&](const std::string& rank) {
-    auto variables = by_hand("2")(rank);
-    variables["MASTER_PORT"] = std::to_string(ntohs(address.sin_port));
-    variables["LOCKSTEP_TIMEOUT"] = "1";
-    return variables;
+    return by_hand(rank, {{"MASTER_PORT", port}, {"LOCKSTEP_TIMEOUT", "1"}});
   });
-  ::close(listener);
   EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 on host "), HasSubstr(" cannot listen on port "),
                           HasSubstr("tried for 1 s to reach rank 0 at 127.0.0.1:"),
                           HasSubstr("the listening program did not answer")));
@@ -279,10 +254,7 @@ TEST(Launchers, MasterPortThatAnotherProgramHasIsNamed) {
 
 TEST(Launchers, MasterNameThatDoesNotResolveIsNamed) {
   const auto said = started_by_hand(2, [](const std::string& rank) {
-    auto variables = by_hand("2")(rank);
-    variables["MASTER_ADDR"] = "no-such-host.invalid";
-    variables["LOCKSTEP_TIMEOUT"] = "1";
-    return variables;
+    return by_hand(rank, {{"MASTER_ADDR", "no-such-host.invalid"}, {"LOCKSTEP_TIMEOUT", "1"}});
   });
   EXPECT_THAT(said, AllOf(HasSubstr("waited 1 s for rank 1"),
                           HasSubstr("to reach rank 0: the name 'no-such-host.invalid': ")));
@@ -292,9 +264,9 @@ TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {
   for (const auto& [hosts, backend] :
        {std::pair("aabb", "hierarchical"), {"abcd", "tcp"}, {"aaaa", "host"}, {"", "host"}}) {
     const auto said = started_by_hand(4, [letters = std::string(hosts)](const std::string& rank) {
-      auto variables = by_hand("4")(rank);
+      Variables variables{{"WORLD_SIZE", "4"}};
       if (!letters.empty()) variables["LOCKSTEP_HOST"] = letters.substr(std::stoul(rank), 1);
-      return variables;
+      return by_hand(rank, variables);
     });
     for (const char* rank : {"0", "1", "2", "3"}) {
       EXPECT_THAT(said,
@@ -332,10 +304,8 @@ TEST(Launchers, TokenFileThatOthersCanReadIsRefused) {
   std::ofstream(path) << std::string(32, 'x');
   const auto said = [&](const std::string& size) {
     return started_by_hand(2, [&](const std::string& rank) {
-      auto variables = by_hand("2")(rank);
-      variables["LOCKSTEP_TOKEN_FILE"] = rank == size ? "" : path;
-      variables["LOCKSTEP_TIMEOUT"] = size == "none" ? "30" : "5";
-      return variables;
+      return by_hand(rank, {{"LOCKSTEP_TOKEN_FILE", rank == size ? "" : path},
+                            {"LOCKSTEP_TIMEOUT", size == "none" ? "30" : "5"}});
     });
   };
   EXPECT_THAT(said("none"), HasSubstr("which other users can read; expected mode 0600"));

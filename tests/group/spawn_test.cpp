@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
@@ -19,42 +18,24 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Spawn, GivesEveryRankItsGroup) {
-  std::vector<int> ranks(5, -1);
-  spawn(5, [&](const Group& world) {
-    EXPECT_EQ(world.size(), 5);
-    EXPECT_EQ(world.local_size(), 5);
-    ranks[static_cast<std::size_t>(world.rank())] = world.rank();
-  });
-  EXPECT_THAT(ranks, ElementsAre(0, 1, 2, 3, 4));
-}
-
 TEST(Spawn, RefusesSizesAndTimeoutsOutsideTheRange) {
-  EXPECT_THROW(spawn(0, [](const Group&) {}), InvalidArgument);
-  EXPECT_THROW(spawn(-3, [](const Group&) {}), InvalidArgument);
-  EXPECT_THROW(spawn(100'000, [](const Group&) {}), InvalidArgument);
-  EXPECT_THROW(spawn(1, [](const Group&) {}, {.timeout = std::chrono::milliseconds(-5)}),
-               InvalidArgument);
+  const auto nothing = [](const Group&) {};
+  for (const int size : {0, -3, 100'000}) EXPECT_THROW(spawn(size, nothing), InvalidArgument);
+  EXPECT_THROW(spawn(1, nothing, {.timeout = -5ms}), InvalidArgument);
 }
 
 TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
-  std::atomic<int> told{0};
-  try {
-    spawn(3, [&](const Group& world) {
-      if (world.rank() == 2) throw std::out_of_range("rank 2 has it");
-      try {
-        world.barrier().wait();
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("rank 2: rank 2 has it"));
-        ++told;
-        throw;
-      }
-    });
-    FAIL();
-  } catch (const std::out_of_range& error) {
-    EXPECT_STREQ(error.what(), "rank 2 has it");
-  }
-  EXPECT_EQ(told, 2);
+  const auto fails = [](const Group& world) {
+    if (world.rank() == 2) throw std::out_of_range("rank 2 has it");
+    try {
+      world.barrier().wait();
+      ADD_FAILURE();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 2: rank 2 has it"));
+      throw;
+    }
+  };
+  EXPECT_EQ(message_of<std::out_of_range>([&] { spawn(3, fails); }), "rank 2 has it");
   const auto throws_no_exception = [](const Group& world) {
     if (world.rank() == 0) throw 7;
   };
@@ -97,34 +78,26 @@ class StderrPipe {
   int before_;
 };
 
-TEST(Spawn, ReportsARankThatHangsAfterAFailure) {
+/// Expects this report of rank 2 of three, which returns once that has been reported. Returns
+/// whether spawn() threw what another rank threw.
+bool reports(const std::function<void(const Group&)>& fn, const std::string& report) {
   StderrPipe err;
   std::string said;
-  const auto run = [&] {
-    spawn(3,
-          [&](const Group& world) {
-            if (world.rank() == 1) throw std::out_of_range("rank 1 has it");
-            if (world.rank() == 2) said = err.line();  // returns once that has been reported
-          },
-          {.timeout = std::chrono::milliseconds(200)});
+  const auto run = [&](const Group& world) {
+    fn(world);
+    if (world.rank() == 2) said = err.line();
   };
-  EXPECT_THROW(run(), std::out_of_range);
-  EXPECT_EQ(said,
-            "lockstep: spawn: the world failed: rank 1: rank 1 has it; spawn() still waits for "
-            "rank 2 of 3, which has not returned\n");
+  const auto thrown = message_of<std::out_of_range>([&] { spawn(3, run, {.timeout = 200ms}); });
+  EXPECT_EQ(said, "lockstep: spawn: " + report + " rank 2 of 3, which has not returned\n");
+  return !thrown.empty();
 }
 
-TEST(Spawn, ReportsARankThatHangsAfterTheOthersReturned) {
-  StderrPipe err;
-  std::string said;
-  spawn(3,
-        [&](const Group& world) {
-          if (world.rank() == 2) said = err.line();
-        },
-        {.timeout = std::chrono::milliseconds(200)});
-  EXPECT_EQ(said,
-            "lockstep: spawn: ranks 0, 1 returned; spawn() still waits for rank 2 of 3, which has "
-            "not returned\n");
+TEST(Spawn, ReportsARankThatHangs) {
+  EXPECT_FALSE(reports([](const Group&) {}, "ranks 0, 1 returned; spawn() still waits for"));
+  const auto fails = [](const Group& world) {
+    if (world.rank() == 1) throw std::out_of_range("rank 1 has it");
+  };
+  EXPECT_TRUE(reports(fails, "the world failed: rank 1: rank 1 has it; spawn() still waits for"));
 }
 
 TEST(Spawn, RanksHaveNoRanks) {
@@ -178,28 +151,23 @@ TEST(Join, WorldsOfOneProcess) {
   }
 }
 
-TEST(Join, ANameIsFreeAgain) {
+TEST(Join, ANameIsFreeAgainAndTheHeapIsLimited) {
   for (int i = 0; i < 3; ++i) {
-    run(2, [](int rank) { join(own("again"), rank, 2, {.timeout = 20s}).barrier().wait(); });
+    run(2, [](int rank) {
+      const Group world = join(own("again"), rank, 2, {.timeout = 20s, .heap_bytes = 1 << 20});
+      EXPECT_THROW(world.empty({1 << 20}), CommError);
+      EXPECT_EQ(world.empty({1 << 10}).numel(), 1 << 10);
+      world.barrier().wait();
+    });
   }
 }
 
-TEST(Join, TheHeapIsLimited) {
-  run(2, [](int rank) {
-    const Group world = join(own("small"), rank, 2, {.heap_bytes = 1 << 20});
-    EXPECT_THROW(world.empty({1 << 20}), CommError);
-    EXPECT_EQ(world.empty({1 << 10}).numel(), 1 << 10);
-    world.barrier().wait();
-  });
-}
-
 TEST(Join, RefusesWrongArguments) {
-  EXPECT_THAT([] { join("", 0, 1); }, ThrowsMessage<InvalidArgument>(HasSubstr("empty name")));
-  EXPECT_THAT([] { join("a", 2, 2); }, ThrowsMessage<InvalidArgument>(HasSubstr("got rank 2")));
-  EXPECT_THAT([] { join("a", 0, 0); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("got a world of 0 ranks")));
-  EXPECT_THAT([] { join("a", 0, 1, {.timeout = 0ms}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("got a timeout of 0 ms")));
+  EXPECT_THAT(refusal([] { join("", 0, 1); }), HasSubstr("empty name"));
+  EXPECT_THAT(refusal([] { join("a", 2, 2); }), HasSubstr("got rank 2"));
+  EXPECT_THAT(refusal([] { join("a", 0, 0); }), HasSubstr("got a world of 0 ranks"));
+  EXPECT_THAT(refusal([] { join("a", 0, 1, {.timeout = 0ms}); }),
+              HasSubstr("got a timeout of 0 ms"));
   EXPECT_THAT([] { join(own("alone"), 0, 2, {.timeout = 200ms}); },
               ThrowsMessage<TimeoutError>(
                   HasSubstr("join: rank 0 of 2 waited 0.2 s for ranks 1 to call join")));
@@ -210,18 +178,12 @@ TEST(Join, RefusesWrongArguments) {
 TEST(Join, GroupsByMembers) {
   run(3, [](int rank) {
     const Group world = join(own("members"), rank, 3, {.timeout = 20s});
-    EXPECT_THAT([&] { world.new_group({(rank + 1) % 3}); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("only members call new_group()")));
-    EXPECT_THAT(
-        [&] {
-          world.new_group({rank, rank});
-        },
-        ThrowsMessage<InvalidArgument>(HasSubstr("twice")));
-    EXPECT_THAT(
-        [&] {
-          world.new_group({rank, 3});
-        },
-        ThrowsMessage<InvalidArgument>(HasSubstr("got member 3")));
+    const auto refused = [&](const std::vector<int>& members) {
+      return refusal([&] { world.new_group(members); });
+    };
+    EXPECT_THAT(refused({(rank + 1) % 3}), HasSubstr("only members call new_group()"));
+    EXPECT_THAT(refused({rank, rank}), HasSubstr("twice"));
+    EXPECT_THAT(refused({rank, 3}), HasSubstr("got member 3"));
     if (rank > 0) {
       const Group pair = world.new_group({2, 1});
       EXPECT_EQ(pair.rank(), 2 - rank);
@@ -233,29 +195,21 @@ TEST(Join, GroupsByMembers) {
   });
 }
 
-/// The error that all_or_none() raises on this rank when the last rank throws.
-template <class Thrown>
-std::string raised(const Group& group, bool& same_type) {
-  try {
-    all_or_none(group, [&] {
-      if (group.rank() == group.size() - 1) throw Thrown("the cause");
-    });
-  } catch (const std::exception& error) {
-    same_type = typeid(error) == typeid(Thrown);
-    return error.what();
-  }
-  return "went on alone";
-}
-
+/// Expects the error that the last rank throws, on all ranks.
 template <class Thrown>
 void expect_from_last_rank(int ranks) {
   run_groups(ranks, [&](const Group& group) {
     const int last = ranks - 1;
     const bool own = group.rank() == last;
-    bool same_type = false;
-    EXPECT_EQ(raised<Thrown>(group, same_type),
-              own ? "the cause" : "rank " + std::to_string(last) + ": the cause");
-    EXPECT_EQ(same_type, own || (std::is_base_of_v<Error, Thrown>));
+    try {
+      all_or_none(group, [&] {
+        if (own) throw Thrown("the cause");
+      });
+      ADD_FAILURE() << "went on alone";
+    } catch (const std::exception& error) {
+      EXPECT_EQ(error.what(), (own ? "" : "rank " + std::to_string(last) + ": ") + "the cause");
+      EXPECT_EQ(typeid(error) == typeid(Thrown), own || (std::is_base_of_v<Error, Thrown>));
+    }
     group.barrier().wait();
   });
 }
@@ -271,16 +225,12 @@ TEST(AllOrNone, AnErrorOfOneRankReachesAll) {
 
 TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
   run_groups(3, [](const Group& group) {
-    try {
-      all_or_none(group, [&] {
-        if (group.rank() > 0) throw DataError("of rank " + std::to_string(group.rank()));
-      });
-      ADD_FAILURE();
-    } catch (const DataError& error) {
-      EXPECT_EQ(std::string(error.what()), group.rank() == 0
-                                               ? "rank 1: of rank 1"
-                                               : "of rank " + std::to_string(group.rank()));
-    }
+    const auto own = "of rank " + std::to_string(group.rank());
+    const auto fails = [&] {
+      if (group.rank() > 0) throw DataError(own);
+    };
+    EXPECT_EQ(message_of<DataError>([&] { all_or_none(group, fails); }),
+              group.rank() == 0 ? "rank 1: of rank 1" : own);
   });
 }
 

@@ -1,28 +1,20 @@
 #include "comm/control/control.h"
 
-#include <gtest/gtest.h>
 #include <net/if.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 
 #include "comm/control/connection.h"
 #include "tests/comm/control/controlled_world.h"
-#include "tests/comm/control/meeting.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
@@ -35,7 +27,7 @@ using detail::Descriptor;
 using detail::Failure;
 
 TEST(Control, FirstCauseReachesEveryRank) {
-  using Of = detail::Failure::Kind;
+  using Of = Failure::Kind;
   const std::pair<std::size_t, Of> cases[] = {{0, Of::error}, {1, Of::timeout}, {6, Of::elsewhere}};
   for (const auto& [from, kind] : cases) {
     ControlledWorld world("aabbccc", 7);
@@ -59,11 +51,16 @@ TEST(Control, LongCausesAreCut) {
   EXPECT_EQ(world.failure_at(0).text, std::string(control::longest_failure_text, 'x'));
 }
 
-TEST(Control, RankThatEndsIsNamedToAll) {
-  ControlledWorld world("aabb", 4);
-  world.end(3);
-  for (const std::size_t rank : {0, 1, 2}) {
-    EXPECT_EQ(world.failure_at(rank).text, "rank 3 on host b has ended");
+TEST(Control, RankThatEndsOrCrashesIsNamedToAll) {
+  for (const bool crashes : {false, true}) {
+    ControlledWorld world("aabb", 4);
+    crashes ? world.rank(3).fail_by_crash("rank 3 (pid 7) crashed: SIGSEGV", 3) : world.end(3);
+    for (const std::size_t rank : {0, 1, 2}) {
+      const auto failure = world.failure_at(rank);
+      EXPECT_EQ(failure.text,
+                crashes ? "rank 3 (pid 7) crashed: SIGSEGV" : "rank 3 on host b has ended");
+      EXPECT_EQ(failure.rank, 3);
+    }
   }
 }
 
@@ -139,12 +136,23 @@ TEST(Control, LinkIsDownForLessThanTheLimit) {
 }
 
 TEST(Control, NonsenseIsNamed) {
-  ControlledWorld world("ab", 1);
-  const std::string nonsense = "GET / HTTP/1.1\r\n";
-  ASSERT_EQ(::send(world.idle_connection().fd(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(nonsense.size()));
-  EXPECT_EQ(world.failure_at(0).text,
-            "rank 1 on host b: the received bytes are not a Lockstep frame");
+  const std::pair<std::string, const char*> cases[] = {
+      {"GET / HTTP/1.1\r\n", ": the received bytes are not a Lockstep frame"},
+      {control::encode({.kind = Kind::left}),
+       ": the MAC of a received frame is wrong: the frame was changed, repeated or left out on its "
+       "way, or its sender has another token"}};
+  for (const auto& [nonsense, text] : cases) {
+    for (const int serving : {0, 1}) {
+      ControlledWorld world("ab", 1, serving);
+      const int fd = world.idle_connection().fd();
+      ASSERT_EQ(::send(fd, nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(nonsense.size()));
+      const auto failure = world.failure_at(0);
+      EXPECT_EQ(failure.rank, 1 - serving);
+      EXPECT_EQ(failure.text,
+                (serving == 0 ? "rank 1 on host b" : "rank 0 on host a") + std::string(text));
+    }
+  }
 }
 
 TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
@@ -192,8 +200,7 @@ TEST(FailureFrames, HaveKindRankAndText) {
     const auto failure =
         control::failure_in(control::failure_frame({.kind = kind, .rank = 3, .text = "why"}));
     ASSERT_TRUE(failure);
-    const bool known = kind == Of::error || kind == Of::crashed;
-    EXPECT_EQ(failure->kind, known ? kind : Of::elsewhere);
+    EXPECT_EQ(failure->kind, kind == Of::error || kind == Of::crashed ? kind : Of::elsewhere);
     EXPECT_EQ(failure->rank, 3);
     EXPECT_EQ(failure->text, "why");
   }

@@ -3,13 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
-#include <future>
 #include <iterator>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "comm/control/control.h"
 #include "comm/control/status_relay.h"

@@ -1,7 +1,6 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <initializer_list>
 #include <thread>
 #include <utility>

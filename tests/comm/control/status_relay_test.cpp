@@ -1,12 +1,8 @@
 #include "comm/control/status_relay.h"
 
-#include <algorithm>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "tests/comm/control/controlled_world.h"
-#include "tests/comm/control/meeting.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
@@ -113,16 +109,6 @@ TEST(StatusRelay, SurvivesAQuestionThatIsGivenUp) {
   ControlledWorld world("ab", 2);
   for (int turn = 0; turn < 20; ++turn) control::ask_hosts(socket_of(0), 0s);
   EXPECT_TRUE(control::ask_hosts(socket_of(0), 20s).is_complete);
-}
-
-TEST(Control, ACrashReachesEveryRank) {
-  ControlledWorld world("abc", 3);
-  world.rank(1).fail_by_crash("rank 1 (pid 7) crashed: SIGSEGV", 1);
-  for (const std::size_t rank : {0, 2}) {
-    const auto failure = world.failure_at(rank);
-    EXPECT_EQ(failure.text, "rank 1 (pid 7) crashed: SIGSEGV");
-    EXPECT_EQ(failure.rank, 1);
-  }
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 #include "comm/hierarchical/hierarchical.h"
 
-#include <string>
-
 #include "tests/comm/mpi/mpi_job.h"
-#include "tests/matchers.h"
 #include "tests/variable.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
@@ -19,11 +16,12 @@ TEST_P(HierarchicalConformance, Holds) {
   const std::string hosts = GetParam();
   Launched::Variables variables;
   if (hosts == "aba") variables["LOCKSTEP_TEST_FLUSHED"] = "1";
+  if (hosts == "abba") variables["LOCKSTEP_PROGRESS"] = "wait";
   expect_well(command(static_cast<int>(hosts.size()), "conformance", "auto", hosts), {}, variables);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalConformance,
-                         ::testing::Values("aabb", "aba", "abcacba", "abbbc"),
+                         ::testing::Values("aabb", "aba", "abba", "abcacba", "abbbc"),
                          [](const auto& test) { return test.param; });
 
 TEST_F(Hierarchical, IsWhatTheHostsAsk) {
@@ -36,16 +34,85 @@ TEST_F(Hierarchical, IsWhatTheHostsAsk) {
   EXPECT_EQ(backend("abc"), line + line + line);
 }
 
-TEST_F(Hierarchical, MismatchReachesEveryHost) {
-  // Ranks whose all_reduce is complete on their host meet it in their next operation.
-  expect_said(4, "other-dtype", "abab",
-              {{4,
-                " differs between ranks: rank 3 got all_reduce sum float32 of 8 elements, "
-                "expected all_reduce sum float64 of 8 elements as on rank 1"},
-               {-1, "all_reduce #2 (hierarchical) rank 3 of 4: "},
-               {4, "{communication by rank 3 in "},
-               {-2, " in all_reduce #2, cause communication}"}});
-}
+INSTANTIATE_TEST_SUITE_P(
+    Hierarchical, ErrorOf,
+    ::testing::Values(
+        // Ranks whose all_reduce is complete on their host find it in their next operation.
+        ErrorCase{"Mismatch",
+                  4,
+                  "other-dtype",
+                  "abab",
+                  {{4,
+                    " differs between ranks: rank 3 got all_reduce sum float32 of 8 elements, "
+                    "expected all_reduce sum float64 of 8 elements as on rank 1"},
+                   {-1, "all_reduce #2 (hierarchical) rank 3 of 4: "},
+                   {4, "{communication by rank 3 in "},
+                   {-2, " in all_reduce #2, cause communication}"}}},
+        ErrorCase{"AnotherReduction",
+                  4,
+                  "other-reduction",
+                  "aabb",
+                  {{4, "rank 1 got all_reduce avg float32 of 8 elements"}}},
+        ErrorCase{"BucketsOfTwoWrappers",
+                  4,
+                  "other-source",
+                  "aabb",
+                  {{4,
+                    "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the gradients "
+                    "of DistributedOptimizer #2, expected "}}},
+        ErrorCase{"DeadlockOfRanksOfAHost",
+                  4,
+                  "deadlock",
+                  "aabb",
+                  {{4, "deadlock: rank 0 waits in all_reduce #"},
+                   {4, "DistributedDataParallel #2) for rank 0; issue the operations"}}},
+        // No stage of the two collectives is in the same group of ranks.
+        ErrorCase{"UnlikeCollectives",
+                  4,
+                  "other-collective",
+                  "aabb",
+                  {{4, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"}}},
+        ErrorCase{"TimeoutOfARecv",
+                  4,
+                  "other-tag",
+                  "aabb",
+                  {{4, "waited 0.3 s for ranks 1, 2, 3, expected tag 8, got tag 3 from rank 1"}}},
+        ErrorCase{"Timeout",
+                  4,
+                  "late",
+                  "abab",
+                  {{-1,
+                    "all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s for rank "
+                    "2"},
+                   {4, "TimeoutError "},
+                   {1, "{timeout by rank 2 in all_reduce #1, cause timeout}"},
+                   {3, "{timeout by rank 2 in barrier #1, cause timeout}"}}},
+        ErrorCase{"RankThatLeaves",
+                  4,
+                  "leave",
+                  "abab",
+                  {{3, "barrier #1 (hierarchical) rank "},
+                   {3, ": rank 1 left the world before "},
+                   {3, "{communication by rank 1 in barrier #1, cause communication}"}},
+                  3},
+        ErrorCase{"MemberThatDoesNotCall",
+                  3,
+                  "new-group-without-a-member",
+                  "aba",
+                  {{3, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"}}},
+        ErrorCase{"AbandonedOperation", 4, "abandon", "aabb", {{4, "all_reduce #2 was abandoned"}}},
+        // It reaches ranks that communicate with their host only.
+        ErrorCase{"FailureElsewhere", 4, "fail-elsewhere", "aabb", {{4, "this rank gives up"}}},
+        ErrorCase{"FirstCause",
+                  4,
+                  "give-up",
+                  "aabb",
+                  {{4, "this rank gives up"},
+                   {4, ": rank 1: this rank gives up"},
+                   {1, ": the world failed earlier: rank 1: this rank gives up"},
+                   {4, "{communication by rank 1 in "},
+                   {4, ", cause general}"}}}),
+    [](const auto& test) { return test.param.name; });
 
 /// Two pairs of leaders find it, each for itself.
 TEST_F(Hierarchical, HostsThatDifferNameOneMismatch) {
@@ -58,54 +125,11 @@ TEST_F(Hierarchical, HostsThatDifferNameOneMismatch) {
 }
 
 TEST_F(Hierarchical, RanksThatFailAtTheSameTimeRaiseOneCause) {
-  const auto text = said(4, "all-give-up", "aabb");
-  EXPECT_EQ(causes(text), 1) << text;
+  expect_one_cause(said(4, "all-give-up", "aabb"));
 }
 
-TEST_F(Hierarchical, DeadlockOfRanksOfAHostIsNamedOnEveryRank) {
-  expect_said(4, "deadlock", "aabb",
-              {{4, "deadlock: rank 0 waits in all_reduce #"},
-               {4, "DistributedDataParallel #2) for rank 0; issue the operations"}});
-}
-
-/// No stage of the two is in the same group of ranks.
-TEST_F(Hierarchical, UnlikeCollectivesAreADeadlock) {
-  expect_said(4, "other-collective", "aabb",
-              {{4, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"}});
-}
-
-TEST_F(Hierarchical, TimeoutOfARecvNamesTheOtherTags) {
-  expect_said(4, "other-tag", "aabb",
-              {{4, "waited 0.3 s for ranks 1, 2, 3, expected tag 8, got tag 3 from rank 1"}});
-}
-
-TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
-  expect_said(4, "other-source", "aabb",
-              {{4,
-                "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the "
-                "gradients of DistributedOptimizer #2, expected "}});
-}
-
-TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
-  expect_said(
-      4, "late", "abab",
-      {{-1, "all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s for rank 2"},
-       {4, "TimeoutError "},
-       {1, "{timeout by rank 2 in all_reduce #1, cause timeout}"},
-       {3, "{timeout by rank 2 in barrier #1, cause timeout}"}});
-}
-
-TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
-  expect_said(4, "leave", "abab",
-              {{3, "barrier #1 (hierarchical) rank "},
-               {3, ": rank 1 left the world before "},
-               {3, "{communication by rank 1 in barrier #1, cause communication}"}},
-              3);
-}
-
-TEST_F(Hierarchical, AnotherReductionIsNamed) {
-  expect_said(4, "other-reduction", "aabb",
-              {{4, "rank 1 got all_reduce avg float32 of 8 elements"}});
+TEST_F(Hierarchical, ForkedChildrenLeaveTheWorldAlone) {
+  expect_well(command(4, "fork-children", "", "aabb"), {{4, "all right\n"}}, variables());
 }
 
 /// Ranks wait in an order of their own, split the group and create groups of members.
@@ -114,35 +138,10 @@ TEST_F(Hierarchical, GroupsAreMadeWhileOperationsAreInFlight) {
     expect_well(command(4, "in-flight", "", hosts));
 }
 
-TEST_F(Hierarchical, MemberThatDoesNotCallIsNamed) {
-  expect_said(3, "new-group-without-a-member", "aba",
-              {{3, "all_reduce #1 (the number of a new group) waited 6 s for rank 1"}});
-}
-
-TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {
-  expect_said(4, "abandon", "aabb", {{4, "all_reduce #2 was abandoned"}});
-}
-
-TEST_F(Hierarchical, FailureReachesRanksThatSpeakWithTheirHostOnly) {
-  expect_said(4, "fail-elsewhere", "aabb", {{4, "this rank gives up"}});
-}
-
-TEST_F(Hierarchical, ForkedChildrenLeaveTheWorldAlone) {
-  expect_well(command(4, "fork-children", "", "aabb"), {{4, "all right\n"}}, variables());
-}
-
-TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
-  expect_said(4, "give-up", "aabb",
-              {{4, "this rank gives up"},
-               {4, ": rank 1: this rank gives up"},
-               {1, ": the world failed earlier: rank 1: this rank gives up"},
-               {4, "{communication by rank 1 in "},
-               {4, ", cause general}"}});
-}
-
 TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
   const Variable interface("LOCKSTEP_INTERFACE", "nosuch0");
-  expect_said(3, "refused", "aba", {{3, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "}});
+  expect_counts(said(3, "refused", "aba"),
+                {{3, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "}});
 }
 
 /// Tests that run the program on two hosts, network namespaces of their own, with two ranks each or

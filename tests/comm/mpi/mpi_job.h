@@ -1,16 +1,11 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "comm/mpi/mpi.h"
 #include "tests/launch/launched.h"
 #include "tests/mpirun.h"
 #include "tests/temporary_folder.h"
@@ -35,6 +30,9 @@ inline std::vector<std::string> command(int n, const std::string& behaviour,
   if (!hosts.empty()) words.push_back(hosts);
   return words;
 }
+
+/// How often all ranks together say each text; a negative number is the least.
+using Counts = std::vector<std::pair<int, std::string>>;
 
 /// Tests that start processes by mpirun.
 class Mpi : public ::testing::Test {
@@ -62,15 +60,6 @@ class Mpi : public ::testing::Test {
     return ended.out;
   }
 
-  /// How often all ranks together say each text; a negative number is the least.
-  using Counts = std::vector<std::pair<int, std::string>>;
-
-  /// The same, and expects what they said.
-  void expect_said(int n, const std::string& behaviour, const std::string& hosts,
-                   const Counts& counts, int speakers = 0) {
-    expect_counts(said(n, behaviour, hosts, speakers), counts);
-  }
-
   /// Runs the command, and expects that it ends well and what the ranks said.
   static void expect_well(const std::vector<std::string>& words, const Counts& counts = {},
                           const Launched::Variables& variables = {}) {
@@ -93,13 +82,13 @@ class Mpi : public ::testing::Test {
     return found;
   }
 
-  /// How many of the ranks 0 to 3 are the first cause in what was said.
-  static int causes(const std::string& text) {
-    int found = 0;
+  /// Expects that one of the ranks 0 to 3 is the cause of all that was said.
+  static void expect_one_cause(const std::string& text) {
+    int causes = 0;
     for (const char* rank : {"0", "1", "2", "3"}) {
-      if (count(text, std::string(": rank ") + rank + ": this rank gives up") > 0) ++found;
+      if (count(text, std::string(": rank ") + rank + ": this rank gives up") > 0) ++causes;
     }
-    return found;
+    EXPECT_EQ(causes, 1) << text;
   }
 
   /// The test's folder also holds the files that OpenMPI leaves after it ends a job.
@@ -111,6 +100,19 @@ class Mpi : public ::testing::Test {
   TemporaryFolder folder_;
   std::string fifo_ = (folder_.path() / "release").string();
 };
+
+/// A behaviour, and what ranks say of it.
+struct ErrorCase {
+  const char* name;
+  int ranks;
+  const char* behaviour;
+  const char* hosts;
+  Counts counts;
+  int speakers = 0;
+};
+
+/// Its test is in mpi_test.cpp.
+class ErrorOf : public Mpi, public ::testing::WithParamInterface<ErrorCase> {};
 
 /// Tests of MPI itself.
 class OfMpi : public Mpi {

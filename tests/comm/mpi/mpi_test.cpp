@@ -1,14 +1,10 @@
 #include "comm/mpi/mpi.h"
 
 #include <cstdint>
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "comm/messages/options.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
-#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep::testing {
@@ -58,70 +54,78 @@ TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
       << ended.out << ended.err;
 }
 
-TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
-  expect_said(
-      3, "other-dtype", "",
-      {{3,
-        "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of 8 elements, "
-        "expected all_reduce sum float32 of 8 elements as on rank 0"},
-       {-1, "all_reduce #2 (" + network() + ") rank 2 of 3: "},
-       {3, "{communication by rank 1 in all_reduce #2, cause communication}"}});
+TEST_P(ErrorOf, IsWhatTheRanksSay) {
+  const auto& c = GetParam();
+  expect_counts(said(c.ranks, c.behaviour, c.hosts, c.speakers), c.counts);
 }
 
-TEST_F(Mpi, FirstOfTwoMismatchesIsNamedOnEveryRank) {
-  expect_said(2, "other-dtypes", "", {{2, "collective #2 differs between ranks: rank 1 got"}});
-}
+INSTANTIATE_TEST_SUITE_P(
+    Mpi, ErrorOf,
+    ::testing::Values(
+        ErrorCase{"Mismatch",
+                  3,
+                  "other-dtype",
+                  "",
+                  {{3,
+                    "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of 8 "
+                    "elements, expected all_reduce sum float32 of 8 elements as on rank 0"},
+                   {-1, "all_reduce #2 (" + network() + ") rank 2 of 3: "},
+                   {3, "{communication by rank 1 in all_reduce #2, cause communication}"}}},
+        ErrorCase{"FirstOfTwoMismatches",
+                  2,
+                  "other-dtypes",
+                  "",
+                  {{2, "collective #2 differs between ranks: rank 1 got"}}},
+        ErrorCase{"DeadlockOfTwoGroups",
+                  3,
+                  "deadlock",
+                  "",
+                  {{3,
+                    "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the "
+                    "gradients of DistributedDataParallel #1) for rank 1, rank 1 waits in "
+                    "all_reduce #1 of group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of "
+                    "DistributedDataParallel #2) for rank 0; issue the operations of groups that "
+                    "share ranks in the same order on all of them"}}},
+        ErrorCase{"MessageMismatch",
+                  2,
+                  "other-message",
+                  "",
+                  {{2,
+                    "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
+                    "float64 with tag 7, got 4 elements of float32 with tag 7"},
+                   {2, "{communication by rank 1 in "}}},
+        ErrorCase{"Timeout",
+                  3,
+                  "late",
+                  "",
+                  {{-1, "all_reduce #1 (" + network() +
+                            ") rank 0 of 3: all_reduce #1 waited 0.2 s for ranks 1, 2"},
+                   {1, "{timeout by rank 1 in all_reduce #1, cause timeout}"},
+                   {2, "{timeout by rank 1 in barrier #1, cause timeout}"}}},
+        ErrorCase{"RankThatLeaves",
+                  3,
+                  "leave",
+                  "",
+                  {{2, "rank 1 left the world before barrier #1"},
+                   {2, "{communication by rank 1 in barrier #1, cause communication}"}},
+                  2},
+        ErrorCase{"RecvFromAnyRankWhenAllOthersHaveLeft",
+                  3,
+                  "sources-leave",
+                  "",
+                  {{1, "received from 2"}, {1, " left the world before recv #2 from any rank"}},
+                  1},
+        ErrorCase{"FirstCause",
+                  3,
+                  "give-up",
+                  "",
+                  {{3, ": rank 1: this rank gives up"},
+                   {1, ": the world failed earlier: rank 1: "},
+                   {3, "{communication by rank 1 in "},
+                   {3, ", cause general}"}}}),
+    [](const auto& test) { return test.param.name; });
 
-TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) {
-  const auto text = said(4, "all-give-up");
-  EXPECT_EQ(causes(text), 1) << text;
-}
-
-TEST_F(Mpi, DeadlockOfTwoGroupsIsNamedOnEveryRank) {
-  expect_said(3, "deadlock", "",
-              {{3,
-                "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
-                "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
-                "group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of DistributedDataParallel "
-                "#2) for rank 0; issue the operations of groups that share ranks in the same "
-                "order on all of them"}});
-}
-
-TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
-  expect_said(2, "other-message", "",
-              {{2,
-                "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
-                "float64 with tag 7, got 4 elements of float32 with tag 7"},
-               {2, "{communication by rank 1 in "}});
-}
-
-TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  expect_said(3, "late", "",
-              {{-1, "all_reduce #1 (" + network() +
-                        ") rank 0 of 3: all_reduce #1 waited 0.2 s for ranks 1, 2"},
-               {1, "{timeout by rank 1 in all_reduce #1, cause timeout}"},
-               {2, "{timeout by rank 1 in barrier #1, cause timeout}"}});
-}
-
-TEST_F(Mpi, RankThatLeavesIsNamed) {
-  expect_said(3, "leave", "",
-              {{2, "rank 1 left the world before barrier #1"},
-               {2, "{communication by rank 1 in barrier #1, cause communication}"}},
-              2);
-}
-
-TEST_F(Mpi, ARecvFromAnyRankEndsWhenAllOthersHaveLeft) {
-  expect_said(3, "sources-leave", "",
-              {{1, "received from 2"}, {1, " left the world before recv #2 from any rank"}}, 1);
-}
-
-TEST_F(Mpi, FirstCauseReachesEveryRank) {
-  expect_said(3, "give-up", "",
-              {{3, ": rank 1: this rank gives up"},
-               {1, ": the world failed earlier: rank 1: "},
-               {3, "{communication by rank 1 in "},
-               {3, ", cause general}"}});
-}
+TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) { expect_one_cause(said(4, "all-give-up")); }
 
 TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
   expect_well(command(3, "own-mpi"), {{3, "product 6\n"}, {3, "ended\n"}});
@@ -173,6 +177,44 @@ TEST_F(OfMpi, BrokenLibraryEndsEveryRankWithItsWords) {
   // Sometimes Open MPI fails to show a part of its help.
   EXPECT_THAT(ended.out + ended.err, AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT"),
                                            HasSubstr("nosuch"), HasSubstr("show_help")));
+}
+
+// Progress by a thread, or by ranks that wait.
+
+using MpiProgress = Mpi;
+const Launched::Variables by_thread{{"LOCKSTEP_PROGRESS", "thread"}};
+
+TEST_F(MpiProgress, OperationsCompleteWhileRanksCompute) {
+  for (const int n : {2, 4}) expect_well(command(n, "overlap"), {}, by_thread);
+  for (const std::string hosts : {"aabb", "aab", "abc"}) {
+    expect_well(command(static_cast<int>(hosts.size()), "overlap", "", hosts), {}, by_thread);
+  }
+}
+
+TEST_F(MpiProgress, NothingIsHiddenWhereRanksThatWaitMakeIt) {
+  for (const auto* hosts : {"", "aabb"}) {
+    expect_well(command(4, "no-overlap", "", hosts), {{4, "hidden 0\n"}},
+                {{"LOCKSTEP_PROGRESS", "wait"}});
+  }
+}
+
+TEST_F(OfMpi, ProgressIsMadeByAThreadWhereTheProgramsMpiServesAnyNumber) {
+  const Launched::Variables automatic{{"LOCKSTEP_PROGRESS", "auto"}};
+  expect_well(command(2, "own-level", "multiple"), {{2, "by a thread\n"}, {2, "ended\n"}},
+              automatic);
+  const auto serialized = command(2, "own-level", "serialized");
+  expect_counts(Launched(serialized, automatic).wait().out,
+                {{2, "by who waits\n"}, {2, "ended\n"}});
+  expect_counts(Launched(serialized, by_thread).wait().out,
+                {{2,
+                  "got progress thread, but the program initialised MPI with "
+                  "MPI_THREAD_SERIALIZED, and a thread needs MPI_THREAD_MULTIPLE"}});
+}
+
+TEST_F(MpiProgress, UnknownNameIsAnError) {
+  const auto ended = Launched(command(1, "overlap"), {{"LOCKSTEP_PROGRESS", "threads"}}).wait();
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("got 'threads', expected auto, thread or wait"));
 }
 
 TEST(NoMpi, SaysWhy) {

@@ -5,17 +5,12 @@
 #include <signal.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
-#include <torch/serialize.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
 #include <stdexcept>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "core/system/process.h"
@@ -125,12 +120,11 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 /// that run_main() catches.
 /// - leave-main: all ranks but the last return to run_main() before its operation.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
-/// - no-data: every rank does so before its first collective.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
 /// STRATEGY: they do not record it.
 /// - for-ever: ranks print their pids and run until a signal ends them.
-/// - train FILE: ranks train, compare their parameters bit by bit, and rank 0 saves them.
+/// - train: ranks train, and compare their parameters bit by bit.
 /// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
 /// denormals-kept asks init() to keep denormals. denormals-mixed does so on rank 1 only.
 /// The program stores errors in the files that the launcher reads.
@@ -170,16 +164,11 @@ int main(int argc, char** argv) {
     if (throws && world.rank() == 1) throw std::runtime_error("no such data");
     if (behaviour == "libtorch") meet_error_of_libtorch(world);
     if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
-    if (behaviour == "no-data") {
-      throw lockstep::DataError("no data for rank " + std::to_string(world.rank()));
-    }
     if (behaviour == "disk-full") return meet_error_of_rank_0(world);
     if (behaviour.starts_with("nan")) return train_with_nan(world, argv[2], behaviour == "nan");
     if (behaviour == "for-ever") train_for_ever(world);
     if (behaviour == "train") {
-      const auto parameters = train(world);
-      if (!same_on_all(parameters, world)) throw std::runtime_error("replicas differ");
-      if (world.rank() == 0) torch::save(parameters, argv[2]);
+      if (!same_on_all(train(world), world)) throw std::runtime_error("replicas differ");
       return 0;
     }
     const auto tensor = at::full({5000}, world.rank() + 1.0);

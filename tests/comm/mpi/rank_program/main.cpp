@@ -1,30 +1,13 @@
 #include <mpi.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iostream>
 #include <map>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical.h"
-#include "comm/mpi/mpi.h"
-#include "core/environment.h"
 #include "lockstep/denormals.h"
-#include "lockstep/error.h"
-#include "tests/comm/conformance.h"
-#include "tests/comm/mpi/rank_program/link_bytes.h"
-#include "tests/comm/mpi/rank_program/overlap.h"
+#include "tests/comm/mpi/rank_program/measured.h"
 #include "tests/comm/mpi/rank_program/process.h"
+#include "tests/message_of.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
 /// With a third, a letter for each rank, it is on the host of that letter.
@@ -41,6 +24,13 @@ Behaviour joined(const std::function<void(Communicator&)>& fn) {
 /// The same with hosts as they are.
 Behaviour joined_as_found(const std::function<void(Communicator&)>& fn) {
   return [fn] { return fn(*join_as_found()), 0; };
+}
+
+Behaviour saying_on_rank_0(const std::function<std::string(Communicator&)>& fn) {
+  return joined_as_found([fn](Communicator& group) {
+    const auto said = fn(group);
+    if (group.rank() == 0) say(said);
+  });
 }
 
 /// Says what fn throws once all ranks have joined.
@@ -64,32 +54,32 @@ void say_error(const std::function<void()>& fn, const std::string& before = "") 
   }
 }
 
+/// Does so in a program that has initialised MPI itself, for so many threads.
+int with_own_mpi(int threads, const std::function<void()>& fn) {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, threads, &level);
+  say_error(fn);
+  MPI_Finalize();
+  say("ended");
+  return 0;
+}
+
 /// The ranks of a host share memory, where the host's groups use it.
 void check_places_of_host(Communicator& group) {
   const auto of_host = group.split(group.hosts()[static_cast<std::size_t>(group.rank())], 0);
   const auto memory = of_host->allocate(64);
-  if (group.backend() == "hierarchical" && !of_host->place_of(memory.get())) {
-    throw std::runtime_error("got no place of memory in the group of a host");
-  }
+  require(group.backend() != "hierarchical" || of_host->place_of(memory.get()), group,
+          "got no place of memory in the group of a host");
   check_places(*of_host);
 }
 
 int conformance() {
   const auto algorithm = messages::parse_algorithm(argument);
   const auto group = join({{.timeout = 60s, .algorithm = algorithm}});
-  const Sums of_ranks{.hosts = {hosts.begin(), hosts.end()},
-                      .ring = algorithm == messages::Algorithm::ring};
-  check_collectives(*group, of_ranks);
-  check_in_flight(*group, of_ranks);
-  check_skew(*group);
-  check_places(*group);
+  check_backend(*group, {.hosts = {hosts.begin(), hosts.end()},
+                         .ring = algorithm == messages::Algorithm::ring});
   check_places_of_host(*group);
-  check_split(*group, of_ranks);
-  check_messages(*group);
-  check_waits(*group);
-  check_tags(*group);
   check_new_group(*group);
-  check_denormals(*group);
   return 0;
 }
 
@@ -176,14 +166,8 @@ const std::map<std::string_view, Behaviour> behaviours{
     {"which-backend", joined([](Communicator& group) { say(std::string(group.backend())); })},
     {"which-backend-is-found",
      joined_as_found([](Communicator& group) { say(std::string(group.backend())); })},
-    {"halves-over-the-link", joined_as_found([](Communicator& group) {
-       const auto said = halves_over_the_link(group);
-       if (group.rank() == 0) say(said);
-     })},
-    {"both-ways-over-the-link", joined_as_found([](Communicator& group) {
-       const auto said = both_ways_over_the_link(group);
-       if (group.rank() == 0) say(said);
-     })},
+    {"halves-over-the-link", saying_on_rank_0(halves_over_the_link)},
+    {"both-ways-over-the-link", saying_on_rank_0(both_ways_over_the_link)},
     // Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
     {"ring-in-short",
      [] {
@@ -208,17 +192,12 @@ const std::map<std::string_view, Behaviour> behaviours{
      })},
     // Rank 0 waits for a member that never calls new_group().
     {"new-group-without-a-member",
-     [] {
-       const auto group = join({{.timeout = 6s}});  // MPI_Init is part of it
-       return expect_failure(group, [&] {
-         group->barrier().wait();
-         if (group->rank() == 0) {
-           group->new_group(std::vector{0, 1});
-         } else {
+     failing(
+         [](const Group& group) {
+           if (group->rank() == 0) group->new_group(std::vector{0, 1});
            group->recv(floats, 1, DType::f32, 0, 0, {.timeout = 30s}).wait();
-         }
-       });
-     }},
+         },
+         6s)},  // MPI_Init is part of it
     // An exception leaves the scope of rank 0's operation, whose memory then goes.
     {"abandon", failing([](const Group& group) {
        if (group->rank() != 0) return group->barrier().wait();
@@ -232,23 +211,19 @@ const std::map<std::string_view, Behaviour> behaviours{
      })},
     // A failure elsewhere reaches ranks that communicate only within their host. It happens during
     // their barriers.
-    {"fail-elsewhere",
-     [] {
-       const auto group = join();
-       const auto& hosts_of_ranks = group->hosts();
-       const auto local = group->split(hosts_of_ranks[static_cast<std::size_t>(group->rank())], 0);
-       return expect_failure(group, [&] {
-         if (group->rank() == 0) {
-           for (int rank = 1; rank < group->size(); ++rank)
-             group->recv(floats, 1, DType::f32, rank).wait();
-           group->fail("this rank gives up");
-         } else {
-           group->send(floats, 1, DType::f32, 0).wait();
-         }
-         if (hosts_of_ranks[static_cast<std::size_t>(group->rank())] == 0) group->barrier().wait();
-         for (;;) local->barrier().wait();
-       });
-     }},
+    {"fail-elsewhere", failing([](const Group& group) {
+       const int host = group->hosts()[static_cast<std::size_t>(group->rank())];
+       const auto local = group->split(host, 0);
+       if (group->rank() == 0) {
+         for (int rank = 1; rank < group->size(); ++rank)
+           group->recv(floats, 1, DType::f32, rank).wait();
+         group->fail("this rank gives up");
+       } else {
+         group->send(floats, 1, DType::f32, 0).wait();
+       }
+       if (host == 0) group->barrier().wait();
+       for (;;) local->barrier().wait();
+     })},
     {"other-dtype", failing([](const Group& group) {
        auto work = group->rank() == 1 ? group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum)
                                       : group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
@@ -291,21 +266,20 @@ const std::map<std::string_view, Behaviour> behaviours{
        group->barrier().wait();
      })},
     // Rank 1 waits in a second group of all ranks, for another wrapper.
-    {"deadlock",
-     [] {
-       const auto group = join({{.timeout = 60s}});
-       return expect_failure(group, [&] {
-         const auto second = group->split(0, group->rank());
-         group->barrier().wait();
-         const bool is_other = group->rank() == 1;
-         auto& own = is_other ? *second : *group;
-         const SourceScope of_wrapper(own, {.owner = Source::Owner::distributed_data_parallel,
-                                            .content = Source::Content::gradients,
-                                            .number = static_cast<std::uint16_t>(is_other ? 2 : 1),
-                                            .bucket = 0});
-         own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-       });
-     }},
+    {"deadlock", failing(
+                     [](const Group& group) {
+                       const auto second = group->split(0, group->rank());
+                       const bool is_other = group->rank() == 1;
+                       auto& own = is_other ? *second : *group;
+                       const auto number = static_cast<std::uint16_t>(is_other ? 2 : 1);
+                       const SourceScope of_wrapper(
+                           own, {.owner = Source::Owner::distributed_data_parallel,
+                                 .content = Source::Content::gradients,
+                                 .number = number,
+                                 .bucket = 0});
+                       own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+                     },
+                     60s)},
     // The other ranks are in a barrier.
     {"other-collective", failing(
                              [](const Group& group) {
@@ -320,17 +294,13 @@ const std::map<std::string_view, Behaviour> behaviours{
        group->barrier().wait();
      })},
     // Rank 0 waits for another tag than rank 1 sends.
-    {"other-tag",
-     [] {
-       const auto group = join();
-       return expect_failure(group, [&] {
-         if (group->rank() == 1) group->send(floats, 4, DType::f32, 0, 3).wait();
-         if (group->rank() == 0) {
-           group->recv(floats, 4, DType::f32, any_source, 8, {.timeout = 300ms}).wait();
-         }
-         group->barrier().wait();
-       });
-     }},
+    {"other-tag", failing([](const Group& group) {
+       if (group->rank() == 1) group->send(floats, 4, DType::f32, 0, 3).wait();
+       if (group->rank() == 0) {
+         group->recv(floats, 4, DType::f32, any_source, 8, {.timeout = 300ms}).wait();
+       }
+       group->barrier().wait();
+     })},
     // Rank 0 receives two messages from any rank. Rank 1 leaves at once, the last after one
     // message.
     {"sources-leave",
@@ -392,40 +362,23 @@ const std::map<std::string_view, Behaviour> behaviours{
     {"own-level",
      [] {
        const bool multiple = argument == "multiple";
-       int level = 0;
-       MPI_Init_thread(nullptr, nullptr, multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED,
-                       &level);
-       say_error([&] {
+       return with_own_mpi(multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED, [&] {
          const bool by_thread = mpi::by_thread({.progress = Environment::get().progress});
          say(by_thread ? "by a thread" : "by who waits");
          const auto group = join();
          if (multiple) check_overlap(*group);
        });
-       MPI_Finalize();
-       say("ended");
-       return 0;
      }},
     {"own-mpi",
      [] {
-       int level = 0;
-       MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
-       {
+       return with_own_mpi(MPI_THREAD_FUNNELED, [] {
          const auto group = join();
          std::vector<std::int64_t> numbers(1000, group->rank() + 1);
          group->all_reduce(numbers.data(), numbers.size(), DType::i64, ReduceOp::product).wait();
          say("product " + std::to_string(numbers.back()));
-       }
-       MPI_Finalize();
-       say("ended");
-       return 0;
+       });
      }},
-    {"one-thread-only",
-     [] {
-       MPI_Init(nullptr, nullptr);
-       say_error([] { join(); });
-       MPI_Finalize();
-       return 0;
-     }},
+    {"one-thread-only", [] { return with_own_mpi(MPI_THREAD_SINGLE, [] { join(); }); }},
     {"one-of-four",
      [] {
        say_error([] { join({{}, 4}); });
@@ -449,19 +402,13 @@ const std::map<std::string_view, Behaviour> behaviours{
        for (int child = 0; group->rank() == 1 && child < 2; ++child) {
          const pid_t pid = ::fork();
          if (pid == 0 && child == 0) {
-           bool refused = false;
-           try {
-             group->barrier().wait();
-           } catch (const InvalidArgument&) {
-             refused = true;
-           }
+           const auto refusal = message_of<InvalidArgument>([&] { group->barrier().wait(); });
            group.reset();
-           ::_exit(refused ? 0 : 1);
+           ::_exit(refusal.empty() ? 1 : 0);
          }
          if (pid == 0) std::exit(0);
          int status = 0;
-         if (::waitpid(pid, &status, 0) != pid || status != 0)
-           throw std::runtime_error("a child failed");
+         require(::waitpid(pid, &status, 0) == pid && status == 0, *group, "a child failed");
        }
        sum.wait();
        group->barrier().wait();
@@ -477,9 +424,7 @@ const std::map<std::string_view, Behaviour> behaviours{
        group->all_reduce(data.data(), count, DType::u8, ReduceOp::sum).wait();
        group->broadcast(data.data(), count, DType::u8, 0).wait();
        const auto expected = static_cast<std::uint8_t>(group->size() * (group->size() + 1) / 2);
-       for (const auto value : data) {
-         if (value != expected) throw std::runtime_error("a sum is wrong");
-       }
+       require(std::ranges::count(data, expected) == std::ssize(data), *group, "a sum is wrong");
        if (group->rank() == 0) group->send(data.data(), count, DType::u8, 1).wait();
        if (group->rank() == 1) group->recv(data.data(), count, DType::u8, 0).wait();
        say("all right");

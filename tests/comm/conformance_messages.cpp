@@ -1,20 +1,27 @@
 #include <algorithm>
-#include <cstdint>
+#include <chrono>
 #include <map>
+#include <numeric>
 #include <random>
-#include <stdexcept>
-#include <string>
+#include <stop_token>
+#include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "core/text.h"
+#include "lockstep/error.h"
 #include "tests/comm/conformance.h"
+#include "tests/comm/oracle.h"
+#include "tests/message_of.h"
+
+// Messages between two ranks, and memory that one rank finds by the place that another passes.
 
 namespace lockstep::testing {
 
+using namespace std::chrono_literals;
+using lockstep::detail::concat;
+
 void require(bool as_expected, const Communicator& group, const std::string& what) {
-  if (!as_expected) throw std::runtime_error(detail::concat("rank ", group.rank(), ": ", what));
+  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
 }
 
 Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag) {
@@ -24,9 +31,88 @@ Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint3
   return group.recv(&number, 1, DType::i64, from, tag);
 }
 
+/// The ranks before and after this one, around the group.
+static std::pair<int, int> neighbours(const Communicator& group) {
+  return {(group.rank() + group.size() - 1) % group.size(), (group.rank() + 1) % group.size()};
+}
+
+void check_places(Communicator& group) {
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const auto memory = group.allocate(64);
+  const std::int64_t ordinary = 0;
+  const auto place = group.place_of(memory.get());
+  require(!group.place_of(&ordinary), group, "place_of: found ordinary memory");
+  if (!place) {
+    return require(message_of<CommError>([&] { group.at_place(0); }) != "", group,
+                   "at_place: found memory that is not shared");
+  }
+  memory.get()[63] = static_cast<std::byte>(rank + 1);
+  std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
+  group.all_gather(&*place, places.data(), 1, DType::i64).wait();
+  for (std::size_t other = 0; other < places.size(); ++other) {
+    require(group.at_place(places[other])[63] == static_cast<std::byte>(other + 1), group,
+            concat("at_place: what rank ", other, " has written is not there"));
+  }
+  group.barrier().wait();
+}
+
+void check_messages(Communicator& group) {
+  const int size = group.size();
+  const auto [before, next] = neighbours(group);
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
+    for (const auto place : {Place::group, Place::elsewhere}) {
+      const Buffer mine(group, place, make_input(DType::f32, count, group.rank(), 3));
+      const Buffer theirs(group, place, Bytes(count * sizeof(float)));
+      auto sent = group.send(mine.data(), count, DType::f32, next, 5);
+      group.recv(theirs.data(), count, DType::f32, before, 5).wait();
+      sent.wait();
+      theirs.expect(make_input(DType::f32, count, before, 3), concat("message of ", count));
+    }
+  }
+  // Many outstanding messages, from all ranks to rank 0, received in another order than sent.
+  std::vector<std::int64_t> numbers(20);
+  std::iota(numbers.begin(), numbers.end(), 100 * group.rank());
+  std::vector<Work> works;
+  for (auto& number : numbers) works.push_back(group.send(&number, 1, DType::i64, 0));
+  if (group.rank() == 0) {
+    for (int from = size - 1; from >= 0; --from) {
+      for (int i = 0; i < 20; ++i) {
+        std::int64_t got = -1;
+        group.recv(&got, 1, DType::i64, from).wait();
+        require(got == 100 * from + i, group, concat("recv ", i, " from ", from, " got ", got));
+      }
+    }
+  }
+  for (auto& work : works) work.wait();
+}
+
 namespace {
 
-using detail::concat;
+/// Rank 0 chooses the order in which the others send.
+void check_order_of_completion(Communicator& group) {
+  const int size = group.size();
+  std::int64_t signal = 0;
+  if (group.rank() > 0) {
+    group.recv(&signal, 1, DType::i64, 0).wait();
+    group.send(&signal, 1, DType::i64, 0).wait();
+    return;
+  }
+  std::vector<std::int64_t> answers(static_cast<std::size_t>(size));
+  std::vector<Work> works(1);  // the first holds no operation
+  for (int from = 1; from < size; ++from) {
+    works.push_back(group.recv(&answers[static_cast<std::size_t>(from)], 1, DType::i64, from));
+  }
+  for (int from = size - 1; from > 0; --from) {
+    const std::int64_t number = 10 * from;
+    auto sent = group.send(&number, 1, DType::i64, from);
+    const auto index = static_cast<std::size_t>(from);
+    require(wait_any(works) == index, group, concat("wait_any did not return ", from));
+    works[index].wait();
+    require(answers[index] == number, group, concat("wait_any: no answer from ", from));
+    sent.wait();
+  }
+  require(!wait_any(works), group, "wait_any of no operation returned one");
+}
 
 /// One message of the random exchange. Receives of the tags 0 and 1 are from any source.
 struct Planned {
@@ -107,8 +193,7 @@ void check_random_exchange(Communicator& group) {
 }
 
 void check_order(Communicator& group) {
-  const int next = (group.rank() + 1) % group.size();
-  const int before = (group.rank() + group.size() - 1) % group.size();
+  const auto [before, next] = neighbours(group);
   std::int64_t numbers[] = {3, 7, 30};
   std::int64_t got[] = {-1, -1, -1};
   std::vector<Work> sends;
@@ -161,6 +246,31 @@ void check_cancel(Communicator& group) {
 }
 
 }  // namespace
+
+void check_waits(Communicator& group) {
+  const auto [before, next] = neighbours(group);
+  const std::int64_t mine = group.rank();
+  std::int64_t theirs = -1;
+  Work received = group.recv(&theirs, 1, DType::i64, before);
+  require(!received.wait_for(0s), group, "wait_for(0) returned before the message was sent");
+  require(!received.wait_for(1ms), group, "wait_for() returned before the message was sent");
+  {
+    std::stop_source source;
+    const std::jthread other([&] { source.request_stop(); });
+    require(
+        !wait_any({&received, 1}, std::chrono::steady_clock::time_point::max(), source.get_token()),
+        group, "wait_any returned an operation after a stop");
+  }
+  group.barrier().wait();
+  Work sent = group.send(&mine, 1, DType::i64, next);
+  require(received.wait_for(20s), group, "wait_for() did not see the message");
+  require(received.pending() && received.complete(), group, "wait_for() took the operation");
+  received.wait();
+  require(theirs == before, group, "the message is another one");
+  require(sent.wait_for(20s) && Work().wait_for(0s), group, "wait_for() of a complete operation");
+  sent.wait();
+  check_order_of_completion(group);
+}
 
 void check_tags(Communicator& group) {
   check_order(group);
