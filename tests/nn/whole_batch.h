@@ -9,7 +9,7 @@
 
 #include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 

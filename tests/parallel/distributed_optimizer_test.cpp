@@ -11,7 +11,7 @@
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 namespace {

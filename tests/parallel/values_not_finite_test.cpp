@@ -16,7 +16,7 @@
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 namespace {

@@ -17,7 +17,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/init.h"
 #include "lockstep/strategy.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 // The collectives and their order depend on bucket and stage alone. Ranks with hooks in other
 // orders and with random delays get the same bits as ranks without delays.

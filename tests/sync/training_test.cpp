@@ -9,7 +9,7 @@
 #include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/reference.h"
-#include "tests/sync/replicas.h"
+#include "tests/on_ranks.h"
 
 // Strategies under the two wrappers.
 
