@@ -26,6 +26,10 @@ namespace lockstep::testing {
 /// A bucket for every parameter, for the largest number of outstanding collectives.
 inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 
+/// Every way in which ranks divide or share an update, or none.
+inline const DataParallelOptions every_update[] = {
+    {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
+
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 inline const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
 
