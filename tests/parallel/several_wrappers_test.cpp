@@ -23,9 +23,8 @@ TEST_P_ON_RANKS(SeveralWrappers, HaveTheSameNumbersOnRanksThatHaveFewer) {
   const bool is_last = world.rank() + 1 == world.size();
   const Group part = world.split(is_last ? 1 : 0);
   std::unique_ptr<DistributedDataParallel<Terms>> of_part;
-  if (!is_last) {
+  if (!is_last)
     of_part = std::make_unique<DistributedDataParallel<Terms>>(make_terms(two_shapes), part);
-  }
   const auto model = make_terms(two_shapes);
   DistributedDataParallel of_all(model, world);
   of_all(coefficients(world.rank(), *model)).backward();

@@ -132,7 +132,6 @@ TEST_P_ON_RANKS(TiedRanks, GivenTwiceToAnOptimizerAreRefused) {
 
 TEST(TiedParameters, GivenTwiceToAFusedOptimizerAreRefused) {
   const Tied model;
-  const auto all = model.parameters();
   const auto refused = HasSubstr(
       "FusedOptimizer: got a parameter of sizes [4, 4] twice, as #0 and #6 of the optimizer");
   const std::vector<at::Tensor> once = lockstep::parameters(model);

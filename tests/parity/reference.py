@@ -4,11 +4,10 @@ communication hooks, for Lockstep to be compared with.
 
     reference.py FOLDER
 
-Two ranks, each a process with one thread, over Gloo on the loopback interface; with
-LOCKSTEP_TEST_DEVICE=cuda, each on a GPU of its own, over NCCL. Rank 0 writes
-FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and buffers before the first step
-and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step by step. On CPUs and with
-numpy, FOLDER/hooks.safetensors has the parameters that each hook ends with.
+Two ranks, each a process with one thread, over Gloo on the loopback interface; with LOCKSTEP_TEST_DEVICE=cuda, each
+on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and
+buffers before the first step and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step
+by step. On CPUs and with numpy, FOLDER/hooks.safetensors has the parameters that each hook ends with.
 Exits with 77 when there is no torch here with Gloo or NCCL.
 """
 
@@ -157,8 +156,8 @@ def write(path, tensors):
 
 
 def snapshot(model, prefix):
-    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
-  }
+    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
 
 def train(name):
     make, draw, rate = CASES[name]
