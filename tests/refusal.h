@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,6 +23,13 @@ inline void expect_usable(const Group& world) {
   const auto one = at::ones({1}, at::TensorOptions().device(world.device()));
   world.all_reduce(one).wait();
   EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
+}
+
+/// Every rank's fn is refused with a message that has the text, and leaves the group usable.
+template <class Fn>
+void expect_refused(const Group& world, const std::string& text, const Fn& fn) {
+  EXPECT_THAT(refusal(fn), ::testing::HasSubstr(text));
+  expect_usable(world);
 }
 
 }  // namespace lockstep::testing

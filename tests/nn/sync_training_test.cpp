@@ -1,15 +1,4 @@
 // Models with batch norms train on N ranks as one process does.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/sync_batch_norm.h"
 #include "tests/nn/whole_batch.h"
 
 namespace lockstep::testing {
@@ -47,9 +36,8 @@ struct NormNet : nn::Module {
 /// Every rank has unequal parts, and another of them is without samples from step to step.
 std::vector<std::int64_t> parts_of_step(int ranks, int step) {
   std::vector<std::int64_t> parts(static_cast<std::size_t>(ranks));
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+  for (std::size_t rank = 0; rank < parts.size(); ++rank)
     parts[rank] = static_cast<std::int64_t>((rank + static_cast<std::size_t>(step)) % 3);
-  }
   parts[0] += 1;
   return parts;
 }
@@ -111,19 +99,14 @@ void expect_equal_to_one_process(int ranks, const DataParallelOptions& options) 
   });
 }
 
-class SyncTraining : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(SyncTraining, 1, 2, 3, 4, 7);
 
-TEST_P(SyncTraining, IsOneProcessWithManyBuckets) {
-  expect_equal_to_one_process(GetParam(), one_each);
-}
-
-TEST_P(SyncTraining, IsOneProcessWithoutBufferSync) {
+TEST_P(SyncTraining, IsOneProcessWithManyBucketsAlsoWithoutBufferSync) {
   auto options = one_each;
+  expect_equal_to_one_process(GetParam(), options);
   options.buffer_policy = BufferPolicy::none;
   expect_equal_to_one_process(GetParam(), options);
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, SyncTraining, ::testing::Values(1, 2, 3, 4, 7));
 
 /// The parameters, in a row.
 at::Tensor flattened(const nn::Module& model) {
@@ -135,38 +118,36 @@ at::Tensor flattened(const nn::Module& model) {
 /// Multi-round strategies have outstanding collectives on the group of gradients while a layer
 /// waits on its own group. A strategy's parameters are near those of exact averages: nearer than
 /// the given part of the way that these have gone.
-TEST(SyncTraining, TakesEveryStrategy) {
+TEST_ON_RANKS(SyncTraining, TakesEveryStrategy, 3) {
   at::Tensor exact;
   for (const auto& each : {std::pair<std::string, double>("fp32", 0),
                            {"fp16", 0.01},
                            {"int8", 0.1},
                            {"topk:0.3", 0.5},
                            {"power_sgd", 0.5}}) {
-    on_ranks(3, [&](const Group& world) {
-      const auto& [strategy, nearer] = each;
-      SCOPED_TRACE(strategy);
-      auto model = std::make_shared<NormNet>(at::kFloat);
-      convert_sync_batchnorm(*model, world);
-      torch::optim::SGD sgd(model->parameters(), 0.01);
-      auto options = one_each;
-      options.strategy = parse_strategy(strategy);
-      DistributedOptimizer optimizer(sgd, *model, world, options);
-      for (int step = 0; step < 6; ++step) {
-        sgd.zero_grad();
-        const auto seed = static_cast<std::uint64_t>(10 * step + world.rank());
-        model->forward(random({2, 2, 4, 4}, seed)).pow(2).mean().backward();
-        optimizer.step();
-      }
-      for (const auto& tensor : model->parameters()) expect_same_bits(tensor, world);
-      for (const auto& tensor : model->buffers()) expect_same_bits(tensor, world);
-      if (world.rank() > 0) return;
-      const at::Tensor got = flattened(*model);
-      if (!exact.defined()) exact = got.clone();
-      const at::Tensor start = flattened(NormNet(at::kFloat));
-      const double way = (exact - start).norm().item<double>();
-      EXPECT_GT(way, 1e-3);
-      EXPECT_LE((got - exact).norm().item<double>(), nearer * way);
-    });
+    const auto& [strategy, nearer] = each;
+    SCOPED_TRACE(strategy);
+    auto model = std::make_shared<NormNet>(at::kFloat);
+    convert_sync_batchnorm(*model, world);
+    torch::optim::SGD sgd(model->parameters(), 0.01);
+    auto options = one_each;
+    options.strategy = parse_strategy(strategy);
+    DistributedOptimizer optimizer(sgd, *model, world, options);
+    for (int step = 0; step < 6; ++step) {
+      sgd.zero_grad();
+      const auto seed = static_cast<std::uint64_t>(10 * step + world.rank());
+      model->forward(random({2, 2, 4, 4}, seed)).pow(2).mean().backward();
+      optimizer.step();
+    }
+    for (const auto& tensor : model->parameters()) expect_same_bits(tensor, world);
+    for (const auto& tensor : model->buffers()) expect_same_bits(tensor, world);
+    if (world.rank() > 0) continue;
+    const at::Tensor got = flattened(*model);
+    if (!exact.defined()) exact = got.clone();
+    const at::Tensor start = flattened(NormNet(at::kFloat));
+    const double way = (exact - start).norm().item<double>();
+    EXPECT_GT(way, 1e-3);
+    EXPECT_LE((got - exact).norm().item<double>(), nearer * way);
   }
 }
 

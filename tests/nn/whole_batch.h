@@ -1,15 +1,7 @@
 #pragma once
 
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <cstdint>
-#include <utility>
-#include <vector>
-
 #include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
-#include "tests/sync/replicas.h"
 
 namespace lockstep::testing {
 
@@ -32,9 +24,8 @@ struct WholeBatch {
     sizes.insert(sizes.end(), behind.begin(), behind.end());
     input = random(sizes, seed, at::kDouble) + 3e4;
     gradient = random(sizes, seed + 1000, at::kDouble);
-    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    for (std::size_t rank = 0; rank < parts.size(); ++rank)
       part(input, static_cast<int>(rank)) += 2 * static_cast<double>(rank);
-    }
   }
 
   at::Tensor part(const at::Tensor& whole, int rank) const {

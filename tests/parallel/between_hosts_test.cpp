@@ -1,13 +1,4 @@
-#include <gtest/gtest.h>
-#include <torch/nn/module.h>
-#include <torch/optim/sgd.h>
-
-#include <string>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/init.h"
-#include "lockstep/strategy.h"
+#include "tests/parallel/models.h"
 #include "tests/sync/on_hosts.h"
 
 // Training where hosts hold several ranks: threads that are said to be on two hosts.
@@ -37,29 +28,22 @@ struct LinearLoss : torch::nn::Module {
   }
   at::Tensor forward(int rank, int step) {
     auto loss = at::zeros({1});
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (uses(i, rank, step)) loss = loss + (parameters_[i] * slope(i, rank, step)).sum();
-    }
     return loss;
   }
 
   std::vector<at::Tensor> parameters_;
 };
 
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
+/// Copies of the parameters, which must be equal on all ranks. Ranks: all.
+std::vector<at::Tensor> copies(const LinearLoss& model, const Group& group) {
   std::vector<at::Tensor> copies;
-  for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
-  return copies;
-}
-
-void expect_equal_replicas(const std::vector<std::vector<at::Tensor>>& replicas,
-                           const std::string& what) {
-  for (std::size_t rank = 1; rank < replicas.size(); ++rank) {
-    for (std::size_t i = 0; i < replicas[0].size(); ++i) {
-      EXPECT_TRUE(replicas[rank][i].equal(replicas[0][i]))
-          << what << ": parameter " << i << " of rank " << rank;
-    }
+  for (const auto& parameter : model.parameters_) {
+    EXPECT_TRUE(same_on_all_ranks(parameter, group)) << "parameter " << copies.size();
+    copies.push_back(parameter.detach().clone());
   }
+  return copies;
 }
 
 // Small buckets, so that there are several, one of them with a single parameter.
@@ -75,7 +59,8 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
                                                    {"int8", of_codes}};
   for (const auto& entry : allowed) {
     const auto* text = entry.first;
-    std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());
+    SCOPED_TRACE(text);
+    std::vector<at::Tensor> trained;
     std::vector<State> states(two_hosts.size());
     spawn(4, [&](const Group& threads) {
       const auto group = on_hosts(threads, two_hosts);
@@ -89,18 +74,17 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
         ddp(group.rank(), step).backward();
         sgd.step();
       }
-      replicas[rank] = copies(model->parameters_);
+      auto parameters = copies(*model, group);
+      if (rank == 0) trained = std::move(parameters);
       for (const auto& [name, tensor] : ddp.state()) states[rank].emplace(name, tensor.clone());
     });
-    expect_equal_replicas(replicas, text);
     // The difference from the exact update equals the residuals that hosts have not sent.
     const LinearLoss loss;
     for (std::size_t i = 0; i < loss.parameters_.size(); ++i) {
-      auto missing = replicas[0][i].clone();
+      auto& missing = trained[i];
       for (int step = 0; step < steps; ++step) {
-        for (int rank = 0; rank < 4; ++rank) {
+        for (int rank = 0; rank < 4; ++rank)
           if (LinearLoss::uses(i, rank, step)) missing.add_(loss.slope(i, rank, step) / 4);
-        }
       }
       int keepers = 0;
       for (const auto& state : states) {
@@ -109,8 +93,8 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
         missing.sub_(found->second / 2);
         ++keepers;
       }
-      EXPECT_EQ(keepers, 2) << text << ": one rank of each host keeps it";
-      EXPECT_LT(missing.abs().max().item<float>(), entry.second) << text << ", parameter " << i;
+      EXPECT_EQ(keepers, 2) << "one rank of each host keeps it";
+      EXPECT_LT(missing.abs().max().item<float>(), entry.second) << "parameter " << i;
     }
   }
 }
@@ -135,39 +119,36 @@ TEST(TrainingBetweenHosts, CountsWhatTravelsBetweenHosts) {
 }
 
 TEST(TrainingBetweenHosts, JoinsTheHostsChanges) {
-  std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());
-  std::vector<std::vector<at::Tensor>> of_hosts(2);
-  const auto train = [](const Group& group, auto& replica, const auto& gradient) {
+  const auto train = [](const Group& group, auto& trained, const auto& gradient) {
     auto model = std::make_shared<LinearLoss>();
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
     DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("adasum"));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       at::Tensor loss = at::zeros({1});
-      for (std::size_t i = 0; i < model->parameters_.size(); ++i) {
+      for (std::size_t i = 0; i < model->parameters_.size(); ++i)
         loss = loss + (model->parameters_[i] * gradient(*model, i, step)).sum();
-      }
       optimizer.backward_and_update(loss);
     }
-    replica = copies(model->parameters_);
+    auto parameters = copies(*model, group);
+    if (group.rank() == 0) trained = std::move(parameters);
   };
+  std::vector<at::Tensor> of_ranks, of_hosts;
   spawn(4, [&](const Group& threads) {
-    train(on_hosts(threads, two_hosts), replicas[static_cast<std::size_t>(threads.rank())],
+    train(on_hosts(threads, two_hosts), of_ranks,
           [&](const LinearLoss& model, std::size_t i, int step) {
             return model.slope(i, threads.rank(), step);
           });
   });
   spawn(2, [&](const Group& hosts) {
-    train(hosts, of_hosts[static_cast<std::size_t>(hosts.rank())],
-          [&](const LinearLoss& model, std::size_t i, int step) {
-            const int first = 2 * hosts.rank();
-            return (model.slope(i, first, step) + model.slope(i, first + 1, step)) / 2;
-          });
+    train(hosts, of_hosts, [&](const LinearLoss& model, std::size_t i, int step) {
+      const int first = 2 * hosts.rank();
+      return (model.slope(i, first, step) + model.slope(i, first + 1, step)) / 2;
+    });
   });
-  expect_equal_replicas(replicas, "adasum");
-  for (std::size_t i = 0; i < of_hosts[0].size(); ++i) {
-    EXPECT_TRUE(at::allclose(replicas[0][i], of_hosts[0][i], 1e-4, 1e-6)) << i;
-  }
+  ASSERT_EQ(of_ranks.size(), of_hosts.size());
+  for (std::size_t i = 0; i < of_hosts.size(); ++i)
+    EXPECT_TRUE(at::allclose(of_ranks[i], of_hosts[i], 1e-4, 1e-6)) << i;
 }
 
 }  // namespace

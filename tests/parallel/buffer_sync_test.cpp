@@ -1,30 +1,19 @@
 // When the buffers that a rank has received are written.
 #include <torch/script.h>
-#include <torch/torch.h>
 
-#include <exception>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "tests/matchers.h"
-#include "tests/parallel/models.h"
 #include "tests/parallel/saved_buffers.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing::saved_tensors {
 namespace {
 
-at::Tensor evaluated(Model& model, const Forward& forward, const at::Tensor& x) {
-  model.eval();
-  auto output = forward(x);
-  model.train();
+at::Tensor evaluated(DistributedDataParallel<Normalised>& ddp, const at::Tensor& x) {
+  ddp.module()->eval();
+  auto output = ddp(x);
+  ddp.module()->train();
   return output;
 }
 
@@ -43,15 +32,11 @@ at::Tensor synchronised_mean(BufferPolicy policy, int ranks, int index) {
 }
 
 /// An event while received buffers wait for the graph of an evaluation forward.
-struct Event {
-  std::string name;
-  std::function<void(std::optional<DistributedDataParallel<Normalised>>&, Normalised&,
-                     at::Tensor& kept)>
-      happen;
-};
+using Event = std::function<void(std::optional<DistributedDataParallel<Normalised>>&, Normalised&,
+                                 at::Tensor& kept)>;
 
-TEST(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun) {
-  const std::vector<Event> events{
+TEST_ON_RANKS(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun, 3) {
+  const std::vector<std::pair<std::string, Event>> events{
       {"the graph's backward", [](auto&, auto&, at::Tensor& kept) { kept.sum().backward(); }},
       {"the graph's backward under no_sync()",
        [](auto& ddp, auto&, at::Tensor& kept) {
@@ -74,175 +59,132 @@ TEST(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun) {
        }},
   };
   for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-    on_ranks(3, [&](const Group& world) {
-      for (const auto& [name, happen] : events) {
-        const auto model = std::make_shared<Normalised>();
-        std::optional<DistributedDataParallel<Normalised>> ddp;
-        ddp.emplace(model, world, DataParallelOptions{.buffer_policy = policy});
-        const auto forward = [&](const at::Tensor& x) { return (*ddp)(x); };
-        auto kept = evaluated(*model, forward, batch(world.rank(), 1));
-        loss_of(forward(batch(world.rank(), 0))).backward();
-        const auto& mean = model->norm->running_mean;
-        EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0))) << name;
-        happen(ddp, *model, kept);
-        EXPECT_LT(distance(mean, synchronised_mean(policy, world.size(), 0)), 1e-15) << name;
-      }
-    });
+    for (const auto& [name, happen] : events) {
+      const auto model = std::make_shared<Normalised>();
+      std::optional<DistributedDataParallel<Normalised>> ddp;
+      ddp.emplace(model, world, DataParallelOptions{.buffer_policy = policy});
+      auto kept = evaluated(*ddp, batch(world.rank(), 1));
+      loss_of((*ddp)(batch(world.rank(), 0))).backward();
+      const auto& mean = model->norm->running_mean;
+      EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0))) << name;
+      happen(ddp, *model, kept);
+      EXPECT_LT(distance(mean, synchronised_mean(policy, world.size(), 0)), 1e-15) << name;
+    }
   }
 }
 
-TEST(BufferSync, WritesAtTheEndOfABackwardWhoseGraphIsTheOnlyOne) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Normalised>();
-    DistributedDataParallel ddp(model, world);
-    for (int step = 0; step < 2; ++step) {
-      // The graph of a loss outlives its backward.
-      const auto loss = loss_of(ddp(batch(world.rank(), step)));
-      loss.backward();
-      Normalised reference;
-      for (int before = 0; before <= step; ++before) reference.forward(batch(0, before));
-      EXPECT_TRUE(at::equal(model->norm->running_mean, reference.norm->running_mean));
-    }
-  });
+TEST_ON_RANKS(BufferSync, OfAnOptimizerWritesInItsStep, 3) {
+  const auto model = std::make_shared<Normalised>();
+  torch::optim::SGD sgd(model->parameters(), rate);
+  DistributedOptimizer optimizer(sgd, *model, world);
+  const auto& mean = model->norm->running_mean;
+  if (world.rank() != 1) {  // which has no loss
+    loss_of(model->forward(batch(world.rank(), 0))).backward();
+    EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0)));
+  }
+  optimizer.step();
+  EXPECT_TRUE(at::equal(mean, running_mean_after(0, 0)));
 }
 
-TEST(BufferSync, OfAnOptimizerWritesInItsStep) {
-  on_ranks(3, [](const Group& world) {
-    const auto model = std::make_shared<Normalised>();
-    torch::optim::SGD sgd(model->parameters(), rate);
-    DistributedOptimizer optimizer(sgd, *model, world);
-    const auto& mean = model->norm->running_mean;
-    if (world.rank() != 1) {  // which has no loss
-      loss_of(model->forward(batch(world.rank(), 0))).backward();
-      EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0)));
-    }
-    optimizer.step();
-    EXPECT_TRUE(at::equal(mean, running_mean_after(0, 0)));
-  });
+TEST_ON_RANKS(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues, 2) {
+  const auto model = std::make_shared<Normalised>();
+  DistributedDataParallel ddp(model, world);
+  const auto kept = loss_of(evaluated(ddp, batch(world.rank(), 1)));
+  loss_of(ddp(batch(world.rank(), 0))).backward();
+  loss_of(ddp(batch(world.rank(), 2))).backward();
+  const auto alone = ddp.no_sync();
+  const auto error = message_of<std::exception>([&] { kept.backward(); });
+  if (world.rank() == 0) {
+    EXPECT_EQ(error, "") << "it has its own values";
+  } else {
+    EXPECT_THAT(error, HasSubstr("modified by an inplace operation"));
+  }
 }
 
-/// The message of the error that a backward raises; "" without one.
-std::string backward_error(const at::Tensor& loss) {
-  return message_of<std::exception>([&] { loss.backward(); });
-}
-
-TEST(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Normalised>();
-    DistributedDataParallel ddp(model, world);
-    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
-    const auto kept = loss_of(evaluated(*model, forward, batch(world.rank(), 1)));
-    loss_of(ddp(batch(world.rank(), 0))).backward();
-    loss_of(ddp(batch(world.rank(), 2))).backward();
-    const auto alone = ddp.no_sync();
-    const auto error = backward_error(kept);
-    // Rank 0 has its own values.
-    if (world.rank() == 0) {
-      EXPECT_EQ(error, "");
-    } else {
-      EXPECT_NE(error.find("modified by an inplace operation"), std::string::npos) << error;
-    }
-  });
-}
-
-TEST(BufferSync, LeavesTheVersionOfConstants) {
+TEST_ON_RANKS(BufferSync, LeavesTheVersionOfConstants, 2) {
   struct Masked : torch::nn::Module {
     at::Tensor forward(const at::Tensor& x) { return x * p * mask; }
     at::Tensor p = register_parameter("p", at::ones({4}, at::kDouble));
     at::Tensor mask = register_buffer("mask", at::tensor({0., 1., 1., 0.}, at::kDouble));
   };
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Masked>();
-    DistributedDataParallel ddp(model, world);
-    auto loss = ddp(batch(world.rank(), 0)).sum();
-    for (int step = 1; step < 4; ++step) {
-      const auto next = ddp(batch(world.rank(), step)).sum();
-      loss.backward();
-      loss = next;
-    }
-    EXPECT_EQ(model->mask._version(), 0);
-  });
+  const auto model = std::make_shared<Masked>();
+  DistributedDataParallel ddp(model, world);
+  auto loss = ddp(batch(world.rank(), 0)).sum();
+  for (int step = 1; step < 4; ++step) {
+    const auto next = ddp(batch(world.rank(), step)).sum();
+    loss.backward();
+    loss = next;
+  }
+  EXPECT_EQ(model->mask._version(), 0);
 }
 
-TEST(BufferSync, AveragesReceivedValuesThatSomeRanksHaveNotWritten) {
-  on_ranks(3, [](const Group& world) {
+TEST_ON_RANKS(BufferSync, AveragesReceivedValuesThatSomeRanksHaveNotWritten, 3) {
+  const auto model = std::make_shared<Normalised>();
+  DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
+  at::Tensor kept;
+  if (world.rank() == 1) kept = evaluated(ddp, batch(1, 1));
+  loss_of(ddp(batch(world.rank(), 0))).backward();
+  model->out->weight.sum().backward();  // without a forward of the wrapper
+  kept.reset();
+  EXPECT_LT(distance(model->norm->running_mean, synchronised_mean(BufferPolicy::average, 3, 0)),
+            1e-15);
+}
+
+TEST_ON_RANKS(BufferSync, WritesBeforeBuffersEnterAMovingAverage, 2) {
+  for (const bool applies : {false, true}) {
     const auto model = std::make_shared<Normalised>();
-    DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
-    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
-    at::Tensor kept;
-    if (world.rank() == 1) kept = evaluated(*model, forward, batch(1, 1));
+    DistributedDataParallel ddp(model, world);
+    MovingAverage average(*model, {.average_buffers = true});
+    average.update();
+    const auto kept = evaluated(ddp, batch(world.rank(), 1));
     loss_of(ddp(batch(world.rank(), 0))).backward();
-    model->out->weight.sum().backward();  // without a forward of the wrapper
-    kept.reset();
-    EXPECT_LT(distance(model->norm->running_mean, synchronised_mean(BufferPolicy::average, 3, 0)),
-              1e-15);
-  });
-}
-
-TEST(BufferSync, WritesBeforeBuffersEnterAMovingAverage) {
-  on_ranks(2, [](const Group& world) {
-    for (const bool applies : {false, true}) {
-      const auto model = std::make_shared<Normalised>();
-      DistributedDataParallel ddp(model, world);
-      MovingAverage average(*model, {.average_buffers = true});
+    if (applies) {
+      const auto applied = average.apply();
+    } else {
       average.update();
-      const auto forward = [&](const at::Tensor& x) { return ddp(x); };
-      const auto kept = evaluated(*model, forward, batch(world.rank(), 1));
-      loss_of(ddp(batch(world.rank(), 0))).backward();
-      if (applies) {
-        const auto applied = average.apply();
-      } else {
-        average.update();
-      }
-      EXPECT_TRUE(at::equal(model->norm->running_mean, running_mean_after(0, 0))) << applies;
     }
-  });
+    EXPECT_TRUE(at::equal(model->norm->running_mean, running_mean_after(0, 0))) << applies;
+  }
 }
 
-TEST(BufferSync, KeepsWhatTheProgramWritesMeanwhile) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Normalised>();
-    DistributedDataParallel ddp(model, world);
-    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
-    auto kept = evaluated(*model, forward, batch(world.rank(), 1));
-    loss_of(ddp(batch(world.rank(), 0))).backward();
-    model->norm->running_mean.fill_(7);
-    model->norm->running_var.set_data(at::full({4}, 8, at::kDouble));
-    kept.reset();
-    EXPECT_TRUE(at::equal(model->norm->running_mean, at::full({4}, 7, at::kDouble)));
-    EXPECT_TRUE(at::equal(model->norm->running_var, at::full({4}, 8, at::kDouble)));
-  });
+TEST_ON_RANKS(BufferSync, KeepsWhatTheProgramWritesMeanwhile, 2) {
+  const auto model = std::make_shared<Normalised>();
+  DistributedDataParallel ddp(model, world);
+  auto kept = evaluated(ddp, batch(world.rank(), 1));
+  loss_of(ddp(batch(world.rank(), 0))).backward();
+  model->norm->running_mean.fill_(7);
+  model->norm->running_var.set_data(at::full({4}, 8, at::kDouble));
+  kept.reset();
+  EXPECT_TRUE(at::equal(model->norm->running_mean, at::full({4}, 7, at::kDouble)));
+  EXPECT_TRUE(at::equal(model->norm->running_var, at::full({4}, 8, at::kDouble)));
 }
 
-TEST(BufferSync, OmitsRanksOfWeightZero) {
-  on_ranks(3, [](const Group& world) {
-    for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-      const DataParallelOptions options{.buffer_policy = policy};
-      const auto wrapped = std::make_shared<Normalised>();
-      DistributedDataParallel ddp(wrapped, world, options);
-      Normalised optimized;
-      torch::optim::SGD sgd(optimized.parameters(), rate);
-      DistributedOptimizer optimizer(sgd, optimized, world, options);
-      const auto x = batch(world.rank(), 0);
-      // Ranks 1 and 2 have 5 and 7 samples.
-      const double samples = world.rank() == 0 ? 0 : 2 * world.rank() + 3;
-      ddp.weight(samples);
-      loss_of(ddp(x)).backward();
-      optimizer.weight(samples);
-      optimizer.backward_and_update(world.rank() == 0 ? at::Tensor()
-                                                      : loss_of(optimized.forward(x)));
-      auto expected = running_mean_after(1, 0);
-      if (policy == BufferPolicy::average) expected = (expected + running_mean_after(2, 0)) / 2;
-      EXPECT_LT(distance(wrapped->norm->running_mean, expected), 1e-15);
-      EXPECT_LT(distance(optimized.norm->running_mean, expected), 1e-15);
-      EXPECT_EQ(optimized.norm->num_batches_tracked.item<int>(), 1);
-      // Without weights, all ranks count again.
-      wrapped->norm->running_mean.fill_(world.rank() + 1);
-      wrapped->out->weight.sum().backward();
-      const double all = policy == BufferPolicy::average ? 2 : 1;
-      EXPECT_TRUE(at::equal(wrapped->norm->running_mean, at::full_like(expected, all)));
-    }
-  });
+TEST_ON_RANKS(BufferSync, OmitsRanksOfWeightZero, 3) {
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+    const DataParallelOptions options{.buffer_policy = policy};
+    const auto wrapped = std::make_shared<Normalised>();
+    DistributedDataParallel ddp(wrapped, world, options);
+    Normalised optimized;
+    torch::optim::SGD sgd(optimized.parameters(), rate);
+    DistributedOptimizer optimizer(sgd, optimized, world, options);
+    const auto x = batch(world.rank(), 0);
+    // Ranks 1 and 2 have 5 and 7 samples.
+    const double samples = world.rank() == 0 ? 0 : 2 * world.rank() + 3;
+    ddp.weight(samples);
+    loss_of(ddp(x)).backward();
+    optimizer.weight(samples);
+    optimizer.backward_and_update(world.rank() == 0 ? at::Tensor() : loss_of(optimized.forward(x)));
+    auto expected = running_mean_after(1, 0);
+    if (policy == BufferPolicy::average) expected = (expected + running_mean_after(2, 0)) / 2;
+    EXPECT_LT(distance(wrapped->norm->running_mean, expected), 1e-15);
+    EXPECT_LT(distance(optimized.norm->running_mean, expected), 1e-15);
+    EXPECT_EQ(optimized.norm->num_batches_tracked.item<int>(), 1);
+    // Without weights, all ranks count again.
+    wrapped->norm->running_mean.fill_(world.rank() + 1);
+    wrapped->out->weight.sum().backward();
+    const double all = policy == BufferPolicy::average ? 2 : 1;
+    EXPECT_TRUE(at::equal(wrapped->norm->running_mean, at::full_like(expected, all)));
+  }
 }
 
 /// A script whose forward puts a new tensor in the place of its buffer.
@@ -273,84 +215,72 @@ at::Tensor assigned_mean(BufferPolicy policy, int ranks, int steps) {
   return mean;
 }
 
-TEST(BufferSync, FollowsTheTensorsThatAForwardAssigns) {
-  on_ranks(3, [](const Group& world) {
-    for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-      DataParallelOptions options{.buffer_policy = policy};
-      auto wrapped = assigning_script();
-      DistributedDataParallel ddp(wrapped, world, options);
-      auto optimized = assigning_script();
-      torch::optim::SGD sgd(lockstep::parameters(optimized), rate);
-      options.optimized_only = policy == BufferPolicy::average;
-      DistributedOptimizer optimizer(sgd, optimized, world, options);
-      for (int step = 0; step < 3; ++step) {
-        const auto x = batch(world.rank(), step);
-        loss_of(ddp(x).toTensor()).backward();
-        optimizer.backward_and_update(loss_of(optimized.forward({x}).toTensor()));
-        const auto expected = assigned_mean(policy, world.size(), step + 1);
-        EXPECT_LT(distance(wrapped.attr("mean").toTensor(), expected), 1e-14) << step;
-        EXPECT_LT(distance(optimized.attr("mean").toTensor(), expected), 1e-14) << step;
-      }
+TEST_ON_RANKS(BufferSync, FollowsTheTensorsThatAForwardAssigns, 3) {
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+    DataParallelOptions options{.buffer_policy = policy};
+    auto wrapped = assigning_script();
+    DistributedDataParallel ddp(wrapped, world, options);
+    auto optimized = assigning_script();
+    torch::optim::SGD sgd(lockstep::parameters(optimized), rate);
+    options.optimized_only = policy == BufferPolicy::average;
+    DistributedOptimizer optimizer(sgd, optimized, world, options);
+    for (int step = 0; step < 3; ++step) {
+      const auto x = batch(world.rank(), step);
+      loss_of(ddp(x).toTensor()).backward();
+      optimizer.backward_and_update(loss_of(optimized.forward({x}).toTensor()));
+      const auto expected = assigned_mean(policy, world.size(), step + 1);
+      EXPECT_LT(distance(wrapped.attr("mean").toTensor(), expected), 1e-14) << step;
+      EXPECT_LT(distance(optimized.attr("mean").toTensor(), expected), 1e-14) << step;
     }
-  });
+  }
 }
 
-TEST(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber) {
-  on_ranks(2, [](const Group& world) {
-    const auto error_after = [&](const auto& change) {
-      auto model = assigning_script();
-      DistributedDataParallel ddp(model, world);
-      change(model);
-      return refusal([&] { ddp(batch(world.rank(), 0)); });
-    };
-    const auto assigns = [](const at::Tensor& mean) {
-      return [mean](torch::jit::Module& model) { model.setattr("mean", mean.to(own_device())); };
-    };
-    EXPECT_EQ(error_after(assigns(at::ones({4}, at::kDouble))), "");
-    EXPECT_THAT(error_after(assigns(at::zeros({5}, at::kDouble))),
-                HasSubstr("DistributedDataParallel: buffer mean is now Double [5], expected the "
-                          "dtype and the sizes as when the model was wrapped: wrap it again"));
-    EXPECT_THAT(error_after(assigns(at::zeros({4}))), HasSubstr("buffer mean is now Float [4]"));
-    EXPECT_THAT(
-        error_after([](torch::jit::Module& model) { model.register_buffer("b", at::zeros({3})); }),
-        HasSubstr("got 2 buffers, expected 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(BufferSync, OfAnOptimizerRefusesBuffersOfOtherSizesInItsStep) {
-  on_ranks(2, [](const Group& world) {
+TEST_ON_RANKS(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber, 2) {
+  const auto error_after = [&](const auto& change) {
     auto model = assigning_script();
-    torch::optim::SGD sgd(lockstep::parameters(model), rate);
-    DistributedOptimizer optimizer(sgd, model, world);
-    const auto loss = loss_of(model.forward({batch(world.rank(), 0)}).toTensor());
-    model.setattr("mean", at::zeros({5}, at::kDouble).to(own_device()));
-    EXPECT_THAT(refusal([&] { optimizer.backward_and_update(loss); }),
-                ::testing::HasSubstr("DistributedOptimizer: buffer mean is now Double [5]"));
-    expect_usable(world);
-  });
+    DistributedDataParallel ddp(model, world);
+    change(model);
+    return refusal([&] { ddp(batch(world.rank(), 0)); });
+  };
+  const auto assigns = [](const at::Tensor& mean) {
+    return [mean](torch::jit::Module& model) { model.setattr("mean", mean.to(own_device())); };
+  };
+  EXPECT_EQ(error_after(assigns(at::ones({4}, at::kDouble))), "");
+  EXPECT_THAT(error_after(assigns(at::zeros({5}, at::kDouble))),
+              HasSubstr("DistributedDataParallel: buffer mean is now Double [5], expected the "
+                        "dtype and the sizes as when the model was wrapped: wrap it again"));
+  EXPECT_THAT(error_after(assigns(at::zeros({4}))), HasSubstr("buffer mean is now Float [4]"));
+  EXPECT_THAT(
+      error_after([](torch::jit::Module& model) { model.register_buffer("b", at::zeros({3})); }),
+      HasSubstr("got 2 buffers, expected 1"));
+  expect_usable(world);
+  // An optimizer refuses them in its step.
+  auto model = assigning_script();
+  torch::optim::SGD sgd(lockstep::parameters(model), rate);
+  DistributedOptimizer optimizer(sgd, model, world);
+  const auto loss = loss_of(model.forward({batch(world.rank(), 0)}).toTensor());
+  model.setattr("mean", at::zeros({5}, at::kDouble).to(own_device()));
+  expect_refused(world, "DistributedOptimizer: buffer mean is now Double [5]",
+                 [&] { optimizer.backward_and_update(loss); });
 }
 
-TEST(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes) {
-  on_ranks(2, [](const Group& world) {
-    torch::jit::Module model("storing");
-    model.register_parameter("p", at::ones({4}, at::kDouble).to(own_device()).requires_grad_(),
-                             /*is_buffer=*/false);
-    model.register_buffer("last", at::zeros({2, 4}, at::kDouble).to(own_device()));
-    model.define(R"(
-    def forward(self, x):
-        self.last = x
-        return x * self.p
-  )");
-    DistributedDataParallel ddp(model, world);
-    const auto x = [&](int rows) { return at::ones({rows, 4}, at::kDouble).to(own_device()); };
-    loss_of(ddp(x(2 + world.rank())).toTensor()).backward();
-    const auto error = refusal([&] { ddp(x(2)); });
-    EXPECT_EQ(error.find("buffer last is now Double [3, 4]") != std::string::npos,
-              world.rank() == 1)
-        << error;
-    expect_usable(world);
-  });
+TEST_ON_RANKS(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes, 2) {
+  torch::jit::Module model("storing");
+  model.register_parameter("p", at::ones({4}, at::kDouble).to(own_device()).requires_grad_(),
+                           /*is_buffer=*/false);
+  model.register_buffer("last", at::zeros({2, 4}, at::kDouble).to(own_device()));
+  model.define(R"(
+  def forward(self, x):
+      self.last = x
+      return x * self.p
+)");
+  DistributedDataParallel ddp(model, world);
+  const auto x = [&](int rows) { return at::ones({rows, 4}, at::kDouble).to(own_device()); };
+  loss_of(ddp(x(2 + world.rank())).toTensor()).backward();
+  const auto error = refusal([&] { ddp(x(2)); });
+  const bool is_named = error.find("buffer last is now Double [3, 4]") != std::string::npos;
+  EXPECT_EQ(is_named, world.rank() == 1) << error;
+  expect_usable(world);
 }
 
 }  // namespace

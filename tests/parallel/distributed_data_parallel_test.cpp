@@ -1,71 +1,55 @@
 // The wrapper: which layouts, outputs and buffers it takes, and how long it and the model live.
 #include "lockstep/distributed_data_parallel.h"
 
-#include <torch/torch.h>
-
 #include <any>
-#include <functional>
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "tests/matchers.h"
-#include "tests/parallel/models.h"
+#include "tests/parallel/saved_buffers.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
-TEST(Layout, OfParametersAndGradientsMayDiffer) {
-  for (const int ranks : {2, 3}) {
-    on_ranks(ranks, [&](const Group& world) {
-      auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{});
-      model->add(at::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
-      model->add(at::ones({4, 3}).t());
-      model->add(at::ones({3, 8}).slice(1, 0, 8, 2));  // with gaps
-      model->add(at::ones({}));
-      model->add(at::ones({0, 3}));
-      model->add(at::ones({1, 7, 1}));
-      DistributedDataParallel ddp(model, world, {.buckets = {.first = 256, .rest = 512}});
-      for (int step = 0; step < 2; ++step) {
-        model->zero_grad();
-        auto terms = coefficients(world.rank(), *model);
-        // Gradients come in other strides on some ranks.
-        if (world.rank() % 2 == 1) {
-          terms[0] = terms[0].contiguous(at::MemoryFormat::ChannelsLast);
-          terms[1] = terms[1].t().contiguous().t();
-          terms[2] = terms[2].t().contiguous().t();
-        }
-        ddp(terms).backward();
-        expect_means(*model, world);
-        EXPECT_EQ(model->p[0].grad().strides(), model->p[0].strides());
-        EXPECT_EQ(model->p[1].grad().strides(), model->p[1].strides());
-      }
-    });
+TEST_ON_RANKS(Layout, OfParametersAndGradientsMayDiffer, 2, 3) {
+  auto model = make_terms({});
+  model->add(at::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+  model->add(at::ones({4, 3}).t());
+  model->add(at::ones({3, 8}).slice(1, 0, 8, 2));  // with gaps
+  model->add(at::ones({}));
+  model->add(at::ones({0, 3}));
+  model->add(at::ones({1, 7, 1}));
+  DistributedDataParallel ddp(model, world, {.buckets = {.first = 256, .rest = 512}});
+  for (int step = 0; step < 2; ++step) {
+    model->zero_grad();
+    auto terms = coefficients(world.rank(), *model);
+    // Gradients come in other strides on some ranks.
+    if (world.rank() % 2 == 1) {
+      terms[0] = terms[0].contiguous(at::MemoryFormat::ChannelsLast);
+      terms[1] = terms[1].t().contiguous().t();
+      terms[2] = terms[2].t().contiguous().t();
+    }
+    ddp(terms).backward();
+    expect_means(*model, world);
+    EXPECT_EQ(model->p[0].grad().strides(), model->p[0].strides());
+    EXPECT_EQ(model->p[1].grad().strides(), model->p[1].strides());
   }
 }
 
-TEST(Layout, OfAGradientThatTheUserSetMayBeAny) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3, 5}, {2}});
-    DistributedDataParallel ddp(model, world);
-    const auto terms = coefficients(world.rank(), *model);
-    for (int step = 0; step < 2; ++step) {
-      model->p[0].mutable_grad() = at::full({5, 3}, 2.0F).t();
-      model->p[1].mutable_grad() = at::full({1}, 3.0F).expand({2}).clone();
-      ddp(terms).backward();
-      EXPECT_TRUE(near(model->p[0].grad(), 2 + mean_coefficient(2, 0, model->p[0])));
-      EXPECT_TRUE(near(model->p[1].grad(), 3 + mean_coefficient(2, 1, model->p[1])));
-    }
-  });
+TEST_ON_RANKS(Layout, OfAGradientThatTheUserSetMayBeAny, 2) {
+  auto model = make_terms({{3, 5}, {2}});
+  DistributedDataParallel ddp(model, world);
+  const auto terms = coefficients(world.rank(), *model);
+  for (int step = 0; step < 2; ++step) {
+    model->p[0].mutable_grad() = at::full({5, 3}, 2.0F).t();
+    model->p[1].mutable_grad() = at::full({1}, 3.0F).expand({2}).clone();
+    ddp(terms).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), 2 + mean_coefficient(2, 0, model->p[0])));
+    EXPECT_TRUE(near(model->p[1].grad(), 3 + mean_coefficient(2, 1, model->p[1])));
+  }
 }
 
-TEST(Outputs, OfAnyShapeAreWatched) {
+TEST_ON_RANKS(Outputs, OfAnyShapeAreWatched, 2) {
   struct Several : torch::nn::Module {
     using Output =
         std::tuple<std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string>;
@@ -78,23 +62,21 @@ TEST(Outputs, OfAnyShapeAreWatched) {
     }
     at::Tensor weight = register_parameter("weight", at::ones({3}));
   };
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Several>();
-    DistributedDataParallel ddp(model, world);
-    const auto x = at::ones({2, 2}).set_requires_grad(true);
-    for (const int which : {0, 1}) {
-      const auto [list, pair, text] = ddp(x, which);
-      auto loss = (which == 0 ? list[0] : *pair.second).relu_().sum();
-      // Rank 1 uses the parameter beside the model, and would wait for ever for a rank that did not
-      // take part.
-      if (world.rank() == 1) loss = loss + model->weight.sum();
-      loss.backward();
-      EXPECT_TRUE(near(model->weight.grad(), at::full({3}, 0.5F)));
-      model->zero_grad();
-    }
-    const torch::NoGradGuard no_grad;
-    EXPECT_FALSE(std::get<0>(ddp(x, 0))[0].requires_grad());
-  });
+  auto model = std::make_shared<Several>();
+  DistributedDataParallel ddp(model, world);
+  const auto x = at::ones({2, 2}).set_requires_grad(true);
+  for (const int which : {0, 1}) {
+    const auto [list, pair, text] = ddp(x, which);
+    auto loss = (which == 0 ? list[0] : *pair.second).relu_().sum();
+    // Rank 1 uses the parameter beside the model, and would wait for ever for a rank that did not
+    // take part.
+    if (world.rank() == 1) loss = loss + model->weight.sum();
+    loss.backward();
+    EXPECT_TRUE(near(model->weight.grad(), at::full({3}, 0.5F)));
+    model->zero_grad();
+  }
+  const torch::NoGradGuard no_grad;
+  EXPECT_FALSE(std::get<0>(ddp(x, 0))[0].requires_grad());
 }
 
 /// A model whose outputs do not depend on its parameter, in some type.
@@ -126,8 +108,7 @@ void expect_watched(std::function<Output(const at::Tensor&)> wrap,
 
 /// An output type of a user's own, which says where its tensors are.
 struct Detection {
-  at::Tensor boxes;
-  at::Tensor scores;
+  at::Tensor boxes, scores;
 };
 void visit_tensors(const Detection& output, const auto& visit) {
   visit(output.boxes);
@@ -135,14 +116,6 @@ void visit_tensors(const Detection& output, const auto& visit) {
 }
 
 TEST(Outputs, OfDictionariesHandlesVariantsAndUsersTypesAreWatched) {
-  using Dict = torch::OrderedDict<std::string, at::Tensor>;
-  expect_watched<Dict>(
-      [](const at::Tensor& x) {
-        Dict dict;
-        dict.insert("x", x);
-        return dict;
-      },
-      [](const Dict& dict) { return dict["x"]; });
   using Map = std::map<std::string, std::vector<at::Tensor>>;
   expect_watched<Map>(
       [](const at::Tensor& x) {
@@ -171,148 +144,123 @@ struct Unknown {
   at::Tensor values;
 };
 
-TEST(Outputs, OfATypeWithoutKnownTensorsAreRefused) {
-  on_ranks(2, [](const Group& world) {
-    const auto x = at::ones({2}).set_requires_grad(true);
-    const auto refused = [&]<class Output>(std::function<Output(const at::Tensor&)> forward) {
-      auto model = std::make_shared<Beside<Output>>(forward);
-      DistributedDataParallel ddp(model, world);
-      const auto text = refusal([&] { ddp(x); });
-      const torch::NoGradGuard no_grad;
-      ddp(x);
-      return text;
-    };
-    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return Unknown{y}; })),
-                AllOf(HasSubstr("Unknown"), HasSubstr("visit_tensors")));
-    EXPECT_THAT(refused(std::function([](const at::Tensor& y) {
-                  return std::make_tuple(y, std::vector<Unknown>{});
-                })),
-                HasSubstr("visit_tensors"));
-    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return std::any(y); })),
-                HasSubstr("std::any"));
-    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return y.sum().item<double>(); })),
-                HasSubstr("double"));
-    EXPECT_THAT(refused(std::function([](const at::Tensor&) {})), HasSubstr("void"));
-    expect_usable(world);
-  });
+TEST_ON_RANKS(Outputs, OfATypeWithoutKnownTensorsAreRefused, 2) {
+  const auto x = at::ones({2}).set_requires_grad(true);
+  const auto refused = [&]<class Output>(std::function<Output(const at::Tensor&)> forward) {
+    auto model = std::make_shared<Beside<Output>>(forward);
+    DistributedDataParallel ddp(model, world);
+    const auto text = refusal([&] { ddp(x); });
+    const torch::NoGradGuard no_grad;
+    ddp(x);
+    return text;
+  };
+  EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return Unknown{y}; })),
+              AllOf(HasSubstr("Unknown"), HasSubstr("visit_tensors")));
+  EXPECT_THAT(refused(std::function(
+                  [](const at::Tensor& y) { return std::make_tuple(y, std::vector<Unknown>{}); })),
+              HasSubstr("visit_tensors"));
+  EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return std::any(y); })),
+              HasSubstr("std::any"));
+  EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return y.sum().item<double>(); })),
+              HasSubstr("double"));
+  EXPECT_THAT(refused(std::function([](const at::Tensor&) {})), HasSubstr("void"));
+  expect_usable(world);
 }
 
-TEST(Outputs, ThatAreLeavesKeepOneHookEach) {
+TEST_ON_RANKS(Outputs, ThatAreLeavesKeepOneHookEach, 1) {
   struct Passes : torch::nn::Module {
     at::Tensor forward(const at::Tensor& x) { return x; }
     at::Tensor weight = register_parameter("weight", at::ones({3}));
   };
-  on_ranks(1, [](const Group& world) {
-    auto model = std::make_shared<Passes>();
-    DistributedDataParallel ddp(model, world);
-    const auto x = at::ones({2}).set_requires_grad(true);
-    for (int step = 0; step < 10; ++step) ddp(x).sum().backward();
-    EXPECT_EQ(torch::autograd::impl::get_autograd_meta(x)->cpp_hooks_list_->size(), 1U);
-    EXPECT_EQ(x.grad().sum().item<float>(), 20);
-  });
+  auto model = std::make_shared<Passes>();
+  DistributedDataParallel ddp(model, world);
+  const auto x = at::ones({2}).set_requires_grad(true);
+  for (int step = 0; step < 10; ++step) ddp(x).sum().backward();
+  EXPECT_EQ(torch::autograd::impl::get_autograd_meta(x)->cpp_hooks_list_->size(), 1U);
+  EXPECT_EQ(x.grad().sum().item<float>(), 20);
 }
 
-TEST(Outputs, OfSequentialAndModuleHolders) {
-  on_ranks(2, [](const Group& world) {
-    torch::nn::Sequential model(torch::nn::Tanh(), torch::nn::Linear(3, 2));
-    DistributedDataParallel ddp(model, world);
-    ddp(at::ones({1, 3})).relu_().sum().backward();
-    torch::nn::Linear linear(3, 2);
-    DistributedDataParallel other(linear, world, {.initial_sync = InitialSync::broadcast});
-    EXPECT_EQ(other.module(), linear.ptr());
-  });
+TEST_ON_RANKS(Outputs, OfSequentialAndModuleHolders, 2) {
+  torch::nn::Sequential model(torch::nn::Tanh(), torch::nn::Linear(3, 2));
+  DistributedDataParallel ddp(model, world);
+  ddp(at::ones({1, 3})).relu_().sum().backward();
+  torch::nn::Linear linear(3, 2);
+  DistributedDataParallel other(linear, world, {.initial_sync = InitialSync::broadcast});
+  EXPECT_EQ(other.module(), linear.ptr());
 }
 
-TEST(Model, MayNotChangeItsParametersAfterwards) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
-    DistributedDataParallel ddp(model, world);
-    model->add(at::ones({1}));
-    EXPECT_THAT(refusal([&] { ddp(coefficients(0, *model)); }),
-                HasSubstr("list of parameters has changed at #2"));
-    auto other = std::make_shared<Mlp>();
-    DistributedDataParallel of_other(other, world);
-    other->to(torch::kDouble);
-    EXPECT_THAT(refusal([&] { of_other(Mlp::batch(1, 1)); }),
-                HasSubstr("layer0.weight was converted to Double"));
-  });
+TEST_ON_RANKS(Model, MayNotChangeItsParametersAfterwards, 2) {
+  auto model = make_terms({{3}, {2}});
+  DistributedDataParallel ddp(model, world);
+  model->add(at::ones({1}));
+  EXPECT_THAT(refusal([&] { ddp(coefficients(0, *model)); }),
+              HasSubstr("list of parameters has changed at #2"));
+  auto other = std::make_shared<Mlp>();
+  DistributedDataParallel of_other(other, world);
+  other->to(torch::kDouble);
+  EXPECT_THAT(refusal([&] { of_other(Mlp::batch(1, 1)); }),
+              HasSubstr("layer0.weight was converted to Double"));
 }
 
-TEST(Model, OutlivesItsWrapperAndTheOtherWayRound) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
-    auto ddp = std::make_optional<DistributedDataParallel<Terms>>(model, world);
-    const auto terms = coefficients(world.rank(), *model);
-    ddp->operator()(terms).backward();
-    const auto late = ddp->operator()(terms);
-    const auto* in_bucket = model->p[0].grad().data_ptr();
-    ddp.reset();
-    const auto mean = mean_coefficient(2, 0, model->p[0]);
-    EXPECT_NE(model->p[0].grad().data_ptr(), in_bucket);
-    EXPECT_TRUE(near(model->p[0].grad(), mean));
-    // On one rank alone: nothing is synchronised any more.
-    if (world.rank() == 0) {
-      late.backward();
-      model->forward(terms).backward();
-      EXPECT_TRUE(near(model->p[0].grad(), mean + 2 * terms[0]));
-    }
+TEST_ON_RANKS(Model, OutlivesItsWrapperAndTheOtherWayRound, 2) {
+  auto model = make_terms({{3}, {2}});
+  auto ddp = std::make_unique<DistributedDataParallel<Terms>>(model, world);
+  const auto terms = coefficients(world.rank(), *model);
+  (*ddp)(terms).backward();
+  const auto late = (*ddp)(terms);
+  const auto* in_bucket = model->p[0].grad().data_ptr();
+  ddp.reset();
+  const auto mean = mean_coefficient(2, 0, model->p[0]);
+  EXPECT_NE(model->p[0].grad().data_ptr(), in_bucket);
+  EXPECT_TRUE(near(model->p[0].grad(), mean));
+  // On one rank alone: nothing is synchronised any more.
+  if (world.rank() == 0) {
+    late.backward();
+    model->forward(terms).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), mean + 2 * terms[0]));
+  }
 
-    auto second = std::make_unique<DistributedDataParallel<Terms>>(model, world);
-    const auto parameter = model->p[0];
-    model.reset();
-    (*second)(terms).backward();
-    second.reset();
-    EXPECT_TRUE(parameter.grad().defined());
-  });
+  ddp = std::make_unique<DistributedDataParallel<Terms>>(model, world);
+  const auto parameter = model->p[0];
+  model.reset();
+  (*ddp)(terms).backward();
+  ddp.reset();
+  EXPECT_TRUE(parameter.grad().defined());
 }
 
-TEST(Model, MayBeOnTheStackOrInAUniquePtr) {
-  on_ranks(2, [](const Group& world) {
-    Terms on_stack(std::vector<std::vector<std::int64_t>>{{3}, {2}});
-    auto unique = std::make_unique<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
-    DistributedDataParallel of_stack(on_stack, world);
-    DistributedDataParallel of_unique(unique, world, {.verify_every = 1});
-    of_stack(coefficients(world.rank(), on_stack)).backward();
-    of_unique(coefficients(world.rank(), *unique)).backward();
-    for (const auto* model : {&on_stack, unique.get()}) {
-      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(2, 1, model->p[1])));
-    }
-    DistributedDataParallel owner(
-        std::make_unique<Terms>(std::vector<std::vector<std::int64_t>>{{4}}), world);
-    owner(coefficients(world.rank(), *owner.module())).backward();
-    std::unique_ptr<Terms> none;
-    EXPECT_THAT(refusal([&] { DistributedDataParallel(none, world); }), HasSubstr("got no model"));
-  });
+TEST_ON_RANKS(Model, MayBeOnTheStackOrInAUniquePtr, 2) {
+  Terms on_stack(two_shapes);
+  auto unique = std::make_unique<Terms>(two_shapes);
+  DistributedDataParallel of_stack(on_stack, world), of_unique(unique, world, {.verify_every = 1});
+  of_stack(coefficients(world.rank(), on_stack)).backward();
+  of_unique(coefficients(world.rank(), *unique)).backward();
+  expect_means(on_stack, world);
+  expect_means(*unique, world);
+  DistributedDataParallel owner(std::make_unique<Terms>(two_shapes), world);
+  owner(coefficients(world.rank(), *owner.module())).backward();
+  std::unique_ptr<Terms> none;
+  EXPECT_THAT(refusal([&] { DistributedDataParallel(none, world); }), HasSubstr("got no model"));
 }
 
-TEST(Buffers, AreRankZerosAfterEachBackward) {
-  struct Normalised : torch::nn::Module {
-    at::Tensor forward(const at::Tensor& x) { return norm->forward(x); }
-    torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
-  };
+TEST_ON_RANKS(Buffers, AreRankZerosAfterEachBackward, 3) {
   for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::none}) {
-    on_ranks(3, [&](const Group& world) {
-      auto model = std::make_shared<Normalised>();
-      DistributedDataParallel ddp(model, world, {.buffer_policy = policy});
-      auto reference = torch::nn::BatchNorm1d(4);
-      const auto follow = policy == BufferPolicy::none ? world.rank() : 0;
-      for (int step = 0; step < 3; ++step) {
-        const auto batch = [&](int rank) {
-          return random({6, 4}, static_cast<std::uint64_t>(10 * step + rank)) + rank;
-        };
-        const auto loss = ddp(batch(world.rank())).pow(2).sum();
-        loss.backward({}, /*retain_graph=*/true);
-        loss.backward();
-        reference->forward(batch(follow));
-        EXPECT_TRUE(torch::equal(model->norm->running_mean, reference->running_mean));
-        EXPECT_TRUE(torch::equal(model->norm->running_var, reference->running_var));
-        EXPECT_EQ(model->norm->num_batches_tracked.item<int>(), step + 1);
-      }
-    });
+    const auto model = std::make_shared<saved_tensors::Normalised>();
+    saved_tensors::Normalised reference;
+    DistributedDataParallel ddp(model, world, {.buffer_policy = policy});
+    const auto follow = policy == BufferPolicy::none ? world.rank() : 0;
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = ddp(saved_tensors::batch(world.rank(), step)).pow(2).sum();
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+      reference.forward(saved_tensors::batch(follow, step));
+      EXPECT_TRUE(torch::equal(model->norm->running_mean, reference.norm->running_mean));
+      EXPECT_TRUE(torch::equal(model->norm->running_var, reference.norm->running_var));
+      EXPECT_EQ(model->norm->num_batches_tracked.item<int>(), step + 1);
+    }
   }
 }
 
-TEST(Buffers, MayBeAveraged) {
+TEST_ON_RANKS(Buffers, MayBeAveraged, 3) {
   struct Mixed : torch::nn::Module {
     at::Tensor forward(const at::Tensor& x) {
       single.add_(rank);
@@ -326,17 +274,15 @@ TEST(Buffers, MayBeAveraged) {
     at::Tensor twice = register_buffer("twice", at::ones({2, 2}, at::kDouble));
     at::Tensor count = register_buffer("count", at::ones({}, at::kLong));
   };
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Mixed>();
-    model->rank = world.rank() + 1;
-    DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
-    for (int step = 1; step <= 2; ++step) {
-      ddp(at::ones({2})).sum().backward();
-      EXPECT_TRUE(near(model->single, at::full({3}, 1.0 + 2 * step, at::kFloat)));
-      EXPECT_TRUE(near(model->twice, at::full({2, 2}, 1.0 + 2 * step, at::kDouble)));
-      EXPECT_EQ(model->count.item<int>(), 1 + step);  // rank 0's
-    }
-  });
+  auto model = std::make_shared<Mixed>();
+  model->rank = world.rank() + 1;
+  DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
+  for (int step = 1; step <= 2; ++step) {
+    ddp(at::ones({2})).sum().backward();
+    EXPECT_TRUE(near(model->single, at::full({3}, 1.0 + 2 * step, at::kFloat)));
+    EXPECT_TRUE(near(model->twice, at::full({2, 2}, 1.0 + 2 * step, at::kDouble)));
+    EXPECT_EQ(model->count.item<int>(), 1 + step);  // rank 0's
+  }
 }
 
 }  // namespace

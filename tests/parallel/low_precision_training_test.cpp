@@ -1,7 +1,6 @@
 // Parameters of bfloat16 whose optimizer state is divided among the ranks: the bits of one process.
-
 #include "tests/matchers.h"
-#include "tests/parallel/elementwise_optimizers.h"
+#include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing::low_precision {
@@ -53,7 +52,7 @@ const std::vector<std::pair<const char*, Make>> optimizers{
                                            mode);
      }}};
 
-class LowPrecisionTraining : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(LowPrecisionTraining, 1, 2, 3, 4, 7);
 
 TEST_P(LowPrecisionTraining, HasTheBitsOfOneProcessAlsoInParts) {
   const TemporaryFolder folder;
@@ -99,18 +98,14 @@ TEST_P(LowPrecisionTraining, HasTheBitsOfOneProcessAlsoInParts) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, LowPrecisionTraining, ::testing::Values(1, 2, 3, 4, 7));
-
-TEST(LowPrecisionSharing, IsRefusedWithTheRemedy) {
-  on_ranks(2, [](const Group& world) {
-    Layers model;
-    FusedSgd sgd(model.parameters(), SGDOptions(0.1), LowPrecision::kahan);
-    EXPECT_THAT(refusal([&] {
-                  const DistributedOptimizer optimizer(sgd, model, world, {.share_memory = true});
-                }),
-                HasSubstr("share_memory: got an optimizer with LowPrecision::kahan, expected "
-                          "LowPrecision::nearest: use shard"));
-    expect_usable(world);
+TEST_ON_RANKS(LowPrecisionSharing, IsRefusedWithTheRemedy, 2) {
+  Layers model;
+  FusedSgd sgd(model.parameters(), SGDOptions(0.1), LowPrecision::kahan);
+  const auto* const text =
+      "share_memory: got an optimizer with LowPrecision::kahan, expected LowPrecision::nearest: "
+      "use shard";
+  expect_refused(world, text, [&] {
+    const DistributedOptimizer optimizer(sgd, model, world, {.share_memory = true});
   });
 }
 

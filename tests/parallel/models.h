@@ -17,12 +17,18 @@
 #include "core/launcher.h"
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/init.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 
 /// A bucket for every parameter, for the largest number of outstanding collectives.
 inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
+
+/// Every way in which ranks divide or share an update, or none.
+inline const DataParallelOptions every_update[] = {
+    {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 inline const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
@@ -66,6 +72,24 @@ inline void on_ranks(int n, const std::function<void(Group)>& fn) {
           own_device() = at::kCPU;  // of the thread's next world
         },
         {.timeout = std::chrono::seconds(20)});
+}
+
+/// The error that fn raises on each rank.
+inline std::vector<std::string> errors_of(int ranks, const std::function<void(const Group&)>& fn) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  try {
+    on_ranks(ranks, [&](const Group& world) {
+      try {
+        fn(world);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(world.rank())] = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+    // The first of them once more.
+  }
+  return errors;
 }
 
 inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,
@@ -126,13 +150,17 @@ struct Terms : torch::nn::Module {
   }
   at::Tensor forward(const std::vector<at::Tensor>& coefficients, const at::Tensor& input = {}) {
     auto total = input.defined() ? input.sum() : at::zeros({}, at::kDouble);
-    for (std::size_t i = 0; i < p.size(); ++i) {
+    for (std::size_t i = 0; i < p.size(); ++i)
       if (coefficients[i].defined()) total = total + (p[i] * coefficients[i]).sum();
-    }
     return total;
   }
   std::vector<at::Tensor> p;
 };
+
+inline std::shared_ptr<Terms> make_terms(const std::vector<std::vector<std::int64_t>>& shapes,
+                                         at::ScalarType dtype = at::kFloat) {
+  return std::make_shared<Terms>(shapes, dtype);
+}
 
 /// The gradient of a parameter on a rank.
 inline at::Tensor coefficient(int rank, std::size_t index, const at::Tensor& parameter) {
@@ -144,9 +172,7 @@ inline at::Tensor coefficient(int rank, std::size_t index, const at::Tensor& par
 
 inline std::vector<at::Tensor> coefficients(int rank, const Terms& model) {
   std::vector<at::Tensor> all;
-  for (std::size_t i = 0; i < model.p.size(); ++i) {
-    all.push_back(coefficient(rank, i, model.p[i]));
-  }
+  for (std::size_t i = 0; i < model.p.size(); ++i) all.push_back(coefficient(rank, i, model.p[i]));
   return all;
 }
 
@@ -155,9 +181,8 @@ inline at::Tensor mean_coefficient(
     int ranks, std::size_t index, const at::Tensor& parameter,
     const std::function<bool(int)>& took_part = [](int) { return true; }) {
   auto sum = at::zeros(parameter.sizes(), at::kDouble);
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank)
     if (took_part(rank)) sum += coefficient(rank, index, parameter).cpu();
-  }
   return (sum / ranks).to(parameter.scalar_type()).to(own_device());
 }
 
@@ -174,6 +199,27 @@ inline void expect_means(const Terms& model, const Group& world, double times = 
   }
 }
 
+/// Terms of which a DistributedOptimizer subtracts the gradients, times its learning rate.
+struct OptimizedTerms {
+  explicit OptimizedTerms(const Group& world, const DataParallelOptions& options = {},
+                          const std::vector<std::vector<std::int64_t>>& shapes = two_shapes,
+                          const torch::optim::SGDOptions& of_sgd = 1)
+      : group(world),
+        model(shapes),
+        sgd(model.parameters(), of_sgd),
+        optimizer(sgd, model, world, options) {}
+
+  /// Its gradients are so many times this rank's coefficients.
+  at::Tensor loss(double times = 1) {
+    return times * model.forward(coefficients(group.rank(), model));
+  }
+
+  Group group;
+  Terms model;
+  torch::optim::SGD sgd;
+  DistributedOptimizer optimizer;
+};
+
 /// The same bits and strides of all parameters.
 inline void expect_equal_models(const torch::nn::Module& got, const torch::nn::Module& expected) {
   const auto ours = got.parameters();
@@ -183,6 +229,16 @@ inline void expect_equal_models(const torch::nn::Module& got, const torch::nn::M
     EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
     EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
   }
+}
+
+/// The same parameters up to a distance.
+inline void expect_near_models(const torch::nn::Module& got, const torch::nn::Module& expected,
+                               double most) {
+  const auto ours = got.parameters();
+  const auto theirs = expected.parameters();
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    EXPECT_LE(distance(ours[i].detach(), theirs[i].detach()), most) << i;
 }
 
 }  // namespace lockstep::testing

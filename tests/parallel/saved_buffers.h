@@ -1,10 +1,5 @@
 #pragma once
 
-#include <torch/torch.h>
-
-#include <cstdint>
-#include <functional>
-
 #include "lockstep/activation_checkpoint.h"
 #include "tests/parallel/models.h"
 
@@ -21,9 +16,6 @@ struct Model : torch::nn::Module {
 /// Its batch norm uses the buffers in evaluation mode.
 struct Normalised : Model {
   explicit Normalised(bool recomputes = false) : recomputes_(recomputes) {
-    register_module("in", in);
-    register_module("norm", norm);
-    register_module("out", out);
     to(own_device(), at::kDouble);
     set_values(*this, 5);
   }
@@ -31,8 +23,9 @@ struct Normalised : Model {
     x = in->forward(x);
     return out->forward((recomputes_ ? recompute(norm, x) : norm->forward(x)).tanh());
   }
-  torch::nn::Linear in{4, 4}, out{4, 2};
-  torch::nn::BatchNorm1d norm{4};
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(4, 4));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(4, 2));
 
  private:
   bool recomputes_;

@@ -1,10 +1,7 @@
 // A graph that has saved a parameter is refused once the parameter has changed, whoever changed it.
-
-#include <utility>
-
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/strategies.h"
+#include "tests/message_of.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing::saved_tensors {
@@ -15,15 +12,11 @@ bool refuses_parameter_of_before(const at::Tensor& parameter,
                                  const std::function<void(const at::Tensor& loss)>& step) {
   const auto kept = parameter.square().sum();
   step(parameter.sum());
-  try {
-    torch::autograd::grad({kept}, {parameter});
-  } catch (const c10::Error& error) {
-    return std::string(error.what()).find("modified by an inplace operation") != std::string::npos;
-  }
-  return false;
+  const auto error = message_of<c10::Error>([&] { torch::autograd::grad({kept}, {parameter}); });
+  return error.find("modified by an inplace operation") != std::string::npos;
 }
 
-TEST(SavedParameters, AreRefusedAfterTheStepThatChangedThem) {
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterTheStepThatChangedThem, 3) {
   using torch::optim::SGDOptions;
   struct Case {
     std::string name;
@@ -39,54 +32,41 @@ TEST(SavedParameters, AreRefusedAfterTheStepThatChangedThem) {
          return std::make_unique<FusedAdamW>(p, torch::optim::AdamWOptions(0.1),
                                              LowPrecision::master);
        }}};
-  const std::vector<std::pair<std::string, DataParallelOptions>> all_options{
-      {"whole", {}},
-      {"optimizer in parts", {.shard = Shard::optimizer}},
-      {"gradients in parts", {.shard = Shard::gradients}},
-      {"share_memory", {.share_memory = true}}};
-  on_ranks(3, [&](const Group& world) {
-    for (const auto& [name, dtype, make] : cases) {
-      for (const auto& [option, options] : all_options) {
-        if (options.share_memory == true && dtype == at::kBFloat16) continue;  // refused
-        // Rank 2 updates no element of it.
-        auto parameter = at::ones({2}, dtype).requires_grad_();
-        const auto inner = make({parameter});
-        DistributedOptimizer optimizer(*inner, ModelView({{"p", parameter}}), world, options);
-        EXPECT_TRUE(refuses_parameter_of_before(
-            parameter, [&](const at::Tensor& loss) { optimizer.backward_and_update(loss); }))
-            << name << ", " << option;
-        EXPECT_TRUE(refuses_parameter_of_before(parameter,
-                                                [&](const at::Tensor& loss) {
-                                                  optimizer.zero_grad();
-                                                  loss.backward();
-                                                  optimizer.step();
-                                                }))
-            << name << ", " << option;
-      }
+  for (const auto& [name, dtype, make] : cases) {
+    for (const auto& options : every_update) {
+      SCOPED_TRACE(lockstep::detail::concat(name, ", update ", &options - every_update));
+      if (options.share_memory == true && dtype == at::kBFloat16) continue;  // refused
+      // Rank 2 updates no element of it.
+      auto parameter = at::ones({2}, dtype).requires_grad_();
+      const auto inner = make({parameter});
+      DistributedOptimizer optimizer(*inner, ModelView({{"p", parameter}}), world, options);
+      EXPECT_TRUE(refuses_parameter_of_before(
+          parameter, [&](const at::Tensor& loss) { optimizer.backward_and_update(loss); }));
+      EXPECT_TRUE(refuses_parameter_of_before(parameter, [&](const at::Tensor& loss) {
+        optimizer.zero_grad();
+        loss.backward();
+        optimizer.step();
+      }));
     }
-  });
+  }
 }
 
-TEST(SavedParameters, AreRefusedAfterABroadcast) {
-  on_ranks(2, [](const Group& world) {
-    auto parameter = at::full({2}, 1.0 + world.rank(), at::kDouble).requires_grad_();
-    const ModelView model({{"p", parameter}});
-    const auto refused = refuses_parameter_of_before(
-        parameter, [&](const at::Tensor&) { broadcast_parameters(model, world); });
-    EXPECT_EQ(refused, world.rank() != 0) << "rank 0 keeps its values";
-  });
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterABroadcast, 2) {
+  auto parameter = at::full({2}, 1.0 + world.rank(), at::kDouble).requires_grad_();
+  const ModelView model({{"p", parameter}});
+  const auto refused = refuses_parameter_of_before(
+      parameter, [&](const at::Tensor&) { broadcast_parameters(model, world); });
+  EXPECT_EQ(refused, world.rank() != 0) << "rank 0 keeps its values";
 }
 
-TEST(SavedParameters, AreRefusedAfterAStrategyHasAveragedThem) {
-  on_ranks(2, [](const Group& world) {
-    auto parameter = at::ones({2}, at::kDouble).requires_grad_();
-    torch::optim::SGD sgd({parameter}, 0.1);
-    DistributedOptimizer optimizer(sgd, ModelView({{"p", parameter}}), world,
-                                   LocalSgd{.period = 100});
-    optimizer.backward_and_update(parameter.sum() * world.rank());
-    EXPECT_TRUE(refuses_parameter_of_before(parameter,
-                                            [&](const at::Tensor&) { optimizer.synchronize(); }));
-  });
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterAStrategyHasAveragedThem, 2) {
+  auto parameter = at::ones({2}, at::kDouble).requires_grad_();
+  torch::optim::SGD sgd({parameter}, 0.1);
+  DistributedOptimizer optimizer(sgd, ModelView({{"p", parameter}}), world,
+                                 LocalSgd{.period = 100});
+  optimizer.backward_and_update(parameter.sum() * world.rank());
+  EXPECT_TRUE(
+      refuses_parameter_of_before(parameter, [&](const at::Tensor&) { optimizer.synchronize(); }));
 }
 
 }  // namespace

@@ -1,7 +1,4 @@
 // Several optimizers over disjoint parameters of one model: as in one process.
-
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/strategies.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -11,12 +8,7 @@ namespace {
 
 /// A generator and a critic, whose losses depend on both.
 struct Adversaries : torch::nn::Module {
-  Adversaries() {
-    register_module("generator", generator);
-    register_module("critic", critic);
-    register_module("norm", norm);
-    set_values(*this, 7);
-  }
+  Adversaries() { set_values(*this, 7); }
   at::Tensor score(const at::Tensor& noise) {
     return critic->forward(norm->forward(generator->forward(noise)).tanh());
   }
@@ -24,8 +16,9 @@ struct Adversaries : torch::nn::Module {
   at::Tensor critic_loss(const at::Tensor& noise) {
     return score(noise).mean() + critic->forward(noise.sin()).square().mean();
   }
-  torch::nn::Linear generator{5, 5}, critic{5, 1};
-  torch::nn::BatchNorm1d norm{5};
+  torch::nn::Linear generator = register_module("generator", torch::nn::Linear(5, 5));
+  torch::nn::Linear critic = register_module("critic", torch::nn::Linear(5, 1));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(5));
 };
 
 std::vector<at::Tensor> generator_parameters(const Adversaries& model) {
@@ -39,10 +32,6 @@ torch::optim::Adam adam_of(const Adversaries& model) {
 }
 torch::optim::SGD sgd_of(const Adversaries& model) {
   return torch::optim::SGD(model.critic->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-}
-
-at::Tensor noise_of(const Group& group, int step) {
-  return random({4, 5}, static_cast<std::uint64_t>(100 * step + group.rank()));
 }
 
 enum class Way { data_parallel, optimizers, optimizers_apart };
@@ -61,23 +50,20 @@ std::vector<at::Tensor> trained(Way way, const Group& world) {
     of_critic.emplace(sgd, *model, world, DataParallelOptions{.optimized_only = true});
   }
   const auto loss_of = [&](auto loss, int step) {
-    const auto forward = [&] { return (model.get()->*loss)(noise_of(world, step)); };
+    const auto noise = random({4, 5}, static_cast<std::uint64_t>(100 * step + world.rank()));
+    const auto forward = [&] { return (model.get()->*loss)(noise); };
     return ddp ? (*ddp)(forward) : forward();
   };
+  const auto backward = [&](auto loss, int step, auto& other) {
+    model->zero_grad();
+    std::optional<NoSync> alone;
+    if (way == Way::optimizers_apart) alone.emplace(other->no_sync());
+    loss_of(loss, step).backward();
+  };
   for (int step = 0; step < 3; ++step) {
-    model->zero_grad();
-    {
-      std::optional<NoSync> alone;
-      if (way == Way::optimizers_apart) alone.emplace(of_critic->no_sync());
-      loss_of(&Adversaries::generator_loss, 2 * step).backward();
-    }
+    backward(&Adversaries::generator_loss, 2 * step, of_critic);
     of_generator ? of_generator->step() : static_cast<void>(adam.step());
-    model->zero_grad();
-    {
-      std::optional<NoSync> alone;
-      if (way == Way::optimizers_apart) alone.emplace(of_generator->no_sync());
-      loss_of(&Adversaries::critic_loss, 2 * step + 1).backward();
-    }
+    backward(&Adversaries::critic_loss, 2 * step + 1, of_generator);
     of_critic ? of_critic->step() : static_cast<void>(sgd.step());
   }
   // One loss for both.
@@ -95,41 +81,35 @@ std::vector<at::Tensor> trained(Way way, const Group& world) {
   return tensors;
 }
 
-class SeveralOptimizers : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, SeveralOptimizers, ::testing::Values(1, 2, 3));
+SUITE_ON_RANKS(SeveralOptimizers, 1, 2, 3);
 
-TEST_P(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto expected = trained(Way::data_parallel, world);
-    for (const auto way : {Way::optimizers, Way::optimizers_apart}) {
-      const auto got = trained(way, world);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
-      }
-    }
-  });
+TEST_P_ON_RANKS(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
+  const auto expected = trained(Way::data_parallel, world);
+  for (const auto way : {Way::optimizers, Way::optimizers_apart}) {
+    const auto got = trained(way, world);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
+  }
 }
 
-TEST(SeveralOptimizersErrors, NameAParameterThatTwoClaim) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Adversaries>();
-    auto adam = adam_of(*model);
-    torch::optim::SGD all(model->parameters(), 0.1);
-    const DataParallelOptions options{.optimized_only = true};
-    DistributedOptimizer first(adam, *model, world, options);
-    const auto refused = [&](auto& optimizer, const DataParallelOptions& with) {
-      EXPECT_THAT(refusal([&] { DistributedOptimizer second(optimizer, *model, world, with); }),
-                  AllOf(HasSubstr("parameter generator.weight: another wrapper already "
-                                  "synchronises it"),
-                        HasSubstr("give each its own parameters and set "
-                                  "DataParallelOptions::optimized_only for all of them")));
-    };
-    refused(all, options);
-    refused(all, {});
-    auto sgd = sgd_of(*model);
-    DistributedOptimizer second(sgd, *model, world, options);
-    world.barrier().wait();
-  });
+TEST_ON_RANKS(SeveralOptimizersErrors, NameAParameterThatTwoClaim, 2) {
+  const auto model = std::make_shared<Adversaries>();
+  auto adam = adam_of(*model);
+  torch::optim::SGD all(model->parameters(), 0.1);
+  const DataParallelOptions options{.optimized_only = true};
+  DistributedOptimizer first(adam, *model, world, options);
+  const auto refused = [&](auto& optimizer, const DataParallelOptions& with) {
+    EXPECT_THAT(refusal([&] { DistributedOptimizer second(optimizer, *model, world, with); }),
+                AllOf(HasSubstr("parameter generator.weight: another wrapper already "
+                                "synchronises it"),
+                      HasSubstr("give each its own parameters and set "
+                                "DataParallelOptions::optimized_only for all of them")));
+  };
+  refused(all, options);
+  refused(all, {});
+  auto sgd = sgd_of(*model);
+  DistributedOptimizer second(sgd, *model, world, options);
+  world.barrier().wait();
 }
 
 }  // namespace

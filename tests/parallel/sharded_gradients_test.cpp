@@ -1,16 +1,10 @@
 // Averaged gradients that are divided among the ranks (Shard::gradients).
-#include <torch/torch.h>
-
-#include <cstdint>
 #include <limits>
-#include <vector>
 
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/grad_scaler.h"
 #include "parallel/update/sharded_parameters.h"
 #include "tests/matchers.h"
-#include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/two_trainings.h"
+#include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 
@@ -20,184 +14,148 @@ namespace {
 using torch::optim::SGDOptions;
 
 const DataParallelOptions in_shards{.shard = Shard::gradients};
-const DataParallelOptions every_update[] = {
-    in_shards, {.shard = Shard::optimizer}, {}, {.share_memory = true}};
 
-void expect_near_parameters(const torch::nn::Module& got, const torch::nn::Module& expected,
-                            double most) {
-  const auto ours = got.parameters();
-  const auto theirs = expected.parameters();
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    if (ours[i].numel() > 0) {
-      EXPECT_LE(distance(ours[i].detach(), theirs[i].detach()), most) << i;
+SUITE_ON_RANKS(ShardedGradients, 1, 2, 3, 4, 7);
+
+TEST_P_ON_RANKS(ShardedGradients, TakeTheStepsOfWholeOnes) {
+  for (std::size_t i = 0; i < every_optimizer.size(); ++i) {
+    const auto& [name, make] = every_optimizer[i];
+    SCOPED_TRACE(name);
+    // A bucket for each parameter, so that buckets use their memory in turn.
+    auto how = i % 2 == 0 ? one_each : DataParallelOptions{};
+    Trained whole(world, make, how);
+    how.shard = Shard::gradients;
+    Trained in_parts(world, make, how);
+    for (const int step : {0, 2, 4, 6, 7, 9, 11, 13, 14}) {
+      in_parts.step(world, step);
+      whole.step(world, step);
+      expect_equal_models(in_parts.model, whole.model);
     }
   }
 }
 
-class ShardedGradients : public ::testing::TestWithParam<int> {};
-
-TEST_P(ShardedGradients, TakeTheStepsOfWholeOnes) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (std::size_t i = 0; i < every_optimizer.size(); ++i) {
-      const auto& [name, make] = every_optimizer[i];
-      SCOPED_TRACE(name);
-      // A bucket for each parameter, so that buckets use their memory in turn.
-      auto how = i % 2 == 0 ? one_each : DataParallelOptions{};
-      Trained whole(world, make, how);
-      how.shard = Shard::gradients;
-      Trained in_parts(world, make, how);
-      for (const int step : {0, 2, 4, 6, 7, 9, 11, 13, 14}) {
-        in_parts.step(world, step);
-        whole.step(world, step);
-        expect_equal_models(in_parts.model, whole.model);
-      }
-    }
-  });
+TEST_P_ON_RANKS(ShardedGradients, ExistInPartsOnly) {
+  TwoTrainings pair(world);
+  pair.backward(world, 0);
+  std::int64_t elements = 0;
+  for (const auto& part : detail::ShardedParameters::of(*pair.adam)->gradients())
+    elements += part.numel();
+  std::int64_t all = 0;
+  for (const auto& parameter : pair.parts.parameters()) {
+    EXPECT_FALSE(parameter.grad().defined());
+    all += parameter.numel();
+  }
+  EXPECT_LE(elements, all / world.size() + 16 * 7);
+  auto sum = torch::tensor(elements);
+  world.all_reduce(sum).wait();
+  EXPECT_EQ(sum.item<std::int64_t>(), all);
+  pair.in_parts->zero_grad();
+  EXPECT_TRUE(detail::ShardedParameters::of(*pair.adam)->gradients().empty());
+  const auto before = pair.parts.parameters()[0].detach().clone();
+  pair.in_parts->step();  // without gradients
+  EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));
 }
 
-TEST_P(ShardedGradients, ExistInPartsOnly) {
-  on_ranks(GetParam(), [](const Group& world) {
-    TwoTrainings pair(world);
-    pair.backward(world, 0);
-    std::int64_t elements = 0;
-    for (const auto& part : detail::ShardedParameters::of(*pair.adam)->gradients())
-      elements += part.numel();
-    std::int64_t all = 0;
-    for (const auto& parameter : pair.parts.parameters()) {
-      EXPECT_FALSE(parameter.grad().defined());
-      all += parameter.numel();
-    }
-    EXPECT_LE(elements, all / world.size() + 16 * 7);
-    auto sum = torch::tensor(elements);
-    world.all_reduce(sum).wait();
-    EXPECT_EQ(sum.item<std::int64_t>(), all);
-    pair.in_parts->zero_grad();
-    EXPECT_TRUE(detail::ShardedParameters::of(*pair.adam)->gradients().empty());
-    const auto before = pair.parts.parameters()[0].detach().clone();
-    pair.in_parts->step();  // without gradients
-    EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));
-  });
-}
-
-TEST_P(ShardedGradients, AddTheMeansOfSeveralBackwards) {
-  on_ranks(GetParam(), [](const Group& world) {
-    TwoTrainings pair(world, in_shards, at::kDouble);
-    for (int step = 0; step < 3; ++step) {
-      pair.backward(world, 3 * step);
-      pair.backward(world, 3 * step + 1);
-      pair.backward(world, 3 * step + 2);
-      pair.finish();
-    }
-    expect_near_parameters(pair.parts, pair.whole, 1e-12);
-  });
-}
-
-TEST_P(ShardedGradients, AreClippedByTheirCommonNorm) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
-      for (const auto& how : every_update) {
-        TwoTrainings pair(world, how, at::kDouble);
-        for (int step = 0; step < 3; ++step) {
-          pair.backward(world, step);
-          const double norm = clip_grad_norm(*pair.in_parts, 0.05, type);
-          const double expected =
-              torch::nn::utils::clip_grad_norm_(pair.whole.parameters(), 0.05, type);
-          EXPECT_NEAR(norm, expected, 1e-12 * expected);
-          EXPECT_GT(norm, 0.05);
-          auto largest = torch::tensor(norm, at::kDouble);
-          world.all_reduce(largest, ReduceOp::max).wait();
-          EXPECT_EQ(largest.item<double>(), norm);
-          pair.finish();
-        }
-        world.barrier().wait();  // ranks may share the parameters
-        expect_near_parameters(pair.parts, pair.whole, 1e-12);
-        world.barrier().wait();
-      }
-    }
-  });
-}
-
-TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& how : every_update) {
-      TwoTrainings pair(world, how);
-      GradScaler scaler(world, {.init_scale = 1024});
-      GradScaler of_whole(world, {.init_scale = 1024});
-      for (int step = 0; step < 6; ++step) {
-        // In step 2, one rank's gradient of one element is infinite.
-        auto loss = TwoTrainings::loss(pair.parts, world, step);
-        auto loss_of_whole = TwoTrainings::loss(pair.whole, world, step);
-        if (step == 2 && world.rank() == world.size() - 1) {
-          const double infinity = std::numeric_limits<double>::infinity();
-          loss = loss + pair.parts.layers[0]->bias[5] * infinity;
-          loss_of_whole = loss_of_whole + pair.whole.layers[0]->bias[5] * infinity;
-        }
-        scaler.scale(loss).backward();
-        of_whole.scale(loss_of_whole).backward();
-        if (step == 4) {
-          scaler.unscale_(*pair.in_parts);
-          of_whole.unscale_(*pair.in_whole);
-          clip_grad_norm(*pair.in_parts, 1e9);
-        }
-        EXPECT_EQ(scaler.step(*pair.in_parts), step != 2);
-        EXPECT_EQ(of_whole.step(*pair.in_whole), step != 2);
-        for (auto* each : {&scaler, &of_whole}) each->update();
-        pair.adam->zero_grad();
-        pair.adam_of_whole->zero_grad();
-        EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
-        world.barrier().wait();  // ranks may share the parameters
-        expect_equal_models(pair.parts, pair.whole);
-        world.barrier().wait();
-      }
-    }
-  });
-}
-
-TEST_P(ShardedGradients, AreSentInReducedPrecision) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"})
-      expect_equal_trainings(world, text, Shard::gradients);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, ShardedGradients, ::testing::Values(1, 2, 3, 4, 7));
-
-TEST(ShardedGradientsStart, RefuseStrategiesWithoutParts) {
-  on_ranks(2, [](const Group& world) {
-    Mlp model;
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-    for (const char* text : {"topk:0.1", "int8", "power_sgd"}) {
-      const DataParallelOptions how{.strategy = parse_strategy(text), .shard = Shard::gradients};
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
-                  HasSubstr("with Shard::gradients, expected fp32, fp16 or bf16"));
-      expect_usable(world);
-    }
-  });
-}
-
-TEST(ShardedGradientsStep, RefusesWhatItCannotClip) {
-  on_ranks(2, [](const Group& world) {
-    TwoTrainings pair(world);
-    pair.backward(world, 0);
-    EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, -1); }), HasSubstr("max_norm = -1"));
-    EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, 1, 0.5); }),
-                HasSubstr("norm_type = 0.5"));
-    Mlp model;
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-    DistributedOptimizer local(sgd, model, world, parse_strategy("local_sgd:period=4"));
-    EXPECT_THAT(refusal([&] { clip_grad_norm(local, 1); }), HasSubstr("does not average"));
-    expect_usable(world);
-  });
-}
-
-TEST(ShardedGradientsStep, UsesAGradientThatTheProgramSets) {
-  on_ranks(3, [](const Group& world) {
-    TwoTrainings pair(world);
-    for (auto* model : {&pair.parts, &pair.whole})
-      model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
+TEST_P_ON_RANKS(ShardedGradients, AddTheMeansOfSeveralBackwards) {
+  TwoTrainings pair(world, in_shards, at::kDouble);
+  for (int step = 0; step < 3; ++step) {
+    pair.backward(world, 3 * step);
+    pair.backward(world, 3 * step + 1);
+    pair.backward(world, 3 * step + 2);
     pair.finish();
-    expect_equal_models(pair.parts, pair.whole);
-  });
+  }
+  expect_near_models(pair.parts, pair.whole, 1e-12);
+}
+
+TEST_P_ON_RANKS(ShardedGradients, AreClippedByTheirCommonNorm) {
+  for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    for (const auto& how : every_update) {
+      TwoTrainings pair(world, how, at::kDouble);
+      for (int step = 0; step < 3; ++step) {
+        pair.backward(world, step);
+        const double norm = clip_grad_norm(*pair.in_parts, 0.05, type);
+        const double expected =
+            torch::nn::utils::clip_grad_norm_(pair.whole.parameters(), 0.05, type);
+        EXPECT_NEAR(norm, expected, 1e-12 * expected);
+        EXPECT_GT(norm, 0.05);
+        auto largest = torch::tensor(norm, at::kDouble);
+        world.all_reduce(largest, ReduceOp::max).wait();
+        EXPECT_EQ(largest.item<double>(), norm);
+        pair.finish();
+      }
+      world.barrier().wait();  // ranks may share the parameters
+      expect_near_models(pair.parts, pair.whole, 1e-12);
+      world.barrier().wait();
+    }
+  }
+}
+
+TEST_P_ON_RANKS(ShardedGradients, AreScaledAndSkippedTogether) {
+  for (const auto& how : every_update) {
+    TwoTrainings pair(world, how);
+    GradScaler scaler(world, {.init_scale = 1024}), of_whole(world, {.init_scale = 1024});
+    for (int step = 0; step < 6; ++step) {
+      // In step 2, one rank's gradient of one element is infinite.
+      auto loss = TwoTrainings::loss(pair.parts, world, step);
+      auto loss_of_whole = TwoTrainings::loss(pair.whole, world, step);
+      if (step == 2 && world.rank() == world.size() - 1) {
+        const double infinity = std::numeric_limits<double>::infinity();
+        loss = loss + pair.parts.layers[0]->bias[5] * infinity;
+        loss_of_whole = loss_of_whole + pair.whole.layers[0]->bias[5] * infinity;
+      }
+      scaler.scale(loss).backward();
+      of_whole.scale(loss_of_whole).backward();
+      if (step == 4) {
+        scaler.unscale_(*pair.in_parts);
+        of_whole.unscale_(*pair.in_whole);
+        clip_grad_norm(*pair.in_parts, 1e9);
+      }
+      EXPECT_EQ(scaler.step(*pair.in_parts), step != 2);
+      EXPECT_EQ(of_whole.step(*pair.in_whole), step != 2);
+      for (auto* each : {&scaler, &of_whole}) each->update();
+      pair.adam->zero_grad();
+      pair.adam_of_whole->zero_grad();
+      EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
+      world.barrier().wait();  // ranks may share the parameters
+      expect_equal_models(pair.parts, pair.whole);
+      world.barrier().wait();
+    }
+  }
+}
+
+TEST_P_ON_RANKS(ShardedGradients, AreSentInReducedPrecision) {
+  for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"})
+    expect_equal_trainings(world, text, Shard::gradients);
+}
+
+TEST_ON_RANKS(ShardedGradientsStart, RefuseStrategiesWithoutParts, 2) {
+  Mlp model;
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+  for (const char* text : {"topk:0.1", "int8", "power_sgd"}) {
+    const DataParallelOptions how{.strategy = parse_strategy(text), .shard = Shard::gradients};
+    expect_refused(world, "with Shard::gradients, expected fp32, fp16 or bf16",
+                   [&] { DistributedOptimizer(sgd, model, world, how); });
+  }
+}
+
+TEST_ON_RANKS(ShardedGradientsStep, RefusesWhatItCannotClip, 2) {
+  TwoTrainings pair(world);
+  pair.backward(world, 0);
+  EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, -1); }), HasSubstr("max_norm = -1"));
+  EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, 1, 0.5); }),
+              HasSubstr("norm_type = 0.5"));
+  Mlp model;
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+  DistributedOptimizer local(sgd, model, world, parse_strategy("local_sgd:period=4"));
+  expect_refused(world, "does not average", [&] { clip_grad_norm(local, 1); });
+}
+
+TEST_ON_RANKS(ShardedGradientsStep, UsesAGradientThatTheProgramSets, 3) {
+  TwoTrainings pair(world);
+  for (auto* model : {&pair.parts, &pair.whole})
+    model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
+  pair.finish();
+  expect_equal_models(pair.parts, pair.whole);
 }
 
 TEST(ShardedTrainingBetweenHosts, EqualsTheUnshardedTraining) {
@@ -208,11 +166,11 @@ TEST(ShardedTrainingBetweenHosts, EqualsTheUnshardedTraining) {
         TwoTrainings pair(world, {.buckets = {.first = 1 << 10, .rest = 2 << 10}, .shard = shard},
                           at::kDouble);
         for (int step = 0; step < 5; ++step) pair.update(world, step);
-        expect_near_parameters(pair.parts, pair.whole, 1e-12);
+        expect_near_models(pair.parts, pair.whole, 1e-12);
       }
       TwoTrainings rounded(world, {.strategy = Fp16{}, .shard = Shard::gradients});
       for (int step = 0; step < 5; ++step) rounded.update(world, step);
-      expect_near_parameters(rounded.parts, rounded.whole, 1e-2);
+      expect_near_models(rounded.parts, rounded.whole, 1e-2);
     });
   }
 }

@@ -1,23 +1,8 @@
 // Optimizer state that is divided among the ranks: the same numbers, bit for bit, as when every
 // rank has all of it.
-#include <torch/torch.h>
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "lockstep/checkpoint.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
-#include "lockstep/fused_optimizers.h"
-#include "lockstep/model_files.h"
 #include "tests/matchers.h"
-#include "tests/parallel/elementwise_optimizers.h"
-#include "tests/parallel/two_trainings.h"
+#include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -28,7 +13,7 @@ using torch::optim::SGDOptions;
 
 const DataParallelOptions state_in_parts{.shard = Shard::optimizer};
 
-class ShardedOptimizer : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(ShardedOptimizer, 1, 2, 3, 4, 7);
 
 TEST_P(ShardedOptimizer, TakesTheStepsOfAnUnshardedOneAndSavesTheSameFile) {
   const TemporaryFolder folder;
@@ -40,43 +25,37 @@ TEST_P(ShardedOptimizer, TakesTheStepsOfAnUnshardedOneAndSavesTheSameFile) {
   });
 }
 
-TEST_P(ShardedOptimizer, KeepsStateOfItsPartsOnly) {
-  on_ranks(GetParam(), [&](const Group& world) {
-    Mlp model({7, 61, 33, 3});
-    set_values(model, 0);
-    torch::optim::AdamW adam(model.parameters(), AdamWOptions(0.01));
-    DistributedOptimizer optimizer(adam, model, world, state_in_parts);
-    optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-    std::int64_t elements = 0;
-    for (const auto& [parameter, state] : adam.state())
-      elements += static_cast<torch::optim::AdamWParamState&>(*state).exp_avg().numel();
-    std::int64_t all = 0;
-    for (const auto& parameter : model.parameters()) all += parameter.numel();
-    // A part is rounded up to cache lines, and parameters begin at cache lines.
-    EXPECT_LE(elements, all / world.size() + 16 * 7);
-    auto sum = torch::tensor(elements);
-    world.all_reduce(sum).wait();
-    EXPECT_EQ(sum.item<std::int64_t>(), all);
-  });
+TEST_P_ON_RANKS(ShardedOptimizer, KeepsStateOfItsPartsOnly) {
+  Mlp model({7, 61, 33, 3});
+  set_values(model, 0);
+  torch::optim::AdamW adam(model.parameters(), AdamWOptions(0.01));
+  DistributedOptimizer optimizer(adam, model, world, state_in_parts);
+  optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
+  std::int64_t elements = 0;
+  for (const auto& [parameter, state] : adam.state())
+    elements += static_cast<torch::optim::AdamWParamState&>(*state).exp_avg().numel();
+  std::int64_t all = 0;
+  for (const auto& parameter : model.parameters()) all += parameter.numel();
+  // A part is rounded up to cache lines, and parameters begin at cache lines.
+  EXPECT_LE(elements, all / world.size() + 16 * 7);
+  auto sum = torch::tensor(elements);
+  world.all_reduce(sum).wait();
+  EXPECT_EQ(sum.item<std::int64_t>(), all);
 }
 
 // The gradient by hand is found in step(), after the parts of the others have been averaged.
-TEST_P(ShardedOptimizer, KeepsItsPartsWhileAGradientByHandIsAveraged) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Trained in_parts(world, every_optimizer[2].second, state_in_parts);
-    Trained whole(world, every_optimizer[2].second, {});
-    for (int step = 0; step < 4; ++step) {
-      for (auto* trained : {&in_parts, &whole}) {
-        auto& unused = trained->model.unused;
-        if (world.rank() == 0) unused.mutable_grad() = at::full_like(unused, step);
-        trained->optimizer.backward_and_update(trained->model.loss(world, step));
-      }
-      expect_equal_models(in_parts.model, whole.model);
+TEST_P_ON_RANKS(ShardedOptimizer, KeepsItsPartsWhileAGradientByHandIsAveraged) {
+  Trained in_parts(world, every_optimizer[2].second, state_in_parts);
+  Trained whole(world, every_optimizer[2].second, {});
+  for (int step = 0; step < 4; ++step) {
+    for (auto* trained : {&in_parts, &whole}) {
+      auto& unused = trained->model.unused;
+      if (world.rank() == 0) unused.mutable_grad() = at::full_like(unused, step);
+      trained->optimizer.backward_and_update(trained->model.loss(world, step));
     }
-  });
+    expect_equal_models(in_parts.model, whole.model);
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, ShardedOptimizer, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
   const TemporaryFolder folder;
@@ -96,13 +75,8 @@ TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 4, 7}) {
     train(ranks, 3, state_in_parts, "of_three", "sharded");
     train(ranks, 3, {}, "of_three", "whole");
-    const auto parts = safetensors::read(folder / "sharded");
-    const auto whole = safetensors::read(folder / "whole");
-    ASSERT_EQ(parts.tensors.size(), whole.tensors.size());
-    EXPECT_GT(parts.tensors.size(), 20);
-    for (const auto& [name, tensor] : parts.tensors)
-      EXPECT_TRUE(torch::equal(tensor, whole.tensors.at(name))) << name;
-    EXPECT_EQ(parts.metadata.at("optimizer"), whole.metadata.at("optimizer"));
+    EXPECT_GT(safetensors::read(folder / "whole").tensors.size(), 20);
+    EXPECT_TRUE(content(folder / "sharded") == content(folder / "whole")) << ranks;
   }
 }
 
@@ -147,251 +121,186 @@ TEST(ShardedCheckpoint, NeedsTheGroup) {
   });
 }
 
-TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
-  on_ranks(2, [](const Group& world) {
-    const auto says = [&](const auto& fn, const std::string& what) {
-      EXPECT_THAT(refusal(fn), HasSubstr(what));
-      expect_usable(world);
-    };
-    Mlp model;
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-    torch::optim::LBFGS lbfgs(model.parameters());
-    const DataParallelOptions local{.strategy = parse_strategy("local_sgd:period=4"),
-                                    .shard = Shard::optimizer};
-    says([&] { DistributedOptimizer(sgd, model, world, local); },
-         "which does not average every gradient at every step");
-    const DataParallelOptions both{.shard = Shard::gradients, .share_memory = true};
-    FusedSgd fused(model.parameters(), SGDOptions(0.1));
-    says([&] { DistributedOptimizer(fused, model, world, both); },
-         "share_memory: got shard = Shard::gradients");
-    const DataParallelOptions one_copy{.share_memory = true};
-    for (const auto& [option, how] :
-         {std::pair("shard", state_in_parts), {"share_memory", one_copy}}) {
-      says([&, with = how] { DistributedOptimizer(lbfgs, model, world, with); },
-           std::string(option) +
-               ": got torch::optim::LBFGS, expected an optimizer that updates each "
-               "element by itself: SGD, Adam, AdamW, RMSprop or Adagrad");
-      const auto alias = model.layers[1]->weight.detach();
-      says([&, with = how] { DistributedOptimizer(fused, model, world, with); },
-           "parameter layer1.weight shares its memory with another tensor");
-    }
-    DataParallelOptions by_one;
-    by_one.shard = world.rank() == 0 ? Shard::optimizer : Shard::none;
-    says([&] { DistributedOptimizer(sgd, model, world, by_one); }, "shard optimizer");
-    by_one = {.share_memory = world.rank() == 0};
-    says([&] { DistributedOptimizer(fused, model, world, by_one); }, "share_memory");
-    const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
-    says([&] { DistributedOptimizer(fused, model, world, halves); },
-         "share_memory: got strategy fp16, expected fp32");
-  });
+TEST_ON_RANKS(ShardedOptimizerStart, RefusesWhatItCannotDo, 2) {
+  Mlp model;
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+  FusedSgd fused(model.parameters(), SGDOptions(0.1));
+  torch::optim::LBFGS lbfgs(model.parameters());
+  const auto refused = [&](auto& optimizer, const DataParallelOptions& how,
+                           const std::string& text) {
+    expect_refused(world, text, [&] { DistributedOptimizer(optimizer, model, world, how); });
+  };
+  const DataParallelOptions one_copy{.share_memory = true};
+  refused(sgd, {.strategy = LocalSgd{.period = 4}, .shard = Shard::optimizer},
+          "which does not average every gradient at every step");
+  refused(fused, {.shard = Shard::gradients, .share_memory = true},
+          "share_memory: got shard = Shard::gradients");
+  refused(fused, {.strategy = Fp16{}, .share_memory = true},
+          "share_memory: got strategy fp16, expected fp32");
+  for (const auto& [option, how] :
+       {std::pair("shard", state_in_parts), {"share_memory", one_copy}}) {
+    refused(lbfgs, how,
+            std::string(option) +
+                ": got torch::optim::LBFGS, expected an optimizer that updates "
+                "each element by itself: SGD, Adam, AdamW, RMSprop or Adagrad");
+    const auto alias = model.layers[1]->weight.detach();
+    refused(fused, how, "parameter layer1.weight shares its memory with another tensor");
+  }
+  const bool first = world.rank() == 0;
+  refused(sgd, {.shard = first ? Shard::optimizer : Shard::none}, "shard optimizer");
+  refused(fused, {.share_memory = first}, "share_memory");
 }
 
-TEST(ShardedOptimizerStart, RefusesParameterGroupsThatDifferBetweenRanks) {
-  on_ranks(2, [](const Group& world) {
-    Mlp model({7, 3});
-    std::vector<at::Tensor> parameters{model.layers[0]->weight, model.layers[0]->bias};
-    if (world.rank() == 1) std::swap(parameters[0], parameters[1]);
-    torch::optim::SGD sgd(
-        {OptimizerParamGroup({parameters[0]}), OptimizerParamGroup({parameters[1]})},
-        SGDOptions(0.1));
-    for (const auto& how : {state_in_parts, DataParallelOptions{.share_memory = true}}) {
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
-                  HasSubstr("parameter layer0.bias in parameter group 1 on rank 0; parameter "
-                            "layer0.bias in parameter group 0 on rank 1"));
-      expect_usable(world);
-    }
-  });
+TEST_ON_RANKS(ShardedOptimizerStart, RefusesParameterGroupsThatDifferBetweenRanks, 2) {
+  Mlp model({7, 3});
+  std::vector<at::Tensor> parameters{model.layers[0]->weight, model.layers[0]->bias};
+  if (world.rank() == 1) std::swap(parameters[0], parameters[1]);
+  torch::optim::SGD sgd(
+      {OptimizerParamGroup({parameters[0]}), OptimizerParamGroup({parameters[1]})},
+      SGDOptions(0.1));
+  const auto* const text =
+      "parameter layer0.bias in parameter group 1 on rank 0; parameter layer0.bias in parameter "
+      "group 0 on rank 1";
+  for (const auto& how : {state_in_parts, DataParallelOptions{.share_memory = true}})
+    expect_refused(world, text, [&] { DistributedOptimizer(sgd, model, world, how); });
 }
 
 std::uint64_t bytes_of(const Group& world, Collective collective) {
   std::uint64_t bytes = 0;
-  for (const auto& row : world.statistics()) {
+  for (const auto& row : world.statistics())
     if (row.collective == collective && row.bucket >= 0) bytes += row.bytes;
-  }
   return bytes;
 }
 
 // A reduce-scatter sends half as much as an all_reduce.
-TEST(ShardedOptimizerStep, AveragesPartsOnlyIfTheUpdateFollowsAtOnce) {
-  on_ranks(4, [](const Group& world) {
-    Mlp model({7, 61, 33, 3});
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
-    const auto loss = [&] { return model.forward(at::ones({1, 7})).sum(); };
-    optimizer.backward_and_update(loss());
-    EXPECT_EQ(bytes_of(world, Collective::all_reduce), 0);
-    EXPECT_GT(bytes_of(world, Collective::reduce_scatter), 0);
-    loss().backward();
-    EXPECT_GT(bytes_of(world, Collective::all_reduce), 0);
-    const auto& gradient = model.layers[0]->bias.grad();
-    ASSERT_TRUE(gradient.defined());
-    EXPECT_EQ(gradient.numel(), 61);
-    optimizer.step();
-  });
+TEST_ON_RANKS(ShardedOptimizerStep, AveragesPartsOnlyIfTheUpdateFollowsAtOnce, 4) {
+  Mlp model({7, 61, 33, 3});
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
+  const auto loss = [&] { return model.forward(at::ones({1, 7})).sum(); };
+  optimizer.backward_and_update(loss());
+  EXPECT_EQ(bytes_of(world, Collective::all_reduce), 0);
+  EXPECT_GT(bytes_of(world, Collective::reduce_scatter), 0);
+  loss().backward();
+  EXPECT_GT(bytes_of(world, Collective::all_reduce), 0);
+  const auto& gradient = model.layers[0]->bias.grad();
+  ASSERT_TRUE(gradient.defined());
+  EXPECT_EQ(gradient.numel(), 61);
+  optimizer.step();
 }
 
 // The means of a backward that fails are not added to those of the next.
-TEST(ShardedOptimizerStep, DropsItsPartsAfterAnError) {
-  on_ranks(2, [](const Group& world) {
-    Mlp models[2];
-    for (auto& model : models) {
-      set_values(model, 1);
-      torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-      DataParallelOptions how;
-      how.shard = &model == models ? Shard::optimizer : Shard::none;
-      DistributedOptimizer optimizer(sgd, model, world, how);
-      const auto loss = [&] { return model.forward(at::full({1, 7}, 1.0 + world.rank())).sum(); };
-      if (world.rank() == 1) {
-        const torch::NoGradGuard no_grad;
-        model.layers[0]->bias.add_(1);
-      }
-      EXPECT_THROW(optimizer.backward_and_update(loss()), ReplicaError);
-      broadcast_parameters(model, world);
-      model.zero_grad();
-      optimizer.backward_and_update(loss());
+TEST_ON_RANKS(ShardedOptimizerStep, DropsItsPartsAfterAnError, 2) {
+  Mlp models[2];
+  for (auto& model : models) {
+    set_values(model, 1);
+    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+    DataParallelOptions how;
+    how.shard = &model == models ? Shard::optimizer : Shard::none;
+    DistributedOptimizer optimizer(sgd, model, world, how);
+    const auto loss = [&] { return model.forward(at::full({1, 7}, 1.0 + world.rank())).sum(); };
+    if (world.rank() == 1) {
+      const torch::NoGradGuard no_grad;
+      model.layers[0]->bias.add_(1);
     }
-    expect_equal_models(models[0], models[1]);
-  });
+    EXPECT_THROW(optimizer.backward_and_update(loss()), ReplicaError);
+    broadcast_parameters(model, world);
+    model.zero_grad();
+    optimizer.backward_and_update(loss());
+  }
+  expect_equal_models(models[0], models[1]);
 }
 
-TEST(ShardedOptimizerStep, NoticesANewParameterGroup) {
-  on_ranks(2, [](const Group& world) {
-    Mlp model;
-    torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
-    sgd.add_param_group(OptimizerParamGroup({model.layers[0]->bias}));
-    EXPECT_THAT(refusal([&] {
-                  optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-                }),
-                HasSubstr("parameter group 1 has changed"));
-    expect_usable(world);
+TEST_ON_RANKS(ShardedOptimizerStep, NoticesANewParameterGroup, 2) {
+  Mlp model;
+  torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
+  sgd.add_param_group(OptimizerParamGroup({model.layers[0]->bias}));
+  expect_refused(world, "parameter group 1 has changed", [&] {
+    optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
   });
 }
 
 // Each rank updated its part with its own options, and replicas stayed equal.
-TEST(ShardedOptimizerStep, RefusesOptionsThatDifferBetweenRanks) {
-  std::vector<DataParallelOptions> all(3);
-  all[0].shard = Shard::optimizer;
-  all[1].shard = Shard::gradients;
-  all[2].share_memory = true;
-  on_ranks(3, [&](const Group& world) {
-    for (const auto& how : all) {
-      Mlp model;
-      set_values(model, 1);
-      torch::optim::AdamW adam({OptimizerParamGroup({model.layers[0]->weight}),
-                                OptimizerParamGroup({model.layers[0]->bias})},
-                               AdamWOptions(0.25));
-      DataParallelOptions options = how;
-      options.optimized_only = true;
-      DistributedOptimizer optimizer(adam, model, world, options);
-      const auto backward_and_update = [&] {
-        optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-      };
-      const auto in_separate_calls = [&] {
-        optimizer.zero_grad();
-        model.forward(at::ones({1, 7})).sum().backward();
-        optimizer.step();
-      };
-      backward_and_update();
-      auto& second = static_cast<AdamWOptions&>(adam.param_groups()[1].options());
-      if (world.rank() == 1) second.lr(0.5);
-      const auto before = model.layers[0]->bias.detach().clone();
-      for (const auto& error : {refusal(backward_and_update), refusal(in_separate_calls)}) {
-        EXPECT_THAT(error, HasSubstr("lr 0.25 of parameter group 1 on ranks 0, 2; lr 0.5 of "
-                                     "parameter group 1 on rank 1, expected the same options"));
-      }
-      EXPECT_TRUE(torch::equal(model.layers[0]->bias, before));
-      expect_usable(world);
-      // Options that all ranks change alike, also after the backward.
-      model.forward(at::ones({1, 7})).sum().backward();
-      second.lr(0.125);
-      second.betas({0.5, 0.75});
-      optimizer.step();
-      if (world.rank() == 2) second.betas({0.5, 0.875});
-      try {
-        backward_and_update();
-        ADD_FAILURE() << "took the options";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), HasSubstr("betas 0.875 of parameter group 1 on "));
-        EXPECT_EQ(error.rank(), 2);
-      }
-    }
-  });
-}
-
-TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
-  on_ranks(3, [](const Group& world) {
+TEST_ON_RANKS(ShardedOptimizerStep, RefusesOptionsThatDifferBetweenRanks, 3) {
+  for (const auto& how : {DataParallelOptions{.shard = Shard::optimizer, .optimized_only = true},
+                          DataParallelOptions{.shard = Shard::gradients, .optimized_only = true},
+                          DataParallelOptions{.share_memory = true, .optimized_only = true}}) {
     Mlp model;
-    Mlp other;
-    for (auto* mlp : {&model, &other}) set_values(*mlp, 1);
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1).momentum(0.9));
-    torch::optim::SGD of_other(other.parameters(), SGDOptions(0.1).momentum(0.9));
-    auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
-    DistributedOptimizer whole(of_other, other, world, DataParallelOptions{});
-    const auto step = [&] {
-      const auto x = at::full({1, 7}, 0.1 * world.rank());
-      optimizer->backward_and_update(model.forward(x).sum());
-      whole.backward_and_update(other.forward(x).sum());
+    set_values(model, 1);
+    torch::optim::AdamW adam({OptimizerParamGroup({model.layers[0]->weight}),
+                              OptimizerParamGroup({model.layers[0]->bias})},
+                             AdamWOptions(0.25));
+    DistributedOptimizer optimizer(adam, model, world, how);
+    const auto loss = [&] { return model.forward(at::ones({1, 7})).sum(); };
+    const auto backward_and_update = [&] { optimizer.backward_and_update(loss()); };
+    const auto in_separate_calls = [&] {
+      optimizer.zero_grad();
+      loss().backward();
+      optimizer.step();
     };
-    step();
-    for (auto* mlp : {&model, &other}) {
-      auto& bias = mlp->layers[2]->bias;
-      bias.set_data(at::full_like(bias, 7));
+    backward_and_update();
+    auto& second = static_cast<AdamWOptions&>(adam.param_groups()[1].options());
+    if (world.rank() == 1) second.lr(0.5);
+    const auto before = model.layers[0]->bias.detach().clone();
+    for (const auto& error : {refusal(backward_and_update), refusal(in_separate_calls)}) {
+      EXPECT_THAT(error, HasSubstr("lr 0.25 of parameter group 1 on ranks 0, 2; lr 0.5 of "
+                                   "parameter group 1 on rank 1, expected the same options"));
     }
-    step();
-    expect_equal_models(model, other);
-    optimizer.reset();
-    expect_equal_models(model, other);
-    for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-      EXPECT_TRUE(sgd.param_groups()[0].params()[i].is_same(model.parameters()[i])) << i;
+    EXPECT_TRUE(torch::equal(model.layers[0]->bias, before));
+    expect_usable(world);
+    // Options that all ranks change alike, also after the backward.
+    loss().backward();
+    second.lr(0.125);
+    second.betas({0.5, 0.75});
+    optimizer.step();
+    if (world.rank() == 2) second.betas({0.5, 0.875});
+    try {
+      backward_and_update();
+      ADD_FAILURE() << "took the options";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("betas 0.875 of parameter group 1 on "));
+      EXPECT_EQ(error.rank(), 2);
     }
-    // What remains are parts: no checkpoint has them, and another wrapper goes on with them.
-    const TemporaryFolder folder;
-    EXPECT_THAT(message_of<CheckpointError>(
-                    [&] { Checkpoint{.model = model, .optimizer = sgd}.save(folder / "parts"); }),
-                HasSubstr("remains from a DistributedOptimizer that divided it"));
-    optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
-    step();
-    expect_equal_models(model, other);
-  });
+  }
 }
 
-TEST(ShardedOptimizerStep, WorksUnderStrategiesThatAverageEveryGradient) {
-  on_ranks(4, [](const Group& world) {
-    for (const char* text : {"fp16", "bf16", "topk:0.3", "int8", "power_sgd:rank=1"})
-      expect_equal_trainings(world, text, Shard::optimizer);
-  });
-}
-
-TEST(ShardedOptimizerStep, UpdatesSparseAndDenseParameters) {
-  struct Words : torch::nn::Module {
-    Words()
-        : table(register_module(
-              "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
-          last(register_module("last", torch::nn::Linear(3, 2))) {}
-    torch::nn::Embedding table;
-    torch::nn::Linear last;
+TEST_ON_RANKS(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd, 3) {
+  Mlp model, other;
+  for (auto* mlp : {&model, &other}) set_values(*mlp, 1);
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1).momentum(0.9));
+  torch::optim::SGD of_other(other.parameters(), SGDOptions(0.1).momentum(0.9));
+  auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
+  DistributedOptimizer whole(of_other, other, world, DataParallelOptions{});
+  const auto step = [&] {
+    const auto x = at::full({1, 7}, 0.1 * world.rank());
+    optimizer->backward_and_update(model.forward(x).sum());
+    whole.backward_and_update(other.forward(x).sum());
   };
-  on_ranks(3, [](const Group& world) {
-    Words models[2];
-    std::vector<std::unique_ptr<torch::optim::SGD>> sgd;
-    std::vector<std::unique_ptr<DistributedOptimizer>> optimizers;
-    for (auto& model : models) {
-      set_values(model, 1);
-      sgd.push_back(std::make_unique<torch::optim::SGD>(model.parameters(), SGDOptions(0.1)));
-      optimizers.push_back(std::make_unique<DistributedOptimizer>(
-          *sgd.back(), model, world,
-          DataParallelOptions{.shard = optimizers.empty() ? Shard::optimizer : Shard::none}));
-    }
-    for (int step = 0; step < 4; ++step) {
-      const auto words = torch::tensor({std::int64_t{step}, std::int64_t{world.rank()}});
-      for (std::size_t i = 0; i < 2; ++i) {
-        optimizers[i]->backward_and_update(
-            models[i].last->forward(models[i].table->forward(words)).square().sum());
-      }
-    }
-    expect_equal_models(models[0], models[1]);
-  });
+  step();
+  for (auto* mlp : {&model, &other}) {
+    auto& bias = mlp->layers[2]->bias;
+    bias.set_data(at::full_like(bias, 7));
+  }
+  step();
+  expect_equal_models(model, other);
+  optimizer.reset();
+  expect_equal_models(model, other);
+  for (std::size_t i = 0; i < model.parameters().size(); ++i)
+    EXPECT_TRUE(sgd.param_groups()[0].params()[i].is_same(model.parameters()[i])) << i;
+  // What remains are parts: no checkpoint has them, and another wrapper goes on with them.
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { Checkpoint{.model = model, .optimizer = sgd}.save(folder / "parts"); }),
+              HasSubstr("remains from a DistributedOptimizer that divided it"));
+  optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
+  step();
+  expect_equal_models(model, other);
+}
+
+TEST_ON_RANKS(ShardedOptimizerStep, WorksUnderStrategiesThatAverageEveryGradient, 4) {
+  for (const char* text : {"fp16", "bf16", "topk:0.3", "int8", "power_sgd:rank=1"})
+    expect_equal_trainings(world, text, Shard::optimizer);
 }
 
 }  // namespace

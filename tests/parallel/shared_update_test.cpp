@@ -1,31 +1,14 @@
 // One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
 // bit, as when every rank updates its own.
-#include <torch/torch.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <filesystem>
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "comm/flight/flight_record.h"
-#include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/fused_optimizers.h"
 #include "tests/matchers.h"
-#include "tests/parallel/elementwise_optimizers.h"
+#include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -37,7 +20,7 @@ const DataParallelOptions shared{.share_memory = true};
 
 Make fused(const SGDOptions& options) { return one_group<FusedSgd>(options); }
 
-class SharedUpdate : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(SharedUpdate, 1, 2, 3, 4, 7);
 
 TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRankAndSavesTheSameFile) {
   const TemporaryFolder folder;
@@ -73,40 +56,35 @@ struct OfDtypes : torch::nn::Module {
   }
 };
 
-TEST_P(SharedUpdate, KeepsTheBitsOfEveryDtypeAndOfLargeParameters) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& [name, make] : every_optimizer) {
-      SCOPED_TRACE(name);
-      OfDtypes models[2];
-      const auto one_copy = make(models[0].parameters());
-      const auto own = make(models[1].parameters());
-      DistributedOptimizer of_one_copy(*one_copy, models[0], world, shared);
-      DistributedOptimizer of_own(*own, models[1], world, DataParallelOptions{});
-      for (int step = 0; step < 3; ++step) {
-        of_one_copy.backward_and_update(models[0].loss(world, step));
-        of_own.backward_and_update(models[1].loss(world, step));
-        for (const auto& parameter : models[0].named_parameters()) {
-          const auto expected = models[1].named_parameters()[parameter.key()];
-          EXPECT_TRUE(torch::equal(parameter.value(), expected)) << parameter.key() << step;
-        }
-        world.barrier().wait();
+TEST_P_ON_RANKS(SharedUpdate, KeepsTheBitsOfEveryDtypeAndOfLargeParameters) {
+  for (const auto& [name, make] : every_optimizer) {
+    SCOPED_TRACE(name);
+    OfDtypes models[2];
+    const auto one_copy = make(models[0].parameters()), own = make(models[1].parameters());
+    DistributedOptimizer of_one_copy(*one_copy, models[0], world, shared);
+    DistributedOptimizer of_own(*own, models[1], world, DataParallelOptions{});
+    for (int step = 0; step < 3; ++step) {
+      of_one_copy.backward_and_update(models[0].loss(world, step));
+      of_own.backward_and_update(models[1].loss(world, step));
+      for (const auto& parameter : models[0].named_parameters()) {
+        const auto expected = models[1].named_parameters()[parameter.key()];
+        EXPECT_TRUE(torch::equal(parameter.value(), expected)) << parameter.key() << step;
       }
+      world.barrier().wait();
     }
-  });
+  }
 }
 
-TEST(SharedUpdateStart, NeedsAnOptimizerOfAllParameters) {
-  on_ranks(2, [](const Group& world) {
-    Mlp model;
-    torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
-    for (auto how : {shared, DataParallelOptions{.shard = Shard::gradients}}) {
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
-                  HasSubstr(": parameter layer0.bias is not in the optimizer, expected all"));
-      how.optimized_only = true;
-      DistributedOptimizer optimizer(sgd, model, world, how);
-      optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-    }
-  });
+TEST_ON_RANKS(SharedUpdateStart, NeedsAnOptimizerOfAllParameters, 2) {
+  Mlp model;
+  torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
+  for (auto how : {shared, DataParallelOptions{.shard = Shard::gradients}}) {
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
+                HasSubstr(": parameter layer0.bias is not in the optimizer, expected all"));
+    how.optimized_only = true;
+    DistributedOptimizer optimizer(sgd, model, world, how);
+    optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
+  }
 }
 
 /// Training steps in the flight record of this rank.
@@ -119,97 +97,84 @@ std::uint64_t steps_of(const Group& world) {
   return steps;
 }
 
-TEST_P(SharedUpdate, CountsItsStepsAsAWrapperItsBackwards) {
-  on_ranks(GetParam(), [](const Group& world) {
-    Trained trained(world, fused(SGDOptions(0.1)), shared);
-    const auto before = steps_of(world);
-    trained.optimizer.backward_and_update(trained.model.loss(world, 0));
-    EXPECT_EQ(steps_of(world), before + 1);
-    trained.model.loss(world, 1).backward();
-    trained.optimizer.step();
-    EXPECT_EQ(steps_of(world), before + 2);
-    const auto model = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp(model, world);
-    for (int step = 0; step < 3; ++step) ddp(coefficients(world.rank(), *model)).backward();
-    EXPECT_EQ(steps_of(world), before + 5);
-    world.barrier().wait();
-  });
+TEST_P_ON_RANKS(SharedUpdate, CountsItsStepsAsAWrapperItsBackwards) {
+  Trained trained(world, fused(SGDOptions(0.1)), shared);
+  const auto before = steps_of(world);
+  trained.optimizer.backward_and_update(trained.model.loss(world, 0));
+  EXPECT_EQ(steps_of(world), before + 1);
+  trained.model.loss(world, 1).backward();
+  trained.optimizer.step();
+  EXPECT_EQ(steps_of(world), before + 2);
+  const auto model = make_terms(some_shapes);
+  DistributedDataParallel ddp(model, world);
+  for (int step = 0; step < 3; ++step) ddp(coefficients(world.rank(), *model)).backward();
+  EXPECT_EQ(steps_of(world), before + 5);
+  world.barrier().wait();
 }
 
-TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
-  on_ranks(GetParam(), [](const Group& world) {
-    auto trained = std::make_unique<Trained>(world, fused(SGDOptions(0.1).momentum(0.9)), shared);
-    trained->step(world, 0);
-    world.barrier().wait();
-    if (world.rank() == 0) {
-      const torch::NoGradGuard no_grad;
-      trained->model.doubles.fill_(3);
-      trained->model.frozen.fill_(4);
-    }
-    world.barrier().wait();
-    EXPECT_EQ(trained->model.doubles.detach().sum().item<double>(), 3 * 37);
-    EXPECT_EQ(trained->model.frozen.sum().item<double>() == 20, world.rank() == 0);
-    world.barrier().wait();
+TEST_P_ON_RANKS(SharedUpdate, KeepsOneCopyUntilItEnds) {
+  auto trained = std::make_unique<Trained>(world, fused(SGDOptions(0.1).momentum(0.9)), shared);
+  trained->step(world, 0);
+  world.barrier().wait();
+  if (world.rank() == 0) {
+    const torch::NoGradGuard no_grad;
+    trained->model.doubles.fill_(3);
+    trained->model.frozen.fill_(4);
+  }
+  world.barrier().wait();
+  EXPECT_EQ(trained->model.doubles.detach().sum().item<double>(), 3 * 37);
+  EXPECT_EQ(trained->model.frozen.sum().item<double>() == 20, world.rank() == 0);
+  world.barrier().wait();
 
-    // Rank 0, in whose memory it lies, lets go of it first, and fills what it gets then.
-    Mixed model;
-    FusedSgd sgd(Trained::with_values(model, world), SGDOptions(0.1));
-    auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, shared);
-    const auto before = model.mlp->layers[0]->weight.detach().clone();
-    world.barrier().wait();
-    std::vector<at::Tensor> others;
-    if (world.rank() == 0) {
-      optimizer.reset();
-      for (int i = 0; i < 50; ++i) others.push_back(world.empty({1000}).fill_(-1));
-    }
-    world.barrier().wait();
-    EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
+  // Rank 0, in whose memory it lies, lets go of it first, and fills what it gets then.
+  Mixed model;
+  FusedSgd sgd(Trained::with_values(model, world), SGDOptions(0.1));
+  auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, shared);
+  const auto before = model.mlp->layers[0]->weight.detach().clone();
+  world.barrier().wait();
+  std::vector<at::Tensor> others;
+  if (world.rank() == 0) {
     optimizer.reset();
-    EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
-    {
-      const torch::NoGradGuard no_grad;
-      model.doubles.fill_(world.rank());
+    for (int i = 0; i < 50; ++i) others.push_back(world.empty({1000}).fill_(-1));
+  }
+  world.barrier().wait();
+  EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
+  optimizer.reset();
+  EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
+  {
+    const torch::NoGradGuard no_grad;
+    model.doubles.fill_(world.rank());
+  }
+  world.barrier().wait();
+  EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
+}
+
+TEST_P_ON_RANKS(SharedUpdate, FollowsParametersThatChangeTheirGroups) {
+  const auto make =
+      in_groups<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9), SGDOptions(0.01).momentum(0.9));
+  Trained got(world, make, shared), expected(world, make, {});
+  for (int step = 0; step < 3; ++step) {
+    for (auto* trained : {&got, &expected}) {
+      auto& groups = trained->base->param_groups();
+      if (step == 1) std::swap(groups[0].params()[0], groups[1].params()[0]);
+      trained->step(world, step);
     }
     world.barrier().wait();
-    EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
-  });
+    expect_equal_models(got.model, expected.model);
+    world.barrier().wait();
+  }
 }
 
-TEST_P(SharedUpdate, FollowsParametersThatChangeTheirGroups) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto make =
-        in_groups<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9), SGDOptions(0.01).momentum(0.9));
-    Trained got(world, make, shared);
-    Trained expected(world, make, {});
-    for (int step = 0; step < 3; ++step) {
-      for (auto* trained : {&got, &expected}) {
-        auto& groups = trained->base->param_groups();
-        if (step == 1) std::swap(groups[0].params()[0], groups[1].params()[0]);
-        trained->step(world, step);
-      }
-      world.barrier().wait();
-      expect_equal_models(got.model, expected.model);
-      world.barrier().wait();
-    }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, SharedUpdate, ::testing::Values(1, 2, 3, 4, 7));
-
-TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
-  on_ranks(2, [](const Group& world) {
-    Mlp model;
-    FusedSgd sgd(model.parameters(), SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world, shared);
-    auto& bias = model.layers[2]->bias;
-    bias.set_data(bias.detach().clone());
-    EXPECT_THAT(
-        refusal([&] {
-          optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
-        }),
-        HasSubstr(lockstep::detail::concat(
-            "rank ", world.rank(), " of 2: parameter layer2.bias was moved to other memory")));
-    expect_usable(world);
+TEST_ON_RANKS(SharedUpdateStep, RefusesAParameterWithOtherMemory, 2) {
+  Mlp model;
+  FusedSgd sgd(model.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, model, world, shared);
+  auto& bias = model.layers[2]->bias;
+  bias.set_data(bias.detach().clone());
+  const auto text = lockstep::detail::concat(
+      "rank ", world.rank(), " of 2: parameter layer2.bias was moved to other memory");
+  expect_refused(world, text, [&] {
+    optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
   });
 }
 
@@ -248,18 +213,16 @@ struct SlowSgd : FusedSgd {
   }
 };
 
-TEST(SharedUpdateStep, EndsWhenAllRanksHaveUpdatedTheirParts) {
-  on_ranks(2, [](const Group& world) {
-    auto x = at::zeros({1000}).requires_grad_();
-    const ModelView model({{.name = "x", .tensor = x}});
-    FusedSgd sgd({x}, SGDOptions(1));
-    SlowSgd slow({x}, SGDOptions(1));
-    auto& base = world.rank() == 1 ? static_cast<torch::optim::Optimizer&>(slow) : sgd;
-    DistributedOptimizer optimizer(base, model, world, shared);
-    optimizer.backward_and_update(x.sum());
-    EXPECT_EQ(x.detach().sum().item<float>(), -1000);
-    world.barrier().wait();
-  });
+TEST_ON_RANKS(SharedUpdateStep, EndsWhenAllRanksHaveUpdatedTheirParts, 2) {
+  auto x = at::zeros({1000}).requires_grad_();
+  const ModelView model({{.name = "x", .tensor = x}});
+  FusedSgd sgd({x}, SGDOptions(1));
+  SlowSgd slow({x}, SGDOptions(1));
+  auto& base = world.rank() == 1 ? static_cast<torch::optim::Optimizer&>(slow) : sgd;
+  DistributedOptimizer optimizer(base, model, world, shared);
+  optimizer.backward_and_update(x.sum());
+  EXPECT_EQ(x.detach().sum().item<float>(), -1000);
+  world.barrier().wait();
 }
 
 TEST(SharedTrainingBetweenHosts, HasOneCopyAHostAndTheBitsOfTheUnsharedTraining) {
@@ -284,15 +247,12 @@ TEST(SharedTrainingBetweenHosts, HasOneCopyAHostAndTheBitsOfTheUnsharedTraining)
   }
 }
 
-TEST(SharedTrainingBetweenHosts, RefusesHostsWhoseRanksDoNotShareMemory) {
-  on_ranks(2, [](const Group& ranks) {
-    const auto world = on_hosts(ranks, {0, 0});
-    Mlp model;
-    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
-    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, shared); }),
-                HasSubstr("share_memory: got ranks of one host on the on hosts backend"));
-    expect_usable(world);
-  });
+TEST_ON_RANKS(SharedTrainingBetweenHosts, RefusesHostsWhoseRanksDoNotShareMemory, 2) {
+  const auto apart = on_hosts(world, {0, 0});
+  Mlp model;
+  torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+  expect_refused(apart, "share_memory: got ranks of one host on the on hosts backend",
+                 [&] { DistributedOptimizer(sgd, model, apart, shared); });
 }
 
 }  // namespace

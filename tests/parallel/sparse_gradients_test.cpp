@@ -1,10 +1,8 @@
 // Sparse gradients of Embedding and EmbeddingBag are averaged as dense ones are.
-
 #include "tests/matchers.h"
-#include "tests/parallel/elementwise_optimizers.h"
+#include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
-#include "tests/sync/replicas.h"
 
 namespace lockstep::testing {
 namespace {
@@ -51,12 +49,11 @@ at::Tensor dense(const at::Tensor& gradient) {
 
 void expect_dense_means(const Group& world) {
   auto model = std::make_shared<Words>(true);
-  DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
+  DistributedDataParallel ddp(model, world, one_each);
   for (int step = 0; step < 5; ++step) {
     Words whole(false);
-    for (int rank = 0; rank < world.size(); ++rank) {
+    for (int rank = 0; rank < world.size(); ++rank)
       (whole.forward(tokens_of(rank, step)) / world.size()).backward();
-    }
     model->zero_grad();
     ddp(tokens_of(world.rank(), step)).backward();
     for (const auto& name : {"words.weight", "bags.weight", "out.weight"}) {
@@ -78,11 +75,9 @@ void expect_dense_means(const Group& world) {
   }
 }
 
-class Sparse : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(Sparse, 1, 2, 3, 4, 7);
 
-TEST_P(Sparse, MeanIsThatOfDenseGradientsInOneProcess) {
-  on_ranks(GetParam(), [](const Group& world) { expect_dense_means(world); });
-}
+TEST_P_ON_RANKS(Sparse, MeanIsThatOfDenseGradientsInOneProcess) { expect_dense_means(world); }
 
 TEST(SparseBetweenHosts, MeanIsThatOfDenseGradientsInOneProcess) {
   on_ranks(4, [](const Group& world) { expect_dense_means(on_hosts(world, {0, 0, 1, 1})); });
@@ -90,36 +85,32 @@ TEST(SparseBetweenHosts, MeanIsThatOfDenseGradientsInOneProcess) {
 }
 
 /// Trains both kinds of Words on each rank by the same program, and compares the parameters.
-void expect_as_dense(int ranks, const std::function<void(Words&, const Group&)>& program) {
-  on_ranks(ranks, [&](const Group& world) {
-    Words sparse(true);
-    Words dense(false);
-    program(sparse, world);
-    program(dense, world);
-    const Words before(false);
-    for (std::size_t i = 0; i < dense.parameters().size(); ++i) {
-      EXPECT_LT(distance(sparse.parameters()[i], dense.parameters()[i]), 1e-12) << i;
-      EXPECT_GT(distance(before.parameters()[i], dense.parameters()[i]), 1e-6) << i;
-      EXPECT_TRUE(same_on_all_ranks(sparse.parameters()[i], world)) << i;
-    }
-  });
+void expect_as_dense(const Group& world, const std::function<void(Words&)>& program) {
+  Words sparse(true), dense(false);
+  program(sparse);
+  program(dense);
+  const Words before(false);
+  for (std::size_t i = 0; i < dense.parameters().size(); ++i) {
+    EXPECT_LT(distance(sparse.parameters()[i], dense.parameters()[i]), 1e-12) << i;
+    EXPECT_GT(distance(before.parameters()[i], dense.parameters()[i]), 1e-6) << i;
+    EXPECT_TRUE(same_on_all_ranks(sparse.parameters()[i], world)) << i;
+  }
 }
 
-TEST_P(Sparse, SgdWithMomentumAndAdagradTrainAsWithDenseGradients) {
+TEST_P_ON_RANKS(Sparse, SgdWithMomentumAndAdagradTrainAsWithDenseGradients) {
   for (const auto& make : {one_group<SGD>(SGDOptions(0.05).momentum(0.9)),
                            one_group<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05))}) {
-    expect_as_dense(GetParam(), [&](Words& model, const Group& world) {
+    expect_as_dense(world, [&](Words& model) {
       const auto base = make(model.parameters());
       DistributedOptimizer optimizer(*base, model, world);
-      for (int step = 0; step < 8; ++step) {
+      for (int step = 0; step < 8; ++step)
         optimizer.backward_and_update(model.forward(tokens_of(world.rank(), step)));
-      }
     });
   }
 }
 
-TEST_P(Sparse, AccumulatesWeighsScalesAndSkips) {
-  expect_as_dense(GetParam(), [](Words& model, const Group& world) {
+TEST_P_ON_RANKS(Sparse, AccumulatesWeighsScalesAndSkips) {
+  expect_as_dense(world, [&](Words& model) {
     const int rank = world.rank();
     SGD sgd(model.parameters(), SGDOptions(0.02));
     DistributedOptimizer optimizer(sgd, model, world);
@@ -158,16 +149,14 @@ TEST_P(Sparse, AccumulatesWeighsScalesAndSkips) {
           break;
         case 6:  // scaled alike on all ranks
           loss(19).backward();
-          for (const auto& parameter : model.parameters()) {
+          for (const auto& parameter : model.parameters())
             if (parameter.grad().defined()) parameter.mutable_grad().mul_(0.3);
-          }
           break;
         default:  // gradients set by hand on one rank
           loss(20).backward();
           if (rank == 0) {
-            for (const auto& parameter : model.parameters()) {
+            for (const auto& parameter : model.parameters())
               if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad() * 2;
-            }
           }
       }
       optimizer.step();
@@ -176,9 +165,9 @@ TEST_P(Sparse, AccumulatesWeighsScalesAndSkips) {
   });
 }
 
-TEST_P(Sparse, IsClippedByTheNormOfAllGradients) {
-  for (const auto shard : {Shard::none, Shard::gradients}) {
-    expect_as_dense(GetParam(), [&](Words& model, const Group& world) {
+TEST_P_ON_RANKS(Sparse, IsClippedByTheNormOfAllGradients) {
+  for (const auto shard : {Shard::none, Shard::optimizer, Shard::gradients}) {
+    expect_as_dense(world, [&](Words& model) {
       const bool sparse = model.words->options.sparse();
       SGD sgd(model.parameters(), SGDOptions(2));
       DistributedOptimizer optimizer(sgd, model, world, {.shard = sparse ? shard : Shard::none});
@@ -190,87 +179,70 @@ TEST_P(Sparse, IsClippedByTheNormOfAllGradients) {
         optimizer.step();
         optimizer.zero_grad();
       }
+      optimizer.backward_and_update(0.01 * model.forward(tokens_of(world.rank(), 4)));
     });
   }
 }
 
-TEST_P(Sparse, GradientsOfAModelWithoutDenseOnes) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
-      struct Table : torch::nn::Module {
-        explicit Table(at::ScalarType dtype)
-            : weight(register_parameter("weight", at::ones({5, 2}, dtype))) {}
-        at::Tensor forward(const at::Tensor& rows) {
-          return torch::embedding(weight, rows, -1, false, true);
-        }
-        at::Tensor weight;
-      };
-      const auto model = std::make_shared<Table>(dtype);
-      DistributedDataParallel ddp(model, world, {.sparse_gradients = {"weight"}});
-      for (int step = 0; step < 2; ++step) {
-        model->zero_grad();
-        // Row 1 three times on each rank, row 4 on rank 0 only.
-        auto rows = at::tensor({1, 1, 1}, at::kLong);
-        if (world.rank() == 0) rows = at::tensor({1, 4, 1, 1}, at::kLong);
-        ddp(rows).sum().backward();
-        auto expected = at::zeros({5, 2});
-        expected[1] = 3;
-        expected[4] = 1.0 / world.size();
-        EXPECT_TRUE(
-            torch::allclose(model->weight.grad().to_dense().to(at::kFloat), expected, 1e-2));
-      }
+TEST_P_ON_RANKS(Sparse, GradientsOfAModelWithoutDenseOnes) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    const auto table = at::ones({5, 2}, dtype).requires_grad_();
+    DistributedDataParallel ddp(ModelView({{"table", table}}), world,
+                                {.sparse_gradients = {"table"}});
+    for (int step = 0; step < 2; ++step) {
+      table.mutable_grad().reset();
+      // Row 1 three times on each rank, row 4 on rank 0 only.
+      auto rows = at::tensor({1, 1, 1}, at::kLong);
+      if (world.rank() == 0) rows = at::tensor({1, 4, 1, 1}, at::kLong);
+      ddp([&] { return torch::embedding(table, rows, -1, false, true); }).sum().backward();
+      auto expected = at::zeros({5, 2});
+      expected[1] = 3;
+      expected[4] = 1.0 / world.size();
+      EXPECT_TRUE(torch::allclose(table.grad().to_dense().to(at::kFloat), expected, 1e-2));
     }
-  });
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Sparse, ::testing::Values(1, 2, 3, 4, 7));
-
-TEST(SparseStrategies, AverageSparseGradientsExactly) {
+TEST_ON_RANKS(SparseStrategies, AverageSparseGradientsExactly, 3) {
   for (const auto* strategy :
        {"fp16", "bf16", "topk:0.2", "threshold:0.01", "int8", "power_sgd:1", "partial_update",
         "partial_update:of=gradients", "local_sgd:period=3", "post_local_sgd:start=2", "adasum",
         "warmup:1:topk:0.2"}) {
-    on_ranks(3, [&](const Group& world) {
-      Words model(true, at::kFloat);
-      SGD sgd(model.parameters(), SGDOptions(0.1));
-      DistributedOptimizer optimizer(sgd, model, world, parse_strategy(strategy));
-      // The loss uses the embeddings only, so that the other parameters cannot change it.
-      const auto loss = [](Words& of, int rank, int step) {
-        return of.words->forward(tokens_of(rank, step)).pow(2).sum() + of.out->weight.pow(2).sum();
-      };
-      Words whole(false, at::kFloat);
-      SGD expected(whole.parameters(), SGDOptions(0.1));
-      for (int step = 0; step < 5; ++step) {
-        optimizer.backward_and_update(loss(model, world.rank(), step));
-        expected.zero_grad();
-        for (int rank = 0; rank < 3; ++rank) (loss(whole, rank, step) / 3).backward();
-        expected.step();
-        EXPECT_LT(distance(model.words->weight, whole.words->weight), 1e-6) << strategy;
-      }
-      optimizer.synchronize();
-      EXPECT_TRUE(same_on_all_ranks(model.out->weight, world)) << strategy;
-    });
+    Words model(true, at::kFloat);
+    SGD sgd(model.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, model, world, parse_strategy(strategy));
+    // The loss uses the embeddings only, so that the other parameters cannot change it.
+    const auto loss = [](Words& of, int rank, int step) {
+      return of.words->forward(tokens_of(rank, step)).pow(2).sum() + of.out->weight.pow(2).sum();
+    };
+    Words whole(false, at::kFloat);
+    SGD expected(whole.parameters(), SGDOptions(0.1));
+    for (int step = 0; step < 5; ++step) {
+      optimizer.backward_and_update(loss(model, world.rank(), step));
+      expected.zero_grad();
+      for (int rank = 0; rank < 3; ++rank) (loss(whole, rank, step) / 3).backward();
+      expected.step();
+      EXPECT_LT(distance(model.words->weight, whole.words->weight), 1e-6) << strategy;
+    }
+    optimizer.synchronize();
+    EXPECT_TRUE(same_on_all_ranks(model.out->weight, world)) << strategy;
   }
 }
 
-TEST(SparseRefusal, OfModelsThatDifferIsOnEveryRank) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Words>(world.rank() == 0);
-    EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world); }),
-                HasSubstr("parameter words.weight Double [12, 3] with sparse gradients on rank 0; "
-                          "parameter words.weight Double [12, 3] on rank 1"));
-    EXPECT_THAT(refusal([&] {
-                  DistributedDataParallel ddp(std::make_shared<Words>(false), world,
-                                              {.sparse_gradients = {"word.weight"}});
-                }),
-                HasSubstr("sparse_gradients: got 'word.weight', expected the name of a parameter"));
-    Words sparse(true);
-    FusedSgd fused(sparse.parameters(), SGDOptions(0.1));
-    EXPECT_THAT(refusal([&] {
-                  DistributedOptimizer optimizer(fused, sparse, world, {.share_memory = true});
-                }),
-                HasSubstr("share_memory: parameter words.weight has sparse gradients"));
-    expect_usable(world);
+TEST_ON_RANKS(SparseRefusal, OfModelsThatDifferIsOnEveryRank, 2) {
+  const auto model = std::make_shared<Words>(world.rank() == 0);
+  EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world); }),
+              HasSubstr("parameter words.weight Double [12, 3] with sparse gradients on rank 0; "
+                        "parameter words.weight Double [12, 3] on rank 1"));
+  EXPECT_THAT(refusal([&] {
+                DistributedDataParallel ddp(std::make_shared<Words>(false), world,
+                                            {.sparse_gradients = {"word.weight"}});
+              }),
+              HasSubstr("sparse_gradients: got 'word.weight', expected the name of a parameter"));
+  Words sparse(true);
+  FusedSgd fused(sparse.parameters(), SGDOptions(0.1));
+  expect_refused(world, "share_memory: parameter words.weight has sparse gradients", [&] {
+    DistributedOptimizer optimizer(fused, sparse, world, {.share_memory = true});
   });
 }
 
@@ -283,106 +255,95 @@ struct Disputed : torch::nn::Module {
   at::Tensor table = register_parameter("table", at::ones({3, 2}));
 };
 
-TEST(SparseRefusal, OfGradientsThatDifferIsOnEveryRankAndTrainingContinues) {
-  on_ranks(2, [](const Group& world) {
-    for (const bool declared : {false, true}) {
-      const auto model = std::make_shared<Disputed>();
-      DataParallelOptions options{.buckets = {.first = 0, .rest = 0}};
-      if (declared) options.sparse_gradients = {"table"};
-      DistributedDataParallel ddp(model, world, options);
-      const auto message = refusal([&] { ddp(world.rank() == 0).backward(); });
-      if (declared) {
-        EXPECT_THAT(message, AllOf(HasSubstr("parameter table"),
-                                   HasSubstr("a dense gradient on rank 1; a sparse one on rank 0"),
-                                   HasSubstr("set sparse = false")));
-      } else {
-        EXPECT_THAT(message, AllOf(HasSubstr("parameter table"), HasSubstr("expected a dense one"),
-                                   HasSubstr(world.rank() == 0 ? "Sparse on this rank"
-                                                               : "sparse gradient on another rank"),
-                                   HasSubstr("sparse_gradients")));
-      }
-      model->zero_grad();
-      ddp(declared).backward();
-      EXPECT_EQ(dense(model->table.grad()).sum().item<float>(), 6);
-      EXPECT_EQ(model->other.grad().sum().item<float>(), 4);
+TEST_ON_RANKS(SparseRefusal, OfGradientsThatDifferIsOnEveryRankAndTrainingContinues, 2) {
+  for (const bool declared : {false, true}) {
+    const auto model = std::make_shared<Disputed>();
+    DataParallelOptions options = one_each;
+    if (declared) options.sparse_gradients = {"table"};
+    DistributedDataParallel ddp(model, world, options);
+    const auto message = refusal([&] { ddp(world.rank() == 0).backward(); });
+    if (declared) {
+      EXPECT_THAT(message, AllOf(HasSubstr("parameter table"),
+                                 HasSubstr("a dense gradient on rank 1; a sparse one on rank 0"),
+                                 HasSubstr("set sparse = false")));
+    } else {
+      EXPECT_THAT(message, AllOf(HasSubstr("parameter table"), HasSubstr("expected a dense one"),
+                                 HasSubstr(world.rank() == 0 ? "Sparse on this rank"
+                                                             : "sparse gradient on another rank"),
+                                 HasSubstr("sparse_gradients")));
     }
-  });
+    model->zero_grad();
+    ddp(declared).backward();
+    EXPECT_EQ(dense(model->table.grad()).sum().item<float>(), 6);
+    EXPECT_EQ(model->other.grad().sum().item<float>(), 4);
+  }
 }
 
-TEST(SparseRefusal, OfGradientsSetByHandIsOnEveryRank) {
-  on_ranks(2, [](const Group& world) {
-    Words model(true);
-    SGD sgd(model.parameters(), SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world);
-    if (world.rank() == 1) {
-      model.words->weight.mutable_grad() = at::ones_like(model.words->weight);
-      model.out->weight.mutable_grad() = at::ones_like(model.out->weight).to_sparse();
-    }
-    EXPECT_THAT(refusal([&] { optimizer.step(); }),
-                AllOf(HasSubstr("parameter out.weight"), HasSubstr("expected a dense one")));
-    model.out->weight.mutable_grad().reset();
-    EXPECT_THAT(refusal([&] { optimizer.step(); }),
-                AllOf(HasSubstr("parameter words.weight"),
-                      HasSubstr("got a dense gradient on rank 1, expected sparse")));
-    optimizer.zero_grad();
-    optimizer.backward_and_update(model.forward(tokens_of(world.rank(), 1)));
-    EXPECT_TRUE(same_on_all_ranks(model.words->weight, world));
-  });
+TEST_ON_RANKS(SparseRefusal, OfGradientsSetByHandIsOnEveryRank, 2) {
+  Words model(true);
+  SGD sgd(model.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, model, world);
+  if (world.rank() == 1) {
+    model.words->weight.mutable_grad() = at::ones_like(model.words->weight);
+    model.out->weight.mutable_grad() = at::ones_like(model.out->weight).to_sparse();
+  }
+  EXPECT_THAT(refusal([&] { optimizer.step(); }),
+              AllOf(HasSubstr("parameter out.weight"), HasSubstr("expected a dense one")));
+  model.out->weight.mutable_grad().reset();
+  EXPECT_THAT(refusal([&] { optimizer.step(); }),
+              AllOf(HasSubstr("parameter words.weight"),
+                    HasSubstr("got a dense gradient on rank 1, expected sparse")));
+  optimizer.zero_grad();
+  optimizer.backward_and_update(model.forward(tokens_of(world.rank(), 1)));
+  EXPECT_TRUE(same_on_all_ranks(model.words->weight, world));
 }
 
-TEST(SparseConsistency, ComparesTheRowsThatWereAveraged) {
-  on_ranks(2, [](const Group& world) {
-    const auto model = std::make_shared<Words>(true);
-    DistributedDataParallel ddp(model, world);
-    const auto step = [&] {
-      model->zero_grad();
-      ddp(at::tensor({3, 7}, at::kLong)).backward();
-    };
-    for (int i = 0; i < 4; ++i) step();
-    if (world.rank() == 1) {
-      const torch::NoGradGuard no_grad;
-      model->words->weight[7] += 1;
-    }
-    std::string message;
-    try {
-      for (int i = 0; i < 3; ++i) step();  // one bucket, two sparse parameters
-    } catch (const ReplicaError& error) {
-      message = error.what();
-    }
-    EXPECT_THAT(message, HasSubstr("parameter words.weight"));
+TEST_ON_RANKS(SparseConsistency, ComparesTheRowsThatWereAveraged, 2) {
+  const auto model = std::make_shared<Words>(true);
+  DistributedDataParallel ddp(model, world);
+  const auto step = [&] {
+    model->zero_grad();
+    ddp(at::tensor({3, 7}, at::kLong)).backward();
+  };
+  for (int i = 0; i < 4; ++i) step();
+  if (world.rank() == 1) {
+    const torch::NoGradGuard no_grad;
+    model->words->weight[7] += 1;
+  }
+  const auto error = message_of<ReplicaError>([&] {
+    for (int i = 0; i < 3; ++i) step();  // one bucket, two sparse parameters
   });
+  EXPECT_THAT(error, HasSubstr("parameter words.weight"));
 }
 
 /// The limits of LibTorch that docs/guides/training-recipes.md states.
-TEST(SparseOptimizers, OfLibTorch) {
-  on_ranks(1, [](const Group&) {
-    namespace optim = torch::optim;
-    struct Case {
-      Make make;
-      bool is_refused;
-    };
-    for (const auto& [make, is_refused] :
-         {Case{one_group<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true)), false},
-          Case{one_group<FusedSgd>(SGDOptions(0.1).momentum(0.9)), false},
-          Case{one_group<optim::Adagrad>(optim::AdagradOptions()), false},
-          Case{one_group<SGD>(SGDOptions(0.1).weight_decay(0.1)), true},
-          Case{one_group<optim::Adagrad>(optim::AdagradOptions(0.1).weight_decay(0.1)), true},
-          Case{one_group<optim::Adam>(optim::AdamOptions()), true},
-          Case{one_group<optim::AdamW>(optim::AdamWOptions()), true},
-          Case{one_group<FusedAdam>(optim::AdamOptions()), true},
-          Case{one_group<optim::RMSprop>(optim::RMSpropOptions()), true}}) {
-      Words model(true);
-      const auto optimizer = make(model.parameters());
-      model.forward(tokens_of(1, 1)).backward();
-      EXPECT_EQ(message_of<c10::Error>([&] { optimizer->step(); }) != "", is_refused);
-    }
-    // It scales a copy of the values of a sparse gradient.
+TEST_ON_RANKS(SparseOptimizers, OfLibTorch, 1) {
+  namespace optim = torch::optim;
+  const auto error_of = [](const Make& make) {
     Words model(true);
+    const auto optimizer = make(model.parameters());
     model.forward(tokens_of(1, 1)).backward();
-    const auto before = model.words->weight.grad().to_dense();
-    torch::nn::utils::clip_grad_norm_(model.parameters(), 1e-3);
-    EXPECT_TRUE(torch::equal(model.words->weight.grad().to_dense(), before));
-  });
+    return message_of<c10::Error>([&] { optimizer->step(); });
+  };
+  for (const auto& make : {one_group<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true)),
+                           one_group<FusedSgd>(SGDOptions(0.1).momentum(0.9)),
+                           one_group<optim::Adagrad>(optim::AdagradOptions())}) {
+    EXPECT_EQ(error_of(make), "");
+  }
+  for (const auto& make :
+       {one_group<SGD>(SGDOptions(0.1).weight_decay(0.1)),
+        one_group<optim::Adagrad>(optim::AdagradOptions(0.1).weight_decay(0.1)),
+        one_group<optim::Adam>(optim::AdamOptions()),
+        one_group<optim::AdamW>(optim::AdamWOptions()), one_group<FusedAdam>(optim::AdamOptions()),
+        one_group<optim::RMSprop>(optim::RMSpropOptions())}) {
+    EXPECT_NE(error_of(make), "");
+  }
+  // It scales a copy of the values of a sparse gradient.
+  Words model(true);
+  model.forward(tokens_of(1, 1)).backward();
+  const auto before = model.words->weight.grad().to_dense();
+  torch::nn::utils::clip_grad_norm_(model.parameters(), 1e-3);
+  EXPECT_TRUE(torch::equal(model.words->weight.grad().to_dense(), before));
 }
 
 }  // namespace

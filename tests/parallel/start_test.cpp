@@ -1,4 +1,3 @@
-#include "lockstep/distributed_optimizer.h"
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"
 #include "tests/matchers.h"
@@ -11,6 +10,12 @@
 namespace lockstep::testing {
 namespace {
 
+/// The message with which the model is refused; "" if it is wrapped.
+std::string refused(const Group& world, const std::shared_ptr<Terms>& model,
+                    const DataParallelOptions& options = {}) {
+  return refusal([&] { DistributedDataParallel ddp(model, world, options); });
+}
+
 TEST(OptionDefaults, AreThoseOfTheVariables) {
   EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
   EXPECT_FALSE(detail::shares_memory({}));
@@ -21,34 +26,29 @@ TEST(OptionDefaults, AreThoseOfTheVariables) {
   EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{5} << 20);
   EXPECT_EQ(DataParallelOptions{}.buckets.first, std::size_t{1} << 20);
   EXPECT_EQ((DataParallelOptions{.buckets = {.first = 3, .rest = 7}}.buckets.rest), 7u);
-}
-
-/// Options may be constructed before main(). init() reports the variable.
-TEST(OptionDefaults, AreThoseOfTheLibraryForAVariableThatCannotBeUsed) {
-  const Variable bucket("LOCKSTEP_BUCKET_MIB", "many");
+  // Options may be constructed before main(). init() reports the variable.
+  const Variable unusable("LOCKSTEP_BUCKET_MIB", "many");
   EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
 }
 
-TEST(Agree, NamesTheFirstDifferenceAndTheRanks) {
-  on_ranks(7, [](const Group& world) {
-    using Lines = std::vector<std::string>;
-    const auto disagreement = [&](const Lines& lines) {
-      return refusal([&] { detail::agree(world, "here", lines); });
-    };
-    EXPECT_EQ(disagreement({}), "");
-    EXPECT_EQ(disagreement({"one", "", "three"}), "");
-    EXPECT_THAT(
-        disagreement({"same", world.rank() % 3 == 0 ? "x" : "y", std::to_string(world.rank())}),
-        AllOf(StartsWith("here rank " + std::to_string(world.rank()) + " of 7: "),
-              HasSubstr("x on ranks 0, 3, 6; y on ranks 1, 2, 4, 5")));
-    EXPECT_THAT(disagreement(world.rank() == 4 ? Lines{"same"} : Lines{"same", "more"}),
-                HasSubstr("nothing on rank 4"));
-    EXPECT_THAT(disagreement(world.rank() == 0 ? Lines{} : Lines{"a"}),
-                HasSubstr("nothing on rank 0; a on ranks 1, 2, 3, 4, 5, 6"));
-  });
+TEST_ON_RANKS(Agree, NamesTheFirstDifferenceAndTheRanks, 7) {
+  using Lines = std::vector<std::string>;
+  const auto disagreement = [&](const Lines& lines) {
+    return refusal([&] { detail::agree(world, "here", lines); });
+  };
+  EXPECT_EQ(disagreement({}), "");
+  EXPECT_EQ(disagreement({"one", "", "three"}), "");
+  EXPECT_THAT(
+      disagreement({"same", world.rank() % 3 == 0 ? "x" : "y", std::to_string(world.rank())}),
+      AllOf(StartsWith("here rank " + std::to_string(world.rank()) + " of 7: "),
+            HasSubstr("x on ranks 0, 3, 6; y on ranks 1, 2, 4, 5")));
+  EXPECT_THAT(disagreement(world.rank() == 4 ? Lines{"same"} : Lines{"same", "more"}),
+              HasSubstr("nothing on rank 4"));
+  EXPECT_THAT(disagreement(world.rank() == 0 ? Lines{} : Lines{"a"}),
+              HasSubstr("nothing on rank 0; a on ranks 1, 2, 3, 4, 5, 6"));
 }
 
-TEST(Start, GivesAllRanksRankZerosParametersAndBuffers) {
+TEST_ON_RANKS(Start, GivesAllRanksRankZerosParametersAndBuffers, 3) {
   struct Odd : torch::nn::Module {
     at::Tensor forward() { return weight.sum(); }
     at::Tensor weight = register_parameter("weight", at::ones({3, 5}).t());
@@ -58,192 +58,140 @@ TEST(Start, GivesAllRanksRankZerosParametersAndBuffers) {
     at::Tensor complex = register_buffer("complex", at::zeros({2}, at::kComplexDouble));
     at::Tensor empty = register_buffer("empty", at::zeros({0}));
   };
-  on_ranks(3, [](const Group& world) {
-    for (const int root : {0, 2}) {
-      auto model = std::make_shared<Odd>();
-      {
-        const torch::NoGradGuard no_grad;
-        const int mark = world.rank() == root ? 5 : 9;
-        model->weight.fill_(mark);
-        model->weight[2][1] = 1;
-        model->frozen.fill_(mark);
-        model->flags[1] = world.rank() == root;
-        model->count.fill_(mark);
-        model->complex.fill_(mark);
-      }
-      std::optional<DistributedDataParallel<Odd>> ddp;
-      if (root == 0) {
-        ddp.emplace(model, world);
-      } else {
-        broadcast_parameters(*model, world, root);
-      }
-      EXPECT_EQ(model->weight.sum().item<float>(), 14 * 5 + 1);
-      EXPECT_EQ(model->weight[2][1].item<float>(), 1);
-      EXPECT_EQ(model->frozen.sum().item<float>(), 35);
-      EXPECT_TRUE(model->flags[1].item<bool>());
-      EXPECT_FALSE(model->flags[0].item<bool>());
-      EXPECT_EQ(model->count.item<int>(), 5);
-      EXPECT_EQ(at::real(model->complex)[1].item<double>(), 5);
-    }
-  });
-}
-
-TEST(Start, OfAModelLargerThanOneBroadcast) {
-  on_ranks(2, [](const Group& world) {
-    torch::nn::Module model;
-    std::vector<at::Tensor> parameters;
-    for (int i = 0; i < 5; ++i) {
-      parameters.push_back(model.register_parameter(
-          lockstep::detail::concat("p", i), at::full({(3 << 20) + i}, 10.0F * world.rank() + i)));
-    }
-    broadcast_parameters(model, world);
-    for (int i = 0; i < 5; ++i) {
-      EXPECT_TRUE(parameters[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
-    }
-    EXPECT_THROW(broadcast_parameters(model, world, 2), InvalidArgument);
-    expect_usable(world);
-  });
-}
-
-TEST(Start, RefusesModelsThatDifferAndNamesTheDifference) {
-  on_ranks(3, [](const Group& world) {
-    const auto refused = [&](const std::vector<std::vector<std::int64_t>>& shapes,
-                             at::ScalarType dtype = at::kFloat) {
-      return refusal([&] {
-        DistributedDataParallel ddp(std::make_shared<Terms>(shapes, dtype), world);
-        ADD_FAILURE() << "was not refused";
-      });
-    };
-    const bool odd_one = world.rank() == 1;
-    EXPECT_THAT(
-        refused({{3}, {2, odd_one ? 6 : 5}, {odd_one ? 1 : 2}}),
-        AllOf(HasSubstr("DistributedDataParallel rank " + std::to_string(world.rank()) + " of 3"),
-              HasSubstr("p1 Float [2, 5] on ranks 0, 2"), HasSubstr("p1 Float [2, 6] on rank 1")));
-    EXPECT_THAT(
-        refused({{3}}, odd_one ? at::kDouble : at::kFloat),
-        AllOf(HasSubstr("p0 Float [3] on ranks 0, 2"), HasSubstr("p0 Double [3] on rank 1")));
-    EXPECT_THAT(refused(odd_one ? std::vector<std::vector<std::int64_t>>{{3}, {4}}
-                                : std::vector<std::vector<std::int64_t>>{{3}}),
-                HasSubstr("parameter p1 Float [4] on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, RefusesOptionsStridesAndFrozenParametersThatDiffer) {
-  on_ranks(2, [](const Group& world) {
-    const bool second = world.rank() == 1;
-    const auto model = [] {
-      return std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3, 3}, {2}});
-    };
-    const auto of = [&](const DataParallelOptions& options) {
-      return refusal([&] { DistributedDataParallel ddp(model(), world, options); });
-    };
-    EXPECT_THAT(of({.buckets = {.first = second ? 1U : 2U}}),
-                AllOf(HasSubstr("buckets of 2"), HasSubstr("buckets of 1")));
-    EXPECT_THAT(of({.check_finite = second}), HasSubstr(", check_finite on rank 1"));
-    EXPECT_THAT(of({.strategies = {{second ? "p1" : "p0", Fp16{}}}}),
-                AllOf(HasSubstr("p0=fp16"), HasSubstr("p1=fp16")));
-    EXPECT_THAT(refusal([&] {
-                  auto transposed = model();
-                  if (second) transposed->p[0].set_data(at::ones({3, 3}).t());
-                  DistributedDataParallel ddp(transposed, world);
-                }),
-                HasSubstr("p0 Float [3, 3] strides [1, 3] on rank 1"));
-    EXPECT_THAT(refusal([&] {
-                  auto frozen = model();
-                  if (second) frozen->p[1].set_requires_grad(false);
-                  DistributedDataParallel ddp(frozen, world);
-                }),
-                HasSubstr("p1 Float [2] frozen on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, TellsAllRanksWhenOneCannot) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-    if (world.rank() == 1) model->p[0].set_requires_grad(false);
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel ddp(model, world); }),
-        HasSubstr("an error: the model has no parameter that requires a gradient on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, TellsAllRanksWhenOneHasNoModel) {
-  on_ranks(3, [](const Group& world) {
-    auto model = world.rank() == 2
-                     ? nullptr
-                     : std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<Terms> ddp(model, world); }),
-                AllOf(HasSubstr("got no model on rank 2"), HasSubstr("on ranks 0, 1")));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, WithTheSameSeedOnlyVerifies) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Mlp>();
-    set_values(*model, 4);
-    const DataParallelOptions options{.initial_sync = InitialSync::same_seed};
-    { DistributedDataParallel ddp(model, world, options); }
+  for (const int root : {0, 2}) {
+    auto model = std::make_shared<Odd>();
     {
       const torch::NoGradGuard no_grad;
-      if (world.rank() == 2) model->layers[1]->bias[3] += 1e-6;
+      const int mark = world.rank() == root ? 5 : 9;
+      model->weight.fill_(mark);
+      model->weight[2][1] = 1;
+      model->frozen.fill_(mark);
+      model->flags[1] = world.rank() == root;
+      model->count.fill_(mark);
+      model->complex.fill_(mark);
     }
-    EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, options); }),
-                AllOf(HasSubstr("parameter layer1.bias"), HasSubstr("on rank 2")));
-    expect_usable(world);
-  });
+    std::optional<DistributedDataParallel<Odd>> ddp;
+    if (root == 0) {
+      ddp.emplace(model, world);
+    } else {
+      broadcast_parameters(*model, world, root);
+    }
+    EXPECT_EQ(model->weight.sum().item<float>(), 14 * 5 + 1);
+    EXPECT_EQ(model->weight[2][1].item<float>(), 1);
+    EXPECT_EQ(model->frozen.sum().item<float>(), 35);
+    EXPECT_TRUE(model->flags[1].item<bool>());
+    EXPECT_FALSE(model->flags[0].item<bool>());
+    EXPECT_EQ(model->count.item<int>(), 5);
+    EXPECT_EQ(at::real(model->complex)[1].item<double>(), 5);
+  }
 }
 
-TEST(Start, RefusesModelsThatCannotBeWrapped) {
+TEST_ON_RANKS(Start, OfAModelLargerThanOneBroadcast, 2) {
+  torch::nn::Module model;
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 5; ++i) {
+    parameters.push_back(model.register_parameter(
+        lockstep::detail::concat("p", i), at::full({(3 << 20) + i}, 10.0F * world.rank() + i)));
+  }
+  broadcast_parameters(model, world);
+  for (int i = 0; i < 5; ++i)
+    EXPECT_TRUE(parameters[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
+  EXPECT_THROW(broadcast_parameters(model, world, 2), InvalidArgument);
+  expect_usable(world);
+}
+
+TEST_ON_RANKS(Start, RefusesModelsThatDifferAndNamesTheDifference, 3) {
+  const bool odd_one = world.rank() == 1;
+  EXPECT_THAT(
+      refused(world, make_terms({{3}, {2, odd_one ? 6 : 5}, {odd_one ? 1 : 2}})),
+      AllOf(HasSubstr("DistributedDataParallel rank " + std::to_string(world.rank()) + " of 3"),
+            HasSubstr("p1 Float [2, 5] on ranks 0, 2"), HasSubstr("p1 Float [2, 6] on rank 1")));
+  EXPECT_THAT(refused(world, make_terms({{3}}, odd_one ? at::kDouble : at::kFloat)),
+              AllOf(HasSubstr("p0 Float [3] on ranks 0, 2"), HasSubstr("p0 Double [3] on rank 1")));
+  EXPECT_THAT(refused(world, odd_one ? make_terms({{3}, {4}}) : make_terms({{3}})),
+              HasSubstr("parameter p1 Float [4] on rank 1"));
+  EXPECT_THAT(refused(world, odd_one ? nullptr : make_terms({{2}})),
+              AllOf(HasSubstr("got no model on rank 1"), HasSubstr("on ranks 0, 2")));
+  auto model = make_terms({{3}});
+  if (odd_one) model->p[0].set_requires_grad(false);
+  EXPECT_THAT(refused(world, model),
+              HasSubstr("an error: the model has no parameter that requires a gradient on rank 1"));
+  expect_usable(world);
+}
+
+TEST_ON_RANKS(Start, RefusesOptionsStridesAndFrozenParametersThatDiffer, 2) {
+  const bool second = world.rank() == 1;
+  const auto of = [&](const DataParallelOptions& options) {
+    return refused(world, make_terms({{3, 3}, {2}}), options);
+  };
+  EXPECT_THAT(of({.buckets = {.first = second ? 1U : 2U}}),
+              AllOf(HasSubstr("buckets of 2"), HasSubstr("buckets of 1")));
+  EXPECT_THAT(of({.check_finite = second}), HasSubstr(", check_finite on rank 1"));
+  EXPECT_THAT(of({.strategies = {{second ? "p1" : "p0", Fp16{}}}}),
+              AllOf(HasSubstr("p0=fp16"), HasSubstr("p1=fp16")));
+  auto model = make_terms({{3, 3}, {2}});
+  if (second) model->p[0].set_data(at::ones({3, 3}).t());
+  EXPECT_THAT(refused(world, model), HasSubstr("p0 Float [3, 3] strides [1, 3] on rank 1"));
+  model = make_terms({{3, 3}, {2}});
+  if (second) model->p[1].set_requires_grad(false);
+  EXPECT_THAT(refused(world, model), HasSubstr("p1 Float [2] frozen on rank 1"));
+  expect_usable(world);
+}
+
+TEST_ON_RANKS(Start, WithTheSameSeedOnlyVerifies, 3) {
+  auto model = std::make_shared<Mlp>();
+  set_values(*model, 4);
+  const DataParallelOptions options{.initial_sync = InitialSync::same_seed};
+  { DistributedDataParallel ddp(model, world, options); }
+  {
+    const torch::NoGradGuard no_grad;
+    if (world.rank() == 2) model->layers[1]->bias[3] += 1e-6;
+  }
+  EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, options); }),
+              AllOf(HasSubstr("parameter layer1.bias"), HasSubstr("on rank 2")));
+  expect_usable(world);
+}
+
+TEST_ON_RANKS(Start, RefusesModelsThatCannotBeWrapped, 2) {
   struct Schedule : AllReduce {
     std::string text() const { return "rarely"; }
     SyncTarget target(std::int64_t step, std::size_t, std::size_t) const {
       return step % 10 == 0 ? SyncTarget::parameters : SyncTarget::none;
     }
   };
-  on_ranks(2, [](const Group& world) {
-    const auto refused = [&](const std::shared_ptr<Terms>& model,
-                             const DataParallelOptions& options = {}) {
-      return refusal([&] { DistributedDataParallel ddp(model, world, options); });
-    };
-    const auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-    EXPECT_THAT(refused(model, {.strategy = Schedule{}}),
-                AllOf(HasSubstr("rarely"), HasSubstr("DistributedOptimizer")));
-    EXPECT_THAT(refused(nullptr), HasSubstr("got no model"));
-    EXPECT_THAT(refused(std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{})),
-                HasSubstr("no parameter"));
-    EXPECT_THAT(refused(std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}},
-                                                at::kComplexFloat)),
-                HasSubstr("p0: got ComplexFloat"));
-    {
-      DistributedDataParallel ddp(model, world);
-      EXPECT_THAT(refused(model), HasSubstr("p0: another wrapper already synchronises it"));
-      auto outer = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
-      outer->register_module("inner", model);
-      EXPECT_THAT(refused(outer), HasSubstr("inner.p0: another wrapper already synchronises it"));
-    }
-    const auto with_buffer = [&](const at::Tensor& buffer) {
-      const auto built = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-      built->register_buffer("extra", buffer);
-      return built;
-    };
-    EXPECT_THAT(refused(with_buffer(at::ones({2}).to_sparse())),
-                AllOf(HasSubstr("buffer extra: got layout Sparse"), HasSubstr("convert it")));
-    EXPECT_THAT(
-        refused(with_buffer(at::ones({2, 1}).expand({2, 4}))),
-        AllOf(HasSubstr("buffer extra: got an expanded tensor"), HasSubstr("contiguous()")));
-    auto expanded = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-    expanded->add(at::ones({1}).expand({4}).detach());
-    EXPECT_THAT(refused(expanded), HasSubstr("parameter p1: got an expanded tensor"));
-    expanded->p[1].set_requires_grad(false);
-    EXPECT_THAT(refused(expanded), HasSubstr("parameter p1: got an expanded tensor"));
-    EXPECT_EQ(refused(with_buffer(at::ones({2}, at::kComplexFloat))), "");
-    EXPECT_EQ(refused(model), "");  // once the first is gone
-    expect_usable(world);
-  });
+  const auto says = [&](const std::shared_ptr<Terms>& model, const char* what) {
+    EXPECT_THAT(refused(world, model), HasSubstr(what));
+  };
+  const auto model = make_terms({{3}});
+  EXPECT_THAT(refused(world, model, {.strategy = Schedule{}}),
+              AllOf(HasSubstr("rarely"), HasSubstr("DistributedOptimizer")));
+  says(nullptr, "got no model");
+  says(make_terms({}), "no parameter");
+  says(make_terms({{3}}, at::kComplexFloat), "p0: got ComplexFloat");
+  {
+    DistributedDataParallel ddp(model, world);
+    says(model, "p0: another wrapper already synchronises it");
+    auto outer = make_terms({{2}});
+    outer->register_module("inner", model);
+    says(outer, "inner.p0: another wrapper already synchronises it");
+  }
+  const auto of_buffer = [&](const at::Tensor& buffer) {
+    const auto built = make_terms({{3}});
+    built->register_buffer("extra", buffer);
+    return refused(world, built);
+  };
+  EXPECT_THAT(of_buffer(at::ones({2}).to_sparse()),
+              AllOf(HasSubstr("buffer extra: got layout Sparse"), HasSubstr("convert it")));
+  EXPECT_THAT(of_buffer(at::ones({2, 1}).expand({2, 4})),
+              AllOf(HasSubstr("buffer extra: got an expanded tensor"), HasSubstr("contiguous()")));
+  EXPECT_EQ(of_buffer(at::ones({2}, at::kComplexFloat)), "");
+  auto expanded = make_terms({{3}});
+  expanded->add(at::ones({1}).expand({4}).detach());
+  says(expanded, "parameter p1: got an expanded tensor");
+  expanded->p[1].set_requires_grad(false);
+  says(expanded, "parameter p1: got an expanded tensor");
+  EXPECT_EQ(refused(world, model), "");  // once the first is gone
+  expect_usable(world);
 }
 
 }  // namespace

@@ -4,10 +4,8 @@
 
 #include <sstream>
 
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
-#include "lockstep/strategy.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -69,80 +67,71 @@ TEST(TiedParameters, AreListedOnce) {
       HasSubstr("parameters: got no model"));
 }
 
-class TiedRanks : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TiedRanks, ::testing::Values(2, 3));
+SUITE_ON_RANKS(TiedRanks, 2, 3);
 
-TEST_P(TiedRanks, HaveTheBitsOfAListWithoutSecondNames) {
-  on_ranks(GetParam(), [](const Group& world) {
-    for (const char* strategy : {"fp16", "bf16", "int8", "topk:0.3", "threshold:0.01", "power_sgd",
-                                 "local_sgd:2", "partial_update", "adasum"}) {
-      const auto train = [&](Tied& model, const ModelView& view) {
-        SGD sgd(lockstep::parameters(view), SGDOptions(0.05).momentum(0.9));
-        DistributedOptimizer optimizer(sgd, view, world, parse_strategy(strategy));
-        for (int step = 0; step < tied_steps; ++step) {
-          const auto x = Tied::batch(step, 2 * world.size()).narrow(0, 2 * world.rank(), 2);
-          optimizer.backward_and_update(model.forward(x.to(at::kFloat)).pow(2).mean());
-        }
-        optimizer.synchronize();
-      };
-      Tied tied, listed;
-      for (auto* model : {&tied, &listed}) model->to(at::kFloat);
-      train(tied, tied);
-      train(listed, ModelView({{"tied", listed.tied},
-                               {"layer.weight", listed.layer->weight},
-                               {"layer.bias", listed.layer->bias},
-                               {"last.bias", listed.last->bias}},
-                              {{"scale", listed.scale}}));
-      const auto got = lockstep::parameters(tied), expected = lockstep::parameters(listed);
-      for (std::size_t i = 0; i < expected.size(); ++i)
-        EXPECT_TRUE(at::equal(got[i], expected[i])) << strategy << ", parameter " << i;
-    }
-  });
+TEST_P_ON_RANKS(TiedRanks, HaveTheBitsOfAListWithoutSecondNames) {
+  for (const char* strategy : {"fp16", "bf16", "int8", "topk:0.3", "threshold:0.01", "power_sgd",
+                               "local_sgd:2", "partial_update", "adasum"}) {
+    const auto train = [&](Tied& model, const ModelView& view) {
+      SGD sgd(lockstep::parameters(view), SGDOptions(0.05).momentum(0.9));
+      DistributedOptimizer optimizer(sgd, view, world, parse_strategy(strategy));
+      for (int step = 0; step < tied_steps; ++step) {
+        const auto x = Tied::batch(step, 2 * world.size()).narrow(0, 2 * world.rank(), 2);
+        optimizer.backward_and_update(model.forward(x.to(at::kFloat)).pow(2).mean());
+      }
+      optimizer.synchronize();
+    };
+    Tied tied, listed;
+    for (auto* model : {&tied, &listed}) model->to(at::kFloat);
+    train(tied, tied);
+    train(listed, ModelView({{"tied", listed.tied},
+                             {"layer.weight", listed.layer->weight},
+                             {"layer.bias", listed.layer->bias},
+                             {"last.bias", listed.last->bias}},
+                            {{"scale", listed.scale}}));
+    const auto got = lockstep::parameters(tied), expected = lockstep::parameters(listed);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << strategy << ", parameter " << i;
+  }
 }
 
-TEST_P(TiedRanks, GivenTwiceToAnOptimizerAreRefused) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto twice = AllOf(HasSubstr("DistributedOptimizer: got parameter "
-                                       "'tied' = 'last.weight' twice, as #0 and #5 of the "
-                                       "optimizer, expected each parameter once"),
-                             HasSubstr("lockstep::parameters(model)"));
-    for (const auto& options : all_options) {
-      auto model = std::make_shared<Tied>();
-      // Without the layer that has two names.
-      std::vector<at::Tensor> parameters = model->parameters();
-      const std::vector<at::Tensor> once = {parameters[0], parameters[1], parameters[2],
-                                            model->last->bias};
-      std::vector<at::Tensor> repeated = once;
-      repeated.insert(repeated.begin() + 3, {at::ones({1}).requires_grad_()});
-      repeated.push_back(model->last->weight);
-      ModelView view({{"tied", model->tied},
-                      {"last.weight", model->tied},
-                      {"layer.weight", model->layer->weight},
-                      {"layer.bias", model->layer->bias},
-                      {"other", repeated[3]},
-                      {"last.bias", model->last->bias}});
-      AdamW adamw(repeated, AdamWOptions(0.1));
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(adamw, view, world, options); }), twice);
-      expect_usable(world);
-      // In another group, and on one rank only.
-      AdamW groups({{once}, {{model->last->weight}}}, AdamWOptions(0.1));
-      AdamW plain(once, AdamWOptions(0.1));
-      auto& own = world.rank() == 1 ? groups : plain;
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(own, *model, world, options); }),
-                  HasSubstr("'tied' = 'last.weight' twice, as #0 and #4 of the optimizer"));
-      expect_usable(world);
-      if (options.optimized_only) continue;
-      DistributedDataParallel ddp(model, world, options);
-      EXPECT_THAT(refusal([&] { DistributedOptimizer(own, ddp); }),
-                  HasSubstr("'tied' = 'last.weight' twice"));
-      expect_usable(world);
-    }
-  });
+TEST_P_ON_RANKS(TiedRanks, GivenTwiceToAnOptimizerAreRefused) {
+  const auto twice = AllOf(HasSubstr("DistributedOptimizer: got parameter "
+                                     "'tied' = 'last.weight' twice, as #0 and #5 of the "
+                                     "optimizer, expected each parameter once"),
+                           HasSubstr("lockstep::parameters(model)"));
+  for (const auto& options : all_options) {
+    auto model = std::make_shared<Tied>();
+    // Without the layer that has two names.
+    std::vector<at::Tensor> parameters = model->parameters();
+    const std::vector<at::Tensor> once = {parameters[0], parameters[1], parameters[2],
+                                          model->last->bias};
+    std::vector<at::Tensor> repeated = once;
+    repeated.insert(repeated.begin() + 3, {at::ones({1}).requires_grad_()});
+    repeated.push_back(model->last->weight);
+    ModelView view({{"tied", model->tied},
+                    {"last.weight", model->tied},
+                    {"layer.weight", model->layer->weight},
+                    {"layer.bias", model->layer->bias},
+                    {"other", repeated[3]},
+                    {"last.bias", model->last->bias}});
+    AdamW adamw(repeated, AdamWOptions(0.1));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(adamw, view, world, options); }), twice);
+    expect_usable(world);
+    // In another group, and on one rank only.
+    AdamW groups({{once}, {{model->last->weight}}}, AdamWOptions(0.1));
+    AdamW plain(once, AdamWOptions(0.1));
+    auto& own = world.rank() == 1 ? groups : plain;
+    expect_refused(world, "'tied' = 'last.weight' twice, as #0 and #4 of the optimizer",
+                   [&] { DistributedOptimizer(own, *model, world, options); });
+    if (options.optimized_only) continue;
+    DistributedDataParallel ddp(model, world, options);
+    expect_refused(world, "'tied' = 'last.weight' twice", [&] { DistributedOptimizer(own, ddp); });
+  }
 }
 
 TEST(TiedParameters, GivenTwiceToAFusedOptimizerAreRefused) {
   const Tied model;
-  const auto all = model.parameters();
   const auto refused = HasSubstr(
       "FusedOptimizer: got a parameter of sizes [4, 4] twice, as #0 and #6 of the optimizer");
   const std::vector<at::Tensor> once = lockstep::parameters(model);
@@ -166,17 +155,14 @@ TEST(TiedParameters, GivenTwiceToAFusedOptimizerAreRefused) {
   EXPECT_TRUE(at::equal(once[0], before));
 }
 
-TEST(TiedParameters, GivenTwiceToAGradScalerAreRefused) {
-  on_ranks(2, [](const Group& world) {
-    Tied model;
-    SGD sgd(model.parameters(), SGDOptions(0.1));
-    GradScaler scaler(world);
-    scaler.scale(model.forward(Tied::batch(0, 2)).sum()).backward();
-    const auto before = model.tied.grad().clone();
-    EXPECT_THAT(refusal([&] { scaler.step(sgd); }), HasSubstr("GradScaler::unscale_: got"));
-    EXPECT_TRUE(at::equal(model.tied.grad(), before));
-    expect_usable(world);
-  });
+TEST_ON_RANKS(TiedParameters, GivenTwiceToAGradScalerAreRefused, 2) {
+  Tied model;
+  SGD sgd(model.parameters(), SGDOptions(0.1));
+  GradScaler scaler(world);
+  scaler.scale(model.forward(Tied::batch(0, 2)).sum()).backward();
+  const auto before = model.tied.grad().clone();
+  expect_refused(world, "GradScaler::unscale_: got", [&] { scaler.step(sgd); });
+  EXPECT_TRUE(at::equal(model.tied.grad(), before));
 }
 
 /// A scripted module with one submodule under two names, saved and loaded.
@@ -193,17 +179,14 @@ torch::jit::Module scripted() {
   return torch::jit::load(file);
 }
 
-TEST_P(TiedRanks, OfAScriptedModuleGivenTwiceAreRefused) {
-  on_ranks(GetParam(), [&](const Group& world) {
-    auto model = scripted();
-    EXPECT_EQ(lockstep::parameters(model).size(), 1U);
-    std::vector<at::Tensor> all;
-    for (const auto& parameter : model.parameters()) all.push_back(parameter);
-    SGD sgd(all, SGDOptions(0.1));
-    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world); }),
-                HasSubstr("got parameter 'first.w' = 'second.w' twice, as #0 and #1"));
-    expect_usable(world);
-  });
+TEST_P_ON_RANKS(TiedRanks, OfAScriptedModuleGivenTwiceAreRefused) {
+  auto model = scripted();
+  EXPECT_EQ(lockstep::parameters(model).size(), 1U);
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : model.parameters()) all.push_back(parameter);
+  SGD sgd(all, SGDOptions(0.1));
+  expect_refused(world, "got parameter 'first.w' = 'second.w' twice, as #0 and #1",
+                 [&] { DistributedOptimizer(sgd, model, world); });
 }
 
 }  // namespace

@@ -1,8 +1,4 @@
 // Backwards that are out of the ordinary: within one another, ended by an exception.
-
-#include <stdexcept>
-
-#include "lockstep/distributed_optimizer.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -47,74 +43,56 @@ struct WithNested : Terms {
   }
 };
 
-TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
-  struct Case {
-    DataParallelOptions options;
-    bool inner_first;
-  };
-  for (const auto& each :
-       {Case{{}, false}, Case{{}, true}, Case{one_each, false}, Case{one_each, true}}) {
-    on_ranks(3, [&](const Group& world) {
+TEST_ON_RANKS(NestedBackward, IsAveragedAtTheEndOfTheOutermost, 3) {
+  for (const auto& options : {DataParallelOptions{}, one_each}) {
+    for (const bool inner_first : {false, true}) {
       auto model = std::make_shared<WithNested>();
-      DistributedDataParallel ddp(model, world, each.options);
+      DistributedDataParallel ddp(model, world, options);
       for (int step = 1; step <= 2; ++step) {
-        ddp(coefficients(world.rank(), *model), each.inner_first).backward();
+        ddp(coefficients(world.rank(), *model), inner_first).backward();
         EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
         EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
       }
-    });
+    }
   }
 }
 
 // No hook tells a DistributedOptimizer of the outer one: the exchange of the inner one ends first.
-TEST(NestedBackward, HasTheWeightsOfTheOutermost) {
+TEST_ON_RANKS(NestedBackward, HasTheWeightsOfTheOutermost, 3) {
   for (const int times : {1, 2, 3}) {
     for (const bool all_have_a_loss : {true, false}) {
-      on_ranks(3, [&](const Group& world) {
-        auto model = std::make_shared<WithNested>();
-        torch::optim::SGD sgd(model->parameters(), 1);
-        DistributedOptimizer optimizer(sgd, *model, world);
-        const auto backward = [&] {
-          model->forward(coefficients(world.rank(), *model), /*inner_first=*/true, times)
-              .backward();
-        };
-        std::vector<at::Tensor> expected;
-        for (std::size_t i = 0; i < 2; ++i) {
-          const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
-          expected.push_back(model->p[i].detach() - mean - (i == 1 ? 10 * times : 0));
-        }
-        optimizer.weight(world.rank());
-        if (all_have_a_loss || world.rank() != 0) backward();
-        optimizer.step();
-        for (std::size_t i = 0; i < 2; ++i)
-          EXPECT_TRUE(near(model->p[i].detach(), expected[i])) << i;
-        // The next one has no weights.
-        optimizer.zero_grad();
-        backward();
-        EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
-      });
+      auto model = std::make_shared<WithNested>();
+      torch::optim::SGD sgd(model->parameters(), 1);
+      DistributedOptimizer optimizer(sgd, *model, world);
+      const auto backward = [&] {
+        model->forward(coefficients(world.rank(), *model), /*inner_first=*/true, times).backward();
+      };
+      std::vector<at::Tensor> expected;
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
+        expected.push_back(model->p[i].detach() - mean - (i == 1 ? 10 * times : 0));
+      }
+      optimizer.weight(world.rank());
+      if (all_have_a_loss || world.rank() != 0) backward();
+      optimizer.step();
+      for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(model->p[i].detach(), expected[i])) << i;
+      // The next one has no weights.
+      optimizer.zero_grad();
+      backward();
+      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
     }
   }
 }
 
 TEST(NestedBackward, AfterOnesWithoutIsRefusedWhenItChangesAGradientThatWasSent) {
-  std::vector<std::string> messages(2);
-  EXPECT_THROW(on_ranks(2,
-                        [&](const Group& world) {
-                          auto model = std::make_shared<WithNested>();
-                          DistributedDataParallel ddp(model, world, one_each);
-                          const auto terms = coefficients(world.rank(), *model);
-                          model->Terms::forward(terms).backward();
-                          try {
-                            ddp(terms, /*inner_first=*/false).backward();
-                          } catch (const Error& error) {
-                            messages[static_cast<std::size_t>(world.rank())] = error.what();
-                            throw;
-                          }
-                        }),
-               Error);
-  EXPECT_THAT(messages,
-              Contains(HasSubstr("parameter p1: its gradient changed after it was sent")));
+  const auto errors = errors_of(2, [](const Group& world) {
+    auto model = std::make_shared<WithNested>();
+    DistributedDataParallel ddp(model, world, one_each);
+    const auto terms = coefficients(world.rank(), *model);
+    model->Terms::forward(terms).backward();
+    ddp(terms, /*inner_first=*/false).backward();
+  });
+  EXPECT_THAT(errors, Contains(HasSubstr("parameter p1: its gradient changed after it was sent")));
 }
 
 /// loss = Σ c·p², whose gradient 2·c·p can be differentiated again.
@@ -125,44 +103,40 @@ struct Squares : Terms {
   }
 };
 
-TEST(CreateGraph, AveragesButEndsTheGraphAloud) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Squares>();
-    DistributedDataParallel ddp(model, world);
-    const auto terms = coefficients(world.rank(), *model);
-    const auto mean = [&](std::size_t i) {
-      return 2 * mean_coefficient(3, i, model->p[i]) * model->p[i].detach();
-    };
-    for (int step = 0; step < 2; ++step) {
-      ddp(terms).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-      for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
-      // Taken for a constant, the penalty would be left out without a word.
-      const auto penalty = model->p[0].grad().square().sum() + model->p[1].sum();
-      EXPECT_THAT(refusal([&] {
-                    const auto alone = ddp.no_sync();
-                    penalty.backward();
-                  }),
-                  HasSubstr("parameter p0: a backward reached its "
-                            "averaged gradient, which has no graph"));
-      step == 0 ? model->zero_grad() : model->zero_grad(/*set_to_none=*/false);
-    }
-    ddp(terms).backward();
-    for (std::size_t i = 0; i < 2; ++i) {
-      EXPECT_FALSE(model->p[i].grad().requires_grad());
-      EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
-    }
-  });
+TEST_ON_RANKS(CreateGraph, AveragesButEndsTheGraphAloud, 3) {
+  auto model = std::make_shared<Squares>();
+  DistributedDataParallel ddp(model, world);
+  const auto terms = coefficients(world.rank(), *model);
+  const auto mean = [&](std::size_t i) {
+    return 2 * mean_coefficient(3, i, model->p[i]) * model->p[i].detach();
+  };
+  for (int step = 0; step < 2; ++step) {
+    ddp(terms).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
+    // Taken for a constant, the penalty would be left out without a word.
+    const auto penalty = model->p[0].grad().square().sum() + model->p[1].sum();
+    EXPECT_THAT(refusal([&] {
+                  const auto alone = ddp.no_sync();
+                  penalty.backward();
+                }),
+                HasSubstr("parameter p0: a backward reached its "
+                          "averaged gradient, which has no graph"));
+    step == 0 ? model->zero_grad() : model->zero_grad(/*set_to_none=*/false);
+  }
+  ddp(terms).backward();
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_FALSE(model->p[i].grad().requires_grad());
+    EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
+  }
 }
 
-TEST(CreateGraph, OfGradientsTakenByAutogradGradIsAveragedRight) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Squares>();
-    DistributedDataParallel ddp(model, world);
-    const auto terms = coefficients(world.rank(), *model);
-    const auto gradient = torch::autograd::grad({ddp(terms).sum()}, {model->p[0]}, {}, {}, true)[0];
-    gradient.sum().backward();
-    EXPECT_TRUE(near(model->p[0].grad(), 2 * mean_coefficient(3, 0, model->p[0])));
-  });
+TEST_ON_RANKS(CreateGraph, OfGradientsTakenByAutogradGradIsAveragedRight, 3) {
+  auto model = std::make_shared<Squares>();
+  DistributedDataParallel ddp(model, world);
+  const auto terms = coefficients(world.rank(), *model);
+  const auto gradient = torch::autograd::grad({ddp(terms).sum()}, {model->p[0]}, {}, {}, true)[0];
+  gradient.sum().backward();
+  EXPECT_TRUE(near(model->p[0].grad(), 2 * mean_coefficient(3, 0, model->p[0])));
 }
 
 /// The identity, whose backward gives no gradient.
@@ -177,7 +151,7 @@ struct NoGradient : torch::autograd::Function<NoGradient> {
 };
 
 // LibTorch calls the hook of the parameter nevertheless.
-TEST(UndefinedGradient, IsNone) {
+TEST_ON_RANKS(UndefinedGradient, IsNone, 2) {
   struct Ended : Terms {
     using Terms::Terms;
     at::Tensor forward(const std::vector<at::Tensor>& terms, bool ends) {
@@ -185,16 +159,14 @@ TEST(UndefinedGradient, IsNone) {
       return (first * terms[0]).sum() + (p[1] * terms[1]).sum();
     }
   };
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Ended>(two_shapes);
-    DistributedDataParallel ddp(model, world, one_each);
-    for (int step = 0; step < 2; ++step) {
-      model->zero_grad();
-      ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
-      EXPECT_TRUE(near(model->p[0].grad(), coefficient(0, 0, model->p[0]) / 2));
-      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(2, 1, model->p[1])));
-    }
-  });
+  auto model = std::make_shared<Ended>(two_shapes);
+  DistributedDataParallel ddp(model, world, one_each);
+  for (int step = 0; step < 2; ++step) {
+    model->zero_grad();
+    ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), coefficient(0, 0, model->p[0]) / 2));
+    EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(2, 1, model->p[1])));
+  }
 }
 
 struct Custom : std::runtime_error {
@@ -213,45 +185,35 @@ struct Throwing : Terms {
   }
 };
 
-TEST(ThrowingBackward, LeavesTheReducerUsableIfNothingWasSent) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Throwing>();
-    DistributedDataParallel ddp(model, world);
-    const auto terms = coefficients(world.rank(), *model);
-    for (int step = 0; step < 2; ++step) {
-      if (world.rank() != 1) {
-        EXPECT_THROW(ddp(terms, true).backward(), Custom);
-      }
-      model->zero_grad();
-      ddp(terms, false).backward();
-      expect_means(*model, world);
-      model->zero_grad();
+TEST_ON_RANKS(ThrowingBackward, LeavesTheReducerUsableIfNothingWasSent, 3) {
+  auto model = std::make_shared<Throwing>();
+  DistributedDataParallel ddp(model, world);
+  const auto terms = coefficients(world.rank(), *model);
+  for (int step = 0; step < 2; ++step) {
+    if (world.rank() != 1) {
+      EXPECT_THROW(ddp(terms, true).backward(), Custom);
     }
-  });
+    model->zero_grad();
+    ddp(terms, false).backward();
+    expect_means(*model, world);
+    model->zero_grad();
+  }
 }
 
 TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
-  std::vector<std::string> messages(3);
-  EXPECT_THROW(on_ranks(3,
-                        [&](const Group& world) {
-                          auto model = std::make_shared<Throwing>();
-                          DistributedDataParallel ddp(model, world, one_each);
-                          // The first backward sends its buckets at its end.
-                          ddp(coefficients(world.rank(), *model), false).backward();
-                          try {
-                            ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
-                          } catch (const std::exception& error) {
-                            messages[static_cast<std::size_t>(world.rank())] = error.what();
-                            throw;
-                          }
-                        }),
-               Custom);
-  EXPECT_EQ(messages[1], "in the middle");
+  const auto errors = errors_of(3, [](const Group& world) {
+    auto model = std::make_shared<Throwing>();
+    DistributedDataParallel ddp(model, world, one_each);
+    // The first backward sends its buckets at its end.
+    ddp(coefficients(world.rank(), *model), false).backward();
+    ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
+  });
+  EXPECT_EQ(errors[1], "in the middle");
   // On a device the backward ends on autograd's thread of that device, maybe after the exception
   // has ended the rank.
-  for (const auto& message : {messages[0], messages[2]}) {
-    EXPECT_THAT(message, AnyOf(HasSubstr("a backward ended by an exception after 1 of"),
-                               HasSubstr("rank 1: in the middle")));
+  for (const auto& error : {errors[0], errors[2]}) {
+    EXPECT_THAT(error, AnyOf(HasSubstr("a backward ended by an exception after 1 of"),
+                             HasSubstr("rank 1: in the middle")));
   }
 }
 

@@ -2,10 +2,8 @@
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
 
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
-#include "lockstep/strategy.h"
 #include "lockstep/uneven_inputs.h"
 #include "tests/parallel/models.h"
 
@@ -34,16 +32,9 @@ void expect_part(const std::string& text, const std::string& part) {
   EXPECT_TRUE(text.empty() || text.find(part) != text.npos) << text;
 }
 
-struct Stepper {
-  explicit Stepper(const Group& world, const DataParallelOptions& options = {})
-      : sgd(model->parameters(), 0.01),
-        optimizer(sgd, *model, world, options),
-        rank(world.rank()) {}
-  void operator()() { optimizer.backward_and_update(model->forward(coefficients(rank, *model))); }
-  std::shared_ptr<Terms> model = std::make_shared<Terms>(some_shapes);
-  torch::optim::SGD sgd;
-  DistributedOptimizer optimizer;
-  int rank;
+struct Stepper : OptimizedTerms {
+  using OptimizedTerms::OptimizedTerms;
+  void operator()() { optimizer.backward_and_update(loss()); }
 };
 
 /// Two epochs over batches of two samples. Rank 1 skips batches for which skips is true.
@@ -144,8 +135,7 @@ TEST(WrongBatch, IsNoneOfRanksThatHaveRunOut) {
 
 TEST(WrongBatch, IsThatOfTheSamplerThatAdvancedLast) {
   const auto run = [](const Group& world, bool skips) {
-    DistributedSampler train_sampler(samples, world);
-    DistributedSampler test_sampler(3, world);
+    DistributedSampler train_sampler(samples, world), test_sampler(3, world);
     const DistributedSampler of_no_group(samples, ShardSpec{});
     Stepper step(world);
     for (int batch = 0; batch < 6; ++batch) {
@@ -166,10 +156,8 @@ TEST(WrongBatch, IsThatOfTheSamplerThatAdvancedLast) {
 
 TEST(WrongBatch, IsNamedOnceByEachWrapperAndAtASecondExchangeOfABatchNever) {
   expect_warnings(2, 2, [](const Group& world) {
-    auto generator = std::make_shared<Terms>(some_shapes);
-    auto critic = std::make_shared<Terms>(some_shapes);
-    DistributedDataParallel ddp_generator(generator, world);
-    DistributedDataParallel ddp_critic(critic, world);
+    auto generator = make_terms(some_shapes), critic = make_terms(some_shapes);
+    DistributedDataParallel ddp_generator(generator, world), ddp_critic(critic, world);
     DistributedSampler sampler(samples, world);
     for (int batch = 0; batch < 5; ++batch) {
       sampler.next(1);
@@ -189,7 +177,7 @@ void expect_unused_forwards(int count,
   expect_warnings(
       count, 2,
       [&](const Group& world) {
-        auto model = std::make_shared<Terms>(some_shapes);
+        auto model = make_terms(some_shapes);
         DistributedDataParallel ddp(model, world);
         fn(ddp, coefficients(world.rank(), *model));
       },
@@ -213,8 +201,7 @@ TEST(UnusedForward, IsNoneWithoutGradientsOrWithABackwardThatComesLater) {
         const at::NoGradGuard no_grad;
         ddp(terms);
       }
-      const auto first = ddp(terms);
-      const auto second = ddp(terms);
+      const auto first = ddp(terms), second = ddp(terms);
       first.backward({}, /*retain_graph=*/true);
       (second + first).backward();
       {

@@ -3,11 +3,7 @@
 #include <torch/torch.h>
 
 #include <array>
-#include <cmath>
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "core/text.h"
 
@@ -16,34 +12,6 @@ namespace lockstep::testing::parity {
 
 namespace nn = torch::nn;
 using lockstep::detail::concat;
-
-struct Cnn : nn::Module {
-  explicit Cnn(int /*rank*/) {
-    register_module("conv1", conv1);
-    register_module("conv2", conv2);
-    register_module("fc1", fc1);
-    register_module("fc2", fc2);
-  }
-  at::Tensor forward(at::Tensor x, int /*step*/) {
-    x = torch::max_pool2d(torch::relu(conv1(x)), 2);
-    x = torch::max_pool2d(torch::relu(conv2(x)), 2);
-    return fc2(torch::relu(fc1(x.flatten(1))));
-  }
-  nn::Conv2d conv1{nn::Conv2dOptions(1, 20, 5)}, conv2{nn::Conv2dOptions(20, 50, 5)};
-  nn::Linear fc1{800, 500}, fc2{500, 10};
-};
-
-struct Mlp : nn::Module {
-  explicit Mlp(int /*rank*/) {
-    register_module("layer0", layer0);
-    register_module("layer1", layer1);
-    register_module("layer2", layer2);
-  }
-  at::Tensor forward(const at::Tensor& x, int /*step*/) {
-    return layer2(torch::tanh(layer1(torch::tanh(layer0(x)))));
-  }
-  nn::Linear layer0{64, 96}, layer1{96, 48}, layer2{48, 10};
-};
 
 inline nn::Conv2d convolution(int inputs, int outputs, int size, int stride) {
   return nn::Conv2d(
@@ -143,9 +111,8 @@ struct Transformer : nn::Module {
 struct Branches : nn::Module {
   explicit Branches(int rank_of_model) : rank(rank_of_model) {
     register_module("inner", inner);
-    for (std::size_t i = 0; i < branches.size(); ++i) {
+    for (std::size_t i = 0; i < branches.size(); ++i)
       branches[i] = register_module(concat("branch", i), nn::Linear(24, 24));
-    }
     register_module("outer", outer);
   }
   at::Tensor forward(const at::Tensor& x, int step) {

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Trains five models with PyTorch's own DistributedDataParallel, for Lockstep to be compared with.
+"""Trains three models with PyTorch's own DistributedDataParallel, and a small network with each of its
+communication hooks, for Lockstep to be compared with.
 
     reference.py FOLDER
 
-Two ranks, each a process with one thread, over Gloo on the loopback interface; with
-LOCKSTEP_TEST_DEVICE=cuda, each on a GPU of its own, over NCCL. Rank 0 writes
-FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and buffers before the first step
-and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step by step.
+Two ranks, each a process with one thread, over Gloo on the loopback interface; with LOCKSTEP_TEST_DEVICE=cuda, each
+on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and
+buffers before the first step and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step
+by step. On CPUs and with numpy, FOLDER/hooks.safetensors has the parameters that each hook ends with.
 Exits with 77 when there is no torch here with Gloo or NCCL.
 """
 
@@ -17,6 +18,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import unittest.mock
 
 STEPS = 50
 RANKS = 2
@@ -37,27 +39,10 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(77)
-
-
-class Cnn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
-        self.fc1, self.fc2 = nn.Linear(800, 500), nn.Linear(500, 10)
-
-    def forward(self, x, step):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
-
-
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer0, self.layer1, self.layer2 = nn.Linear(64, 96), nn.Linear(96, 48), nn.Linear(48, 10)
-
-    def forward(self, x, step):
-        return self.layer2(torch.tanh(self.layer1(torch.tanh(self.layer0(x)))))
+try:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+except ImportError:
+    powerSGD_hook = None
 
 
 class Block(nn.Module):
@@ -146,8 +131,6 @@ def words(source):
 
 
 CASES = {
-    "cnn": (Cnn, images(8, 1, 28, 28), 0.005),
-    "mlp": (Mlp, images(8, 64), 0.05),
     "resnet18": (ResNet18, images(4, 3, 32, 32), 0.01),
     "transformer": (Transformer, words, 0.05),
     "branches": (Branches, images(8, 16), 0.05),
@@ -173,8 +156,8 @@ def write(path, tensors):
 
 
 def snapshot(model, prefix):
-    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
-  }
+    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
 
 def train(name):
     make, draw, rate = CASES[name]
@@ -200,6 +183,46 @@ def train(name):
         write(folder / f"{name}.safetensors", kept | snapshot(model, "end/"))
 
 
+def wave(start, *shape):
+    """Numbers that both sides make alike."""
+    count = int(torch.tensor(shape).prod())
+    places = torch.arange(count, dtype=torch.float64) + 1
+    return torch.sin(places * 1.7 + start).to(torch.float32).reshape(shape)
+
+
+def bf16_hook(state, bucket):
+    """PyTorch's own, which under its name is refused over Gloo."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def train_with_hook(hook, state):
+    network = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 10))
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.copy_(wave(number, *parameter.shape) * 0.3)
+    ddp = nn.parallel.DistributedDataParallel(network)
+    ddp.register_comm_hook(state, hook)
+    sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(30):
+        sgd.zero_grad()
+        loss = (ddp(wave(10 * step + rank, 8, 12)) - wave(7 * step + rank, 8, 10)).square().mean()
+        loss.backward()
+        sgd.step()
+    return torch.cat([parameter.detach().flatten() for parameter in ddp.parameters()])
+
+
+def train_with_hooks():
+    state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=2,
+                                        start_powerSGD_iter=2, min_compression_rate=1)
+    trained = {"fp16": train_with_hook(default_hooks.fp16_compress_hook, None),
+               "bf16": train_with_hook(bf16_hook, None)}
+    # The first factor is random there; here it is one that the other side can have, too.
+    with unittest.mock.patch("torch.randn", lambda *shape, **_: wave(0, *shape)):
+        trained["powersgd"] = train_with_hook(powerSGD_hook.powerSGD_hook, state)
+    if rank == 0:
+        write(folder / "hooks.safetensors", trained)
+
+
 def main():
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as Lockstep's ranks do; Gloo's threads start with it
@@ -215,6 +238,8 @@ def main():
                             world_size=RANKS)
     for name in CASES:
         train(name)
+    if powerSGD_hook and not on_gpus:
+        train_with_hooks()
     # All is written. Gloo's threads now and then abort a process that ends in the usual way.
     dist.barrier()
     os._exit(int(any([other.wait() for other in others])))

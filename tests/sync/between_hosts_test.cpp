@@ -45,9 +45,8 @@ at::Tensor gradient_of(const std::string& name, at::IntArrayRef sizes, int rank,
 
 void fill(const Bucket& bucket, int rank, int step) {
   bucket.values().zero_();
-  for (const auto& slice : bucket.slices()) {
+  for (const auto& slice : bucket.slices())
     slice.values.copy_(gradient_of(slice.name, slice.values.sizes(), rank, step));
-  }
 }
 
 void fill_with_mean(const Bucket& bucket, const std::vector<int>& hosts, int host, int step) {
@@ -74,7 +73,7 @@ Values taken_from(const Bucket& bucket) {
 std::vector<Values> expected(const Strategy& strategy, const std::vector<int>& hosts,
                              const Lengths& lengths, int steps) {
   std::vector<Values> results(static_cast<std::size_t>(steps));
-  spawn(std::ranges::max(hosts) + 1, [&](const Group& group) {
+  on_ranks(std::ranges::max(hosts) + 1, [&](const Group& group) {
     std::size_t begin = 0;
     for (const auto length : lengths) {
       auto slices = parameters();
@@ -97,9 +96,8 @@ std::vector<Values> expected(const Strategy& strategy, const std::vector<int>& h
 
 void expect_same(const Values& got, const Values& wanted, const std::string& what) {
   ASSERT_EQ(got.size(), wanted.size()) << what;
-  for (const auto& [name, values] : wanted) {
+  for (const auto& [name, values] : wanted)
     EXPECT_TRUE(at::allclose(got.at(name), values, 1e-5, 1e-6)) << what << ", parameter " << name;
-  }
 }
 
 struct World {
@@ -120,25 +118,22 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
     for (const auto& world : worlds) {
       const auto& hosts = world.hosts;
       const auto wanted = expected(strategy, hosts, world.lengths, steps);
-      std::vector<std::vector<Values>> got(hosts.size());
-      spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
+      std::vector<Values> got;
+      on_ranks(static_cast<int>(hosts.size()), [&](const Group& threads) {
         const auto group = on_hosts(threads, hosts);
         Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
         const auto exchange = between_hosts(strategy, bucket, *HostGroups::of(group));
         for (int step = 0; step < steps; ++step) {
           fill(bucket, group.rank(), step);
           advance(*exchange, step, bucket, group);
-          got[static_cast<std::size_t>(group.rank())].push_back(taken_from(bucket));
+          for (const auto& slice : bucket.slices())
+            EXPECT_TRUE(same_on_all_ranks(slice.values, group)) << text << slice.name;
+          if (group.rank() == 0) got.push_back(taken_from(bucket));
         }
       });
       for (std::size_t step = 0; step < steps; ++step) {
         const auto what = lockstep::detail::concat(text, " of ", hosts.size(), ", step ", step);
-        expect_same(got[0][step], wanted[step], what);
-        for (const auto& of_rank : got) {
-          for (const auto& [name, values] : of_rank[step]) {
-            EXPECT_TRUE(values.equal(got[0][step].at(name))) << what << ": replicas differ";
-          }
-        }
+        expect_same(got[step], wanted[step], what);
       }
     }
   }
@@ -148,7 +143,7 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
 TEST(BetweenHosts, JoinsTheChangesOfHostsOfUnequalSize) {
   for (const auto& world : worlds) {
     const auto& hosts = world.hosts;
-    spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
+    on_ranks(static_cast<int>(hosts.size()), [&](const Group& threads) {
       const auto group = on_hosts(threads, hosts);
       Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
       const auto exchange = between_hosts(Adasum{}, bucket, *HostGroups::of(group));
@@ -163,101 +158,89 @@ TEST(BetweenHosts, JoinsTheChangesOfHostsOfUnequalSize) {
   }
 }
 
-TEST(BetweenHosts, GoesOnFromASavedState) {
-  const auto& hosts = worlds[0].hosts;
+TEST_ON_RANKS(BetweenHosts, GoesOnFromASavedState, 4) {
+  const auto group = on_hosts(world, {0, 0, 1, 1});
   for (const char* text : {"topk:0.1", "power_sgd:rank=2", "int8"}) {
     const auto strategy = parse_strategy(text);
-    spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
-      const auto group = on_hosts(threads, hosts);
-      const auto made_of = HostGroups::of(group);
-      Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
-      const auto first = between_hosts(strategy, bucket, *made_of);
-      const auto step = [&](Exchange& exchange, int number) {
-        fill(bucket, group.rank(), number);
-        advance(exchange, number, bucket, group);
-        return bucket.values().clone();
-      };
-      step(*first, 0);
-      State saved;
-      for (const auto& [name, tensor] : first->state()) saved.emplace(name, tensor.clone());
-      const auto wanted = step(*first, 1);
-      const auto second = between_hosts(strategy, bucket, *made_of);
-      second->load(saved);
-      EXPECT_TRUE(step(*second, 1).equal(wanted)) << text << ", rank " << group.rank();
-    });
+    const auto made_of = HostGroups::of(group);
+    Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+    const auto first = between_hosts(strategy, bucket, *made_of);
+    const auto step = [&](Exchange& exchange, int number) {
+      fill(bucket, group.rank(), number);
+      advance(exchange, number, bucket, group);
+      return bucket.values().clone();
+    };
+    step(*first, 0);
+    State saved;
+    for (const auto& [name, tensor] : first->state()) saved.emplace(name, tensor.clone());
+    const auto wanted = step(*first, 1);
+    const auto second = between_hosts(strategy, bucket, *made_of);
+    second->load(saved);
+    EXPECT_TRUE(step(*second, 1).equal(wanted)) << text << ", rank " << group.rank();
   }
 }
 
 // From a world in which this rank carried other parameters.
-TEST(BetweenHosts, SendsWhatOtherRanksHadKept) {
-  spawn(4, [](const Group& threads) {
-    const auto group = on_hosts(threads, {0, 0, 1, 1});
-    Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
-    const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
-    State saved;
-    for (const auto& slice : bucket.slices()) {
-      saved.emplace(slice.name + ".residual",
-                    at::full(slice.values.sizes(), 1 + group.rank(), at::kFloat));
-    }
-    exchange->load(saved);
-    EXPECT_EQ(exchange->state().size(), bucket.slices().size());
-    advance(*exchange, 0, bucket, group);
-    // The sum of all ranks' over the number of hosts.
-    for (const auto& slice : bucket.slices()) {
-      EXPECT_TRUE(slice.values.eq(5).all().item<bool>()) << slice.name;
-    }
-    bucket.values().zero_();
-    advance(*exchange, 1, bucket, group);
-    EXPECT_TRUE(bucket.values().eq(0).all().item<bool>());
-  });
+TEST_ON_RANKS(BetweenHosts, SendsWhatOtherRanksHadKept, 4) {
+  const auto group = on_hosts(world, {0, 0, 1, 1});
+  Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+  const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
+  State saved;
+  for (const auto& slice : bucket.slices()) {
+    saved.emplace(slice.name + ".residual",
+                  at::full(slice.values.sizes(), 1 + group.rank(), at::kFloat));
+  }
+  exchange->load(saved);
+  EXPECT_EQ(exchange->state().size(), bucket.slices().size());
+  advance(*exchange, 0, bucket, group);
+  // The sum of all ranks' over the number of hosts.
+  for (const auto& slice : bucket.slices())
+    EXPECT_TRUE(slice.values.eq(5).all().item<bool>()) << slice.name;
+  bucket.values().zero_();
+  advance(*exchange, 1, bucket, group);
+  EXPECT_TRUE(bucket.values().eq(0).all().item<bool>());
 }
 
-TEST(BetweenHosts, RefusesOnAllRanksWhatOnePartRefuses) {
+TEST_ON_RANKS(BetweenHosts, RefusesOnAllRanksWhatOnePartRefuses, 4) {
+  const auto group = on_hosts(world, {0, 0, 1, 1});
   for (const char* text : {"topk:0.1", "threshold:0.5", "int8", "power_sgd:rank=2"}) {
-    spawn(4, [&](const Group& threads) {
-      const auto group = on_hosts(threads, {0, 0, 1, 1});
-      Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
-      const auto exchange = between_hosts(parse_strategy(text), bucket, *HostGroups::of(group));
-      fill(bucket, group.rank(), 0);
-      if (group.rank() == 2)
-        bucket.slices()[3].values[7].fill_(std::numeric_limits<float>::infinity());
-      try {
-        advance(*exchange, 0, bucket, group);
-        ADD_FAILURE() << text << ": rank " << group.rank() << " noticed nothing";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), HasSubstr("of parameter d on rank 2 has NaN or Inf"));
-        EXPECT_EQ(error.rank(), 2);
-        EXPECT_EQ(error.cause().empty(), group.rank() == 2);
-      }
-      fill(bucket, group.rank(), 1);
-      advance(*exchange, 1, bucket, group);
-      EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << text;
-    });
+    Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+    const auto exchange = between_hosts(parse_strategy(text), bucket, *HostGroups::of(group));
+    fill(bucket, group.rank(), 0);
+    if (group.rank() == 2)
+      bucket.slices()[3].values[7].fill_(std::numeric_limits<float>::infinity());
+    try {
+      advance(*exchange, 0, bucket, group);
+      ADD_FAILURE() << text << ": rank " << group.rank() << " noticed nothing";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("of parameter d on rank 2 has NaN or Inf"));
+      EXPECT_EQ(error.rank(), 2);
+      EXPECT_EQ(error.cause().empty(), group.rank() == 2);
+    }
+    fill(bucket, group.rank(), 1);
+    advance(*exchange, 1, bucket, group);
+    EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << text;
   }
 }
 
-TEST(BetweenHosts, NamesTheHostWhoseSumOverflows) {
-  spawn(4, [](const Group& threads) {
-    const auto group = on_hosts(threads, {0, 0, 1, 1});
-    Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
-    const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
-    bucket.slices()[3].values.fill_(group.rank() < 2 ? 0 : std::numeric_limits<float>::max());
-    EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
-                AllOf(HasSubstr("where rank is the index of a host"),
-                      HasSubstr("of parameter d on rank 1 has NaN or Inf")));
-  });
+TEST_ON_RANKS(BetweenHosts, NamesTheHostWhoseSumOverflows, 4) {
+  const auto group = on_hosts(world, {0, 0, 1, 1});
+  Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+  const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
+  bucket.slices()[3].values.fill_(group.rank() < 2 ? 0 : std::numeric_limits<float>::max());
+  EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
+              AllOf(HasSubstr("where rank is the index of a host"),
+                    HasSubstr("of parameter d on rank 1 has NaN or Inf")));
 }
 
-TEST(HostGroups, AreForHostsThatHoldSeveralRanks) {
-  spawn(3, [](const Group& threads) {
-    EXPECT_FALSE(HostGroups::of(on_hosts(threads, {0, 0, 0})));
-    EXPECT_FALSE(HostGroups::of(on_hosts(threads, {0, 1, 2})));
-    const auto groups = HostGroups::of(on_hosts(threads, {0, 1, 0}));
-    ASSERT_TRUE(groups);
-    EXPECT_EQ(groups->topology.shards, 1);
-    EXPECT_EQ(groups->intra_node.size(), threads.rank() == 1 ? 1 : 2);
-    EXPECT_EQ(groups->inter_node.has_value(), threads.rank() != 2);
-  });
+TEST_ON_RANKS(HostGroups, AreForHostsThatHoldSeveralRanks, 3) {
+  EXPECT_FALSE(HostGroups::of(on_hosts(world, {0, 0, 0})));
+  EXPECT_FALSE(HostGroups::of(on_hosts(world, {0, 1, 2})));
+  const auto groups = HostGroups::of(on_hosts(world, {0, 1, 0}));
+  ASSERT_TRUE(groups);
+  EXPECT_EQ(groups->topology.shards, 1);
+  EXPECT_EQ(groups->intra_node.size(), world.rank() == 1 ? 1 : 2);
+  EXPECT_EQ(groups->inter_node.has_value(), world.rank() != 2);
 }
 
 }  // namespace

@@ -1,23 +1,12 @@
-#include <ATen/Parallel.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <memory>
 #include <numeric>
-#include <random>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/init.h"
-#include "lockstep/strategy.h"
-#include "tests/sync/replicas.h"
+#include "tests/sync/reference.h"
 
 // The collectives and their order depend on bucket and stage alone. Ranks with hooks in other
 // orders and with random delays get the same bits as ranks without delays.
@@ -107,36 +96,25 @@ struct Delayed {
   }
 };
 
-/// 0 delays nothing.
-std::uint32_t own_seed(std::uint32_t seed, int rank) {
-  return seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(rank);
-}
-
-DataParallelOptions delayed(const char* strategy, std::uint32_t own) {
-  DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
-                              .strategy = parse_strategy(strategy)};
-  if (own > 0) options.strategy = Delayed{options.strategy, own};
-  return options;
-}
-
 /// Rank 0's averaged gradients of all steps and its parameters after them; each rank's are the
-/// same.
+/// same. Seed 0 delays nothing.
 at::Tensor trained(const char* strategy, int ranks, std::uint32_t seed) {
   at::Tensor result;
-  spawn(ranks, [&](const Group& group) {
-    at::set_num_threads(1);
-    const auto own = own_seed(seed, group.rank());
+  on_ranks(ranks, [&](const Group& group) {
+    const auto own = seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(group.rank());
+    DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
+                                .strategy = parse_strategy(strategy)};
+    if (own > 0) options.strategy = Delayed{options.strategy, own};
     Sum model;
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    DistributedOptimizer optimizer(sgd, model, group, delayed(strategy, own));
+    DistributedOptimizer optimizer(sgd, model, group, options);
     std::vector<at::Tensor> values;
     for (int step = 0; step < 8; ++step) {
       optimizer.zero_grad();
       model.forward(group.rank(), step, own == 0 ? 0 : own + static_cast<std::uint32_t>(step))
           .backward();
-      for (const auto& p : model.p) {
+      for (const auto& p : model.p)
         if (!optimizer.replicas_may_differ()) values.push_back(p.grad().flatten().clone());
-      }
       optimizer.step();
     }
     optimizer.synchronize();

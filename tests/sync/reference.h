@@ -1,6 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,10 +20,19 @@
 #include "lockstep/init.h"
 #include "lockstep/strategy.h"
 #include "sync/bucket_layout.h"
+#include "tests/on_ranks.h"
 
 // Expected results of strategies, in plain code over the vectors of all ranks held in one process.
 
 namespace lockstep::testing {
+
+/// Runs fn on n ranks, each a thread that computes alone.
+inline void on_ranks(int n, const std::function<void(const Group&)>& fn) {
+  spawn(n, [&](const Group& world) {
+    at::set_num_threads(1);
+    fn(world);
+  });
+}
 
 /// Bytes that this rank has sent in collectives.
 inline std::uint64_t bytes_sent(const Group& group) {
@@ -83,9 +92,8 @@ inline void advance(Exchange& exchange, std::int64_t step, Bucket& bucket, const
 template <class T>
 std::optional<std::size_t> first_wrong(std::span<const T> got, const std::vector<double>& expected,
                                        const std::vector<double>& allowed) {
-  for (std::size_t i = 0; i < expected.size(); ++i) {
+  for (std::size_t i = 0; i < expected.size(); ++i)
     if (!(std::fabs(static_cast<double>(got[i]) - expected[i]) <= allowed[i])) return i;
-  }
   return std::nullopt;
 }
 
@@ -150,9 +158,8 @@ void compare_with(int ranks, const Strategy& strategy, const std::vector<Case>& 
     const double least =
         flush ? ranks * steps * static_cast<double>(std::numeric_limits<T>::min()) : 8 * denormal;
     allowed.push_back(scales(magnitudes, together));
-    for (double& of_element : allowed.back()) {
+    for (double& of_element : allowed.back())
       of_element = tolerance > 0 || flush ? tolerance * of_element + least : 0;
-    }
   }
   const auto run = [&](const Group& group) {
     for (std::size_t i = 0; i < cases.size(); ++i) {

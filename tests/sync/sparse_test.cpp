@@ -23,9 +23,8 @@ Reference<T> sparse_mean(int ranks, std::size_t n, bool feedback, const Choice<T
     std::vector<std::vector<std::uint32_t>> chosen;
     std::size_t picks = 0;
     for (std::size_t rank = 0; rank < sums.size(); ++rank) {
-      if (feedback) {
+      if (feedback)
         for (std::size_t i = 0; i < n; ++i) sums[rank][i] += residuals[rank][i];
-      }
       chosen.push_back(choose(sums[rank], step));
       picks += chosen.back().size();
     }
@@ -94,9 +93,8 @@ TEST(TopK, RampsAsDeepGradientCompressionDoes) {
   const TopK strategy{.ratio = 0.001, .ramp = 400};
   const std::vector<double> sparsity{0.75, 0.9375, 0.984375, 0.996, 0.999};
   for (int part = 0; part < 5; ++part) {
-    for (const int step : {100 * part, 100 * part + 99}) {
+    for (const int step : {100 * part, 100 * part + 99})
       EXPECT_NEAR(1 - strategy.ratio_at(step), sparsity[static_cast<std::size_t>(part)], 1e-4);
-    }
   }
   EXPECT_EQ(strategy.k_at(0, 1000), 250U);
   EXPECT_EQ(strategy.k_at(400, 1000), 1U);
@@ -139,7 +137,7 @@ TEST(Threshold, SendsWhatIsAbove) {
 // It would count as 0, and send everything.
 TEST(Threshold, RefusesADenormalWhereDenormalsAreFlushed) {
   if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
-  spawn(2, [](const Group& group) {
+  on_ranks(2, [](const Group& group) {
     for (const double value : {1e-39, 1e-310}) {
       Bucket bucket(0, 64, at::kFloat, {}, group);
       EXPECT_THAT(refusal([&] { Strategy(Threshold{.value = value}).exchange(bucket); }),
@@ -148,42 +146,38 @@ TEST(Threshold, RefusesADenormalWhereDenormalsAreFlushed) {
   });
 }
 
-TEST(Threshold, CopesWithDensitiesThatDifferBetweenRanks) {
+TEST_ON_RANKS(Threshold, CopesWithDensitiesThatDifferBetweenRanks, 3) {
   constexpr std::size_t n = 1000;
   for (const bool feedback : {true, false}) {
-    spawn(3, [&](const Group& group) {
-      Bucket bucket(0, n, at::kFloat, {}, group);
-      const auto exchange =
-          Strategy(Threshold{.value = 1, .error_feedback = feedback}).exchange(bucket);
-      // Ranks 0 and 1 pick all or none in turn, and rank 2 half.
-      for (int step = 0; step < 4; ++step) {
-        bucket.values().fill_(group.rank() == step % 2 ? 3 : 0);
-        if (group.rank() == 2) bucket.values().slice(0, 0, n / 2).fill_(6);
-        advance(*exchange, step, bucket, group);
-        EXPECT_FLOAT_EQ(bucket.values()[0].item<float>(), 3);
-        EXPECT_FLOAT_EQ(bucket.values()[n - 1].item<float>(), 1);
-      }
-    });
+    Bucket bucket(0, n, at::kFloat, {}, world);
+    const auto exchange =
+        Strategy(Threshold{.value = 1, .error_feedback = feedback}).exchange(bucket);
+    // Ranks 0 and 1 pick all or none in turn, and rank 2 half.
+    for (int step = 0; step < 4; ++step) {
+      bucket.values().fill_(world.rank() == step % 2 ? 3 : 0);
+      if (world.rank() == 2) bucket.values().slice(0, 0, n / 2).fill_(6);
+      advance(*exchange, step, bucket, world);
+      EXPECT_FLOAT_EQ(bucket.values()[0].item<float>(), 3);
+      EXPECT_FLOAT_EQ(bucket.values()[n - 1].item<float>(), 1);
+    }
   }
 }
 
 // Every parameter begins at a multiple of 64 bytes: the elements between them do not count.
-TEST(TopK, CountsNoPadding) {
+TEST_ON_RANKS(TopK, CountsNoPadding, 2) {
   constexpr std::size_t parameters = 1000;
   constexpr std::size_t stride = 16;
-  spawn(2, [](const Group& group) {
-    std::vector<Bucket::Slice> slices;
-    for (std::size_t i = 0; i < parameters; ++i) {
-      slices.push_back(
-          {.name = std::to_string(i), .parameter = at::zeros({1}), .offset = i * stride});
-    }
-    Bucket bucket(0, parameters * stride, at::kFloat, std::move(slices), group);
-    const auto exchange = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
-    for (const auto& slice : bucket.slices()) slice.values.fill_(1);
-    advance(*exchange, 0, bucket, group);
-    EXPECT_EQ(bucket.values().count_nonzero().item<std::int64_t>(), 10);
-    EXPECT_EQ(bytes_sent(group), 80U);
-  });
+  std::vector<Bucket::Slice> slices;
+  for (std::size_t i = 0; i < parameters; ++i) {
+    slices.push_back(
+        {.name = std::to_string(i), .parameter = at::zeros({1}), .offset = i * stride});
+  }
+  Bucket bucket(0, parameters * stride, at::kFloat, std::move(slices), world);
+  const auto exchange = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
+  for (const auto& slice : bucket.slices()) slice.values.fill_(1);
+  advance(*exchange, 0, bucket, world);
+  EXPECT_EQ(bucket.values().count_nonzero().item<std::int64_t>(), 10);
+  EXPECT_EQ(bytes_sent(world), 80U);
 }
 
 TEST(TopK, SendsAsManyAsTheRatioSays) {
@@ -206,84 +200,76 @@ Bucket two_parameters(const Group& group, at::ScalarType dtype = at::kFloat) {
           group};
 }
 
-TEST(Strategies, NameANumberThatIsNotFiniteOnEveryRank) {
+TEST_ON_RANKS(Strategies, NameANumberThatIsNotFiniteOnEveryRank, 3) {
   for (const Strategy& strategy :
        {Strategy(TopK{.ratio = 0.1}), Strategy(TopK{.ratio = 0.1, .error_feedback = false}),
         Strategy(Threshold{.value = 1}), Strategy(Threshold{.value = 0}), Strategy(Int8{}),
         Strategy(PowerSgd{.rank = 1})}) {
-    spawn(3, [&](const Group& shared) {
-      const auto apart = on_hosts(shared, {0, 0, 0});
-      for (const auto& group : {shared, apart}) {
-        auto bucket = two_parameters(group);
-        const auto exchange = strategy.exchange(bucket);
-        for (const auto& [place, name] : {std::pair(5, "first"), {35, "second"}}) {
-          bucket.values().fill_(0.5);
-          const auto bad = place == 5 ? std::numeric_limits<float>::quiet_NaN()
-                                      : -std::numeric_limits<float>::infinity();
-          if (group.rank() == 1) bucket.values()[place].fill_(bad);
-          EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
-                      HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
-          // The group is usable, and nothing of it comes back.
-          for (const auto& [what, values] : exchange->state())
-            EXPECT_TRUE(values.isfinite().all().item<bool>()) << what;
-          bucket.values().fill_(4);
-          advance(*exchange, 1, bucket, group);
-          EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
-        }
+    const auto apart = on_hosts(world, {0, 0, 0});
+    for (const auto& group : {world, apart}) {
+      auto bucket = two_parameters(group);
+      const auto exchange = strategy.exchange(bucket);
+      for (const auto& [place, name] : {std::pair(5, "first"), {35, "second"}}) {
+        bucket.values().fill_(0.5);
+        const auto bad = place == 5 ? std::numeric_limits<float>::quiet_NaN()
+                                    : -std::numeric_limits<float>::infinity();
+        if (group.rank() == 1) bucket.values()[place].fill_(bad);
+        EXPECT_THAT(refusal([&] { advance(*exchange, 0, bucket, group); }),
+                    HasSubstr(std::string("parameter ") + name + " on rank 1 has NaN or Inf"));
+        // The group is usable, and nothing of it comes back.
+        for (const auto& [what, values] : exchange->state())
+          EXPECT_TRUE(values.isfinite().all().item<bool>()) << what;
+        bucket.values().fill_(4);
+        advance(*exchange, 1, bucket, group);
+        EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
       }
-    });
+    }
   }
 }
 
-TEST(TopK, KeepsWhatARefusedStepHasSelected) {
-  spawn(2, [](const Group& group) {
-    auto bucket = two_parameters(group);
-    const auto exchange = TopK{.ratio = 0.01}.exchange(bucket);  // one element
-    bucket.values()[0] = 4;
-    bucket.values()[1] = 3;
-    advance(*exchange, 0, bucket, group);
-    EXPECT_EQ(bucket.values().sum().item<float>(), 4);
-    bucket.values().zero_();
-    if (group.rank() == 1) bucket.values()[2] = std::numeric_limits<float>::quiet_NaN();
-    EXPECT_NE(refusal([&] { advance(*exchange, 1, bucket, group); }), "");
-    bucket.values().zero_();
-    advance(*exchange, 2, bucket, group);
-    EXPECT_EQ(bucket.values()[1].item<float>(), 3);
-  });
+TEST_ON_RANKS(TopK, KeepsWhatARefusedStepHasSelected, 2) {
+  auto bucket = two_parameters(world);
+  const auto exchange = TopK{.ratio = 0.01}.exchange(bucket);  // one element
+  bucket.values()[0] = 4;
+  bucket.values()[1] = 3;
+  advance(*exchange, 0, bucket, world);
+  EXPECT_EQ(bucket.values().sum().item<float>(), 4);
+  bucket.values().zero_();
+  if (world.rank() == 1) bucket.values()[2] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(refusal([&] { advance(*exchange, 1, bucket, world); }), "");
+  bucket.values().zero_();
+  advance(*exchange, 2, bucket, world);
+  EXPECT_EQ(bucket.values()[1].item<float>(), 3);
 }
 
-TEST(Sparse, CountsItsBytes) {
-  spawn(2, [](const Group& group) {
-    Bucket bucket(0, 1000, at::kFloat, {}, group);
-    const auto top = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
-    bucket.values().fill_(1);
-    advance(*top, 0, bucket, group);
-    EXPECT_EQ(bytes_sent(group), 80U);
-    const auto above = Strategy(Threshold{.value = 2}).exchange(bucket);
-    bucket.values().zero_();
-    bucket.values().slice(0, 0, 10).fill_(3);
-    advance(*above, 0, bucket, group);
-    EXPECT_EQ(bytes_sent(group), 80U + 96U);
-  });
+TEST_ON_RANKS(Sparse, CountsItsBytes, 2) {
+  Bucket bucket(0, 1000, at::kFloat, {}, world);
+  const auto top = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
+  bucket.values().fill_(1);
+  advance(*top, 0, bucket, world);
+  EXPECT_EQ(bytes_sent(world), 80U);
+  const auto above = Strategy(Threshold{.value = 2}).exchange(bucket);
+  bucket.values().zero_();
+  bucket.values().slice(0, 0, 10).fill_(3);
+  advance(*above, 0, bucket, world);
+  EXPECT_EQ(bytes_sent(world), 80U + 96U);
 }
 
-TEST(Strategies, RefuseWhatTheyCannotCarryAndWhatIsOutOfRange) {
-  spawn(1, [](const Group& group) {
-    const auto expect_refused = [&](at::ScalarType dtype, const std::vector<Strategy>& strategies) {
-      const Bucket bucket(0, 8, dtype, {}, group);
-      for (const auto& strategy : strategies)
-        EXPECT_THROW(strategy.exchange(bucket), InvalidArgument) << dtype << strategy.text();
-    };
-    expect_refused(at::kHalf, {TopK{}, Threshold{}});
-    expect_refused(at::kDouble, {Fp16{}, Bf16{}, Int8{}});
-    expect_refused(
-        at::kFloat,
-        {TopK{.ratio = 0}, TopK{.ratio = -0.1}, TopK{.ratio = 1.1}, TopK{.ratio = std::nan("")},
-         TopK{.ramp = -1}, Threshold{.value = -1}, Threshold{.value = std::nan("")},
-         Fp16{.clip = -1}, Fp16{.clip = 1e300}, Fp16{.clip = std::nan("")},
-         PartialUpdate{.of = SyncTarget::none}, LocalSgd{.period = 0}, PostLocalSgd{.start = -1},
-         PostLocalSgd{.period = 0}, warmup(AllReduce{}, -1)});
-  });
+TEST_ON_RANKS(Strategies, RefuseWhatTheyCannotCarryAndWhatIsOutOfRange, 1) {
+  const auto expect_refused = [&](at::ScalarType dtype, const std::vector<Strategy>& strategies) {
+    const Bucket bucket(0, 8, dtype, {}, world);
+    for (const auto& strategy : strategies)
+      EXPECT_THROW(strategy.exchange(bucket), InvalidArgument) << dtype << strategy.text();
+  };
+  expect_refused(at::kHalf, {TopK{}, Threshold{}});
+  expect_refused(at::kDouble, {Fp16{}, Bf16{}, Int8{}});
+  expect_refused(
+      at::kFloat,
+      {TopK{.ratio = 0}, TopK{.ratio = -0.1}, TopK{.ratio = 1.1}, TopK{.ratio = std::nan("")},
+       TopK{.ramp = -1}, Threshold{.value = -1}, Threshold{.value = std::nan("")}, Fp16{.clip = -1},
+       Fp16{.clip = 1e300}, Fp16{.clip = std::nan("")}, PartialUpdate{.of = SyncTarget::none},
+       LocalSgd{.period = 0}, PostLocalSgd{.start = -1}, PostLocalSgd{.period = 0},
+       warmup(AllReduce{}, -1)});
 }
 
 }  // namespace
