@@ -15,7 +15,7 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "core/operation_error.h"
-#include "core/system/atomic_file.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
 #include "lockstep/group.h"

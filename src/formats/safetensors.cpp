@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/numeric/digest.h"
-#include "core/system/atomic_file.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"

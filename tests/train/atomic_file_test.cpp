@@ -1,5 +1,3 @@
-#include "core/system/atomic_file.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -13,6 +11,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/system/files.h"
 #include "lockstep/checkpoint.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"
