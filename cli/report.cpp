@@ -12,7 +12,6 @@
 #include "cli/command_line.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
-#include "record/page/live_report.h"
 
 namespace lockstep::cli {
 namespace {

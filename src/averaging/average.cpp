@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/text.h"
 #include "join/record_errors.h"
 #include "kernels/reduce.h"

@@ -13,8 +13,7 @@
 
 #include "checkpoint/optimizer_state.h"
 #include "core/text.h"
-#include "formats/checkpoint_error.h"
-#include "formats/model_copies.h"
+#include "formats/state_dict.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
 #include "lockstep/exchange.h"

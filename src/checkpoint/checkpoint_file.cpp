@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_content.h"
-#include "core/system/atomic_file.h"
+#include "core/system/files.h"
 #include "formats/safetensors.h"
 #include "group/gather_texts.h"
 #include "lockstep/group.h"

@@ -7,7 +7,6 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
-#include "core/system/atomic_file.h"
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"

@@ -20,8 +20,7 @@
 
 #include "core/json_depth.h"
 #include "core/text.h"
-#include "formats/checkpoint_error.h"
-#include "formats/optimizer_dict.h"
+#include "formats/state_dict.h"
 #include "lockstep/error.h"
 #include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"

@@ -10,7 +10,7 @@
 #include "comm/announcement.h"
 #include "comm/flight/flight_recorder.h"
 #include "comm/rank_context.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

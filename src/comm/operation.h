@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reduce.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {
@@ -244,6 +245,17 @@ class Shape {
   int rank_;
   bool parted_;
 };
+
+/// Reduces count elements of each rank's input in rank order, with the operation's reduction, dtype
+/// and wire. All backends use it and get the same bits. An output may be one of the inputs.
+inline void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
+                   std::span<std::byte* const> outputs, std::size_t count) {
+  if (operation.wire) {
+    kernels::reduce_rounded(*operation.wire, operation.reduce, inputs, outputs, count);
+  } else {
+    kernels::reduce(operation.dtype, operation.reduce, inputs, outputs, count);
+  }
+}
 
 /// The times at which an operation began and was complete. Both are zero without a progress thread.
 struct RequestInterval {

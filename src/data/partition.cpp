@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -13,7 +13,7 @@
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "data/data_position.h"
-#include "group/per_group.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

@@ -8,7 +8,7 @@
 
 #include "core/deadline.h"
 #include "device/comm_stream.h"
-#include "device/hosted_communicator.h"
+#include "device/device_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {

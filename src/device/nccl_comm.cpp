@@ -1,5 +1,3 @@
-#include "device/nccl_comm.h"
-
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sched.h>
@@ -17,6 +15,7 @@
 #include "core/system/process.h"
 #include "core/text.h"
 #include "device/comm_stream.h"
+#include "device/nccl_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {

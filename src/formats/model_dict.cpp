@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "core/text.h"
-#include "formats/checkpoint_error.h"
-#include "formats/model_copies.h"
 #include "formats/safetensors.h"
+#include "formats/state_dict.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "parallel/reducer/model_state.h"

@@ -1,5 +1,3 @@
-#include "formats/optimizer_dict.h"
-
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -16,7 +14,7 @@
 #include <vector>
 
 #include "core/text.h"
-#include "formats/checkpoint_error.h"
+#include "formats/state_dict.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/optimizer_fields.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/log.h"
-#include "core/system/atomic_file.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "formats/pickle.h"
 #include "lockstep/error.h"

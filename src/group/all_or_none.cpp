@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/text.h"
 #include "group/gather_texts.h"
 #include "lockstep/error.h"

@@ -28,7 +28,7 @@
 #include "comm/host/host.h"
 #include "core/deadline.h"
 #include "core/environment.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/launcher.h"
 #include "core/log.h"
 #include "core/system/memory.h"

@@ -16,7 +16,7 @@
 #include <typeinfo>
 
 #include "core/environment.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/signal_safe_text.h"
 #include "core/system/crash_handler.h"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/host/world/world.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 
 namespace lockstep::inline v0_2::detail {
 

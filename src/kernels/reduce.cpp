@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/text.h"
-#include "kernels/element.h"
 #include "lockstep/error.h"
 
 #undef HWY_TARGET_INCLUDE

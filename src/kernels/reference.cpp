@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/system/denormals_guard.h"
-#include "kernels/element.h"
+#include "kernels/reduce.h"
 #include "lockstep/denormals.h"
 
 namespace lockstep::inline v0_2::kernels::reference {

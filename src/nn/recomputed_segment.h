@@ -27,13 +27,26 @@ class SegmentRun {
 
 /// The runs that the calling thread is in, the innermost last. A repetition begins a list of its
 /// own, so only the first run of a list can be one.
-std::vector<SegmentRun*>& segment_runs();
+inline std::vector<SegmentRun*>& segment_runs() {
+  thread_local std::vector<SegmentRun*> runs;
+  return runs;
+}
 
 /// Whether the calling thread runs a segment of recompute() for a backward.
-bool is_recomputing();
+inline bool is_recomputing() {
+  const auto& runs = segment_runs();
+  return !runs.empty() && !runs.front()->is_first();
+}
 
 /// Returns compute()'s result. Within a segment of recompute(), the first forward keeps the result
 /// and the second returns it without a call of compute(). For results of collectives.
-std::any once_per_forward(const std::function<std::any()>& compute);
+inline std::any once_per_forward(const std::function<std::any()>& compute) {
+  const auto& runs = segment_runs();
+  const std::any result = is_recomputing() ? runs.front()->next_result() : compute();
+  for (auto* run : runs) {
+    if (run->is_first()) run->keep_result(result);
+  }
+  return result;
+}
 
 }  // namespace lockstep::detail

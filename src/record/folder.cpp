@@ -21,7 +21,6 @@
 #include "core/environment.h"
 #include "core/json_depth.h"
 #include "core/signal_safe_text.h"
-#include "core/system/atomic_file.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/files.h"
 #include "core/system/process.h"

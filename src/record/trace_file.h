@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/system/atomic_file.h"
+#include "core/system/files.h"
 #include "core/text.h"
 #include "profile/trace.h"
 

@@ -1,7 +1,7 @@
 #include <atomic>
 
 #include "comm/host/host.h"
-#include "comm/host/live_waits.h"
+#include "comm/host/host_rank_context.h"
 #include "comm/host/world/arena.h"
 #include "comm/host/world/world.h"
 #include "tests/comm/failures.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/text.h"
-#include "kernels/element.h"
 #include "kernels/reference.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"

@@ -122,7 +122,7 @@ class Browser : public ::testing::Test {
   const TemporaryFolder folder;
 };
 
-/// As page_template.cpp has them, by day.
+/// As page.cpp has them, by day.
 constexpr Pixel page_colour{0xfb, 0xfb, 0xfa};
 constexpr Pixel compute_pixel{0x25, 0x63, 0xeb};
 constexpr Pixel waiting_pixel{0x8b, 0x93, 0x9d};

@@ -1,5 +1,3 @@
-#include "record/page/live_report.h"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -11,6 +9,7 @@
 
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "record/page/report.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/record/page_fault.h"

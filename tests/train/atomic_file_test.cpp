@@ -1,5 +1,3 @@
-#include "core/system/atomic_file.h"
-
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -11,6 +9,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/system/files.h"
 #include "lockstep/checkpoint.h"
 #include "tests/file_limit.h"
 #include "tests/groups.h"

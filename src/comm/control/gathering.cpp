@@ -1,5 +1,3 @@
-#include "comm/control/gathering.h"
-
 #include <poll.h>
 #include <sys/resource.h>
 
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "comm/control/handshake.h"
+#include "comm/control/joining.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"

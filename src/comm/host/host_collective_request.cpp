@@ -5,7 +5,6 @@
 #include "comm/host/host_communicator.h"
 #include "comm/host/host_request.h"
 #include "comm/operation.h"
-#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "core/text.h"
 #include "kernels/copy.h"

@@ -14,7 +14,6 @@
 #include "comm/backend_communicator.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/host/host_request.h"
-#include "comm/host/live_waits.h"
 #include "comm/host/world/block.h"
 
 namespace lockstep::inline v0_2::host {

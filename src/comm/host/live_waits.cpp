@@ -1,11 +1,10 @@
-#include "comm/host/live_waits.h"
-
 #include <algorithm>
 #include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "comm/host/host_rank_context.h"
 #include "comm/operation.h"
 #include "core/text.h"
 

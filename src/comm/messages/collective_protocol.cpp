@@ -4,7 +4,6 @@
 
 #include "comm/messages/network.h"
 #include "comm/operation.h"
-#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "kernels/reduce.h"
 

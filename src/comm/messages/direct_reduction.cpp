@@ -2,7 +2,6 @@
 
 #include "comm/messages/transfer.h"
 #include "comm/operation.h"
-#include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "kernels/reduce.h"
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +10,6 @@
 
 #include "comm/control/offer.h"
 #include "core/environment.h"
-#include "core/version_tag.h"
 
 namespace lockstep::inline v0_2 {
 struct Placement;
@@ -54,12 +54,15 @@ struct Options {
   bool records = true;             ///< keep a flight record; false for the part of another world
 };
 
+/// A library's version, in the form in which ranks exchange it.
+using VersionTag = std::array<char, 32>;
+
 /// The values that ranks exchange when they join the world.
 struct JoinRecord {
   std::uint64_t host;  ///< digest of the host id
   std::int64_t algorithm;
   std::int64_t flushes_denormals;  ///< 0 or 1
-  detail::VersionTag version;
+  VersionTag version;
 };
 
 /// The record of the calling rank.

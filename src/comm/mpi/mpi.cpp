@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "comm/control/gathering.h"
 #include "comm/control/joining.h"
 #include "comm/cost/cost.h"
 #include "comm/messages/message_communicator.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/gathering.h"
+#include "comm/control/joining.h"
 #include "comm/messages/message_communicator.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/tcp/tcp_transport.h"

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "comm/control/address.h"
-#include "core/system/epoll.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -21,7 +21,6 @@
 
 #include "comm/ucx/ucx.h"
 #include "comm/ucx/ucx_library.h"
-#include "core/system/epoll.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -1,10 +1,13 @@
 #include "core/system/process.h"
 
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <locale>
@@ -13,6 +16,20 @@
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
+
+bool await_event(int events, std::chrono::nanoseconds longest) {
+  using std::chrono::milliseconds;
+  const timespec time{.tv_sec = longest.count() / 1'000'000'000,
+                      .tv_nsec = longest.count() % 1'000'000'000};
+  epoll_event ready{};
+  int count = ::epoll_pwait2(events, &ready, 1, &time, nullptr);
+  // Linux before 5.11 has no such call, and a filter of system calls may forbid it.
+  if (count < 0 && errno != EINTR) {
+    const auto rounded = std::max(std::chrono::ceil<milliseconds>(longest), milliseconds(1));
+    count = ::epoll_wait(events, &ready, 1, static_cast<int>(rounded.count()));
+  }
+  return count > 0;
+}
 
 // SIGRTMIN and the signals next to it and to SIGRTMAX are used by runtimes and debuggers.
 int stack_signal() { return SIGRTMAX - 3; }

@@ -39,6 +39,9 @@ class Descriptor {
   int fd_ = -1;
 };
 
+/// Waits until a descriptor of the epoll instance is ready, for at most `longest`. Whether one is.
+bool await_event(int events, std::chrono::nanoseconds longest);
+
 /// The signal that asks a thread for its stack (thread_stacks.h).
 int stack_signal();
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/host/world/world.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 #include "launch/job/console.h"
 #include "launch/job/processes.h"
 #include "launch/job/rank_process.h"

@@ -7,7 +7,6 @@
 #include <sstream>
 #include <utility>
 
-#include "comm/control/gathering.h"
 #include "comm/control/handshake.h"
 #include "comm/control/joining.h"
 #include "core/environment.h"

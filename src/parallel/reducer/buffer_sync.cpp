@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/operation_error.h"
-#include "parallel/instances.h"
+#include "group/instances.h"
 #include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {

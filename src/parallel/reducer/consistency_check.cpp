@@ -11,7 +11,7 @@
 #include "core/log.h"
 #include "core/numeric/digest.h"
 #include "core/text.h"
-#include "group/per_group.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "parallel/reducer/sparse_gradients.h"

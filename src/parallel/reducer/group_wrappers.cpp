@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "group/per_group.h"
+#include "group/instances.h"
 #include "parallel/agree.h"
 #include "parallel/reducer/reducer.h"
 

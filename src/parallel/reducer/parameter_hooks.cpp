@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "parallel/instances.h"
+#include "group/instances.h"
 #include "parallel/reducer/gradient.h"
 
 namespace lockstep::inline v0_2::detail {

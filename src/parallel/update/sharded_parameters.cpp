@@ -13,8 +13,8 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
-#include "parallel/instances.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {

@@ -1,5 +1,3 @@
-#include "record/page/live_report.h"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "comm/control/address.h"
-#include "comm/control/gathering.h"
 #include "comm/control/joining.h"
 #include "lockstep/error.h"
 

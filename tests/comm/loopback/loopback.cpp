@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/reduction.h"
+#include "comm/operation.h"
 #include "comm/tasks/task_communicator.h"
 #include "lockstep/error.h"
 

@@ -1,10 +1,9 @@
-// Compares device/nccl_api.h and NcclLibrary with the nccl.h of NCCL, at compile time.
+// Compares device/nccl_library.h with the nccl.h of NCCL, at compile time.
 #include <nccl.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "device/nccl_api.h"
 #include "device/nccl_library.h"
 
 namespace lockstep::device {
@@ -12,7 +11,7 @@ namespace {
 
 // --- Types ---------------------------------------------------------------------------------------
 
-/// The declaration of nccl.h for one of nccl_api.h.
+/// The declaration of nccl.h for one of nccl_library.h.
 template <class T>
 struct Real : std::type_identity<T> {};
 template <>
@@ -112,7 +111,7 @@ static_assert(own.version <= initial.version);
 // --- Functions -----------------------------------------------------------------------------------
 
 /// Whether a pointer of NcclLibrary has the type of nccl.h's function, with each type of
-/// nccl_api.h in place of nccl.h's.
+/// nccl_library.h in place of nccl.h's.
 #define LOCKSTEP_SAME_FUNCTION(member, function) \
   static_assert(std::is_same_v<Real<decltype(NcclLibrary::member)>::type, decltype(&function)>)
 LOCKSTEP_SAME_FUNCTION(get_version, ncclGetVersion);

@@ -26,7 +26,7 @@
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/arena.h"
 #include "core/environment.h"
-#include "core/error_record.h"
+#include "core/failure.h"
 
 /// A rank that misbehaves as its arguments say: BEHAVIOUR RANK. Rank RANK does it, and the others
 /// take part in barriers for as long as there are any. Every rank first says its pid.

@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/error_record.h"
 #include "core/failure.h"
 
 namespace lockstep::inline v0_2::host {

@@ -6,7 +6,6 @@
 
 #include "comm/announcement.h"
 #include "comm/atomics.h"
-#include "core/error_record.h"
 #include "core/failure.h"
 
 // The layout of a world's shared memory. Everything is zero in a new world. There are only numbers

@@ -3,14 +3,56 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/model_files.h"
+#include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// Runs fn. An error of LibTorch becomes a CheckpointError, whose text begins with where.
+template <class Function>
+auto as_checkpoint_error(std::string_view where, const Function& fn) {
+  try {
+    return fn();
+  } catch (const c10::Error& error) {
+    throw CheckpointError(concat(where, ": ", error.what_without_backtrace()));
+  }
+}
+
+/// Throws: CheckpointError if no values can be copied into this tensor of a model.
+void check_loadable(const std::string& name, const at::Tensor& tensor);
+
+/// Values for a model's parameters and buffers, checked before the first is changed.
+class ModelCopies {
+ public:
+  ModelCopies() = default;
+  /// stored: by the model's names. A tensor with several names needs values under one of them.
+  /// Throws: CheckpointError naming the tensor whose values do not fit, or that has other values
+  /// under a second name.
+  ModelCopies(const ModelView& model, const std::map<std::string, c10::IValue>& stored,
+              bool convert_dtypes);
+
+  const NotLoaded& not_loaded() const { return not_loaded_; }
+  /// Does not throw.
+  void apply() const;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
+  NotLoaded not_loaded_;
+};
 
 enum class FieldFormat : bool {
   python,     ///< of torch.optim: numbers of steps are tensors of float32

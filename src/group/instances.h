@@ -3,6 +3,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "lockstep/group.h"
 
@@ -22,5 +23,20 @@ std::shared_ptr<T> per_group(const Group& group, const Args&... args) {
   if (found == nullptr) entry = found = std::make_shared<T>(args...);
   return found;
 }
+
+/// The objects of a class that this process has, as their constructors and destructors list them.
+/// Locked while it exists. Any thread.
+template <class T>
+struct Instances {
+  std::unique_lock<std::mutex> lock;
+  std::vector<T*>& list;
+
+  static Instances all() {
+    // Never destroyed: a T may outlive any static object.
+    static auto& mutex = *new std::mutex;
+    static auto& list = *new std::vector<T*>;
+    return {.lock = std::unique_lock(mutex), .list = list};
+  }
+};
 
 }  // namespace lockstep::detail
