@@ -80,8 +80,8 @@ Launched::Launched(const Words& command, const Variables& variables, Outputs giv
   sigaddset(&interrupt, SIGINT);
   posix_spawnattr_setsigdefault(&attributes, &interrupt);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  const int error = posix_spawn(&pid_, words.front().c_str(), &actions, &attributes,
-                                pointers(words).data(), pointers(environment).data());
+  const int error = posix_spawnp(&pid_, words.front().c_str(), &actions, &attributes,
+                                 pointers(words).data(), pointers(environment).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(out[1]);
