@@ -25,6 +25,7 @@ ccl::datatype ccl_type(DType dtype) {
 }
 
 ccl::reduction ccl_op(ReduceOp op) {
+  if (op != ReduceOp::max && op != ReduceOp::sum) throw std::runtime_error("expected sum or max");
   return op == ReduceOp::max ? ccl::reduction::max : ccl::reduction::sum;
 }
 

@@ -22,7 +22,10 @@ MPI_Datatype mpi_type(DType dtype) {
   }
 }
 
-MPI_Op mpi_op(ReduceOp op) { return op == ReduceOp::max ? MPI_MAX : MPI_SUM; }
+MPI_Op mpi_op(ReduceOp op) {
+  if (op != ReduceOp::max && op != ReduceOp::sum) throw std::runtime_error("expected sum or max");
+  return op == ReduceOp::max ? MPI_MAX : MPI_SUM;
+}
 
 class MpiTransport final : public Peer {
  public:

@@ -133,6 +133,20 @@ class PowerSgd:
         return [results] * len(gradients)
 
 
+class Adasum:
+    def joined(self, vectors):
+        if len(vectors) == 1:
+            return vectors[0]
+        middle = (len(vectors) + 1) // 2
+        a, b = self.joined(vectors[:middle]), self.joined(vectors[middle:])
+        of = lambda vector: 1 - (a * b).sum() / (2 * (vector * vector).sum()) if vector.any() else 1
+        return of(a) * a + of(b) * b
+
+    def __call__(self, step, buckets, gradients):
+        result = {name: self.joined([own[name].astype(float) for own in gradients]) for name in gradients[0]}
+        return [result] * len(gradients)
+
+
 class PartialUpdate:
     def __call__(self, step, buckets, gradients):
         results = [dict(own) for own in gradients]

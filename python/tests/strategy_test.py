@@ -114,6 +114,7 @@ STRATEGIES = [
     ("topk:0.1,feedback=off", lambda _: reference.top_k(0.1, feedback=False), 0),
     ("threshold:3", lambda _: reference.Threshold(3), 1e-6),
     ("partial_update:of=gradients", lambda _: reference.PartialUpdate(), 1e-6),
+    ("adasum:of=gradients", lambda _: reference.Adasum(), None),
     ("power_sgd:rank=2", lambda record: reference.PowerSgd(first_q(record, 2)), None),
     ("warmup:2:topk:0.05", lambda _: reference.Warmup(2, reference.top_k(0.05)), 1e-6),
     ("warmup:1:warmup:2:int8", lambda _: reference.Warmup(3, reference.Int8()), 1e-6),

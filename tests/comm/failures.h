@@ -71,7 +71,7 @@ inline std::string in_child(const std::function<std::string()>& fn) {
   for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
     text.append(buffer, static_cast<std::size_t>(got));
   ::close(ends[0]);
-  int status = 0;
+  int status = -1;  // if fork() has failed
   ::waitpid(child, &status, 0);
   return status == 0 ? text : text + "; the child ended with status " + std::to_string(status);
 }

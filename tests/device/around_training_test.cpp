@@ -138,6 +138,22 @@ TEST_P(AroundTrainingOnDevices, UnevenInputsEndTogether) {
   });
 }
 
+TEST_P(AroundTrainingOnDevices, WeightsOfRanksThatHaveRunOut) {
+  compare(
+      [](const Group& group) {
+        Net net(group.device());
+        torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        DistributedOptimizer optimizer(sgd, net, group);
+        for (int step = 0; step < group.size(); ++step) {
+          const bool has_batch = step <= group.rank();
+          optimizer.weight(has_batch ? 6 - group.rank() : 0);
+          optimizer.backward_and_update(has_batch ? loss_of(net, group, step) : at::Tensor());
+        }
+        return values(net);
+      },
+      1e-5, 1e-4);
+}
+
 /// Its samples are rows of their indices.
 struct Rows : torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> {
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {

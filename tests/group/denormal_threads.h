@@ -86,10 +86,12 @@ class ReadBy : public torch::data::datasets::BatchDataset<ReadBy, std::vector<bo
 template <class Loader>
 double zeros_of_batches(Loader& loader) {
   double zeros = 0;
+  std::size_t samples = 0;
   for (const auto& batch : loader) {
     zeros += static_cast<double>(std::count(batch.begin(), batch.end(), true));
+    samples += batch.size();
   }
-  return zeros / 16;
+  return zeros / static_cast<double>(samples);
 }
 
 /// The share of the work of each kind of thread that is flushed, as "main 1, OpenMP 1, …".

@@ -283,5 +283,14 @@ TEST(LauncherKilled, LeavesNoRank) {
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
+/// It is no child of the launcher, so only the guardian can end it.
+TEST(LauncherKilled, LeavesNoDescendant) {
+  Launched job(
+      run_command({"-n", "2", "sh", "-c", quoted(rank_program()) + " descendant 1 & wait"}));
+  job.await_output("descendant ");
+  job.send(SIGKILL);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
 }  // namespace
 }  // namespace lockstep::testing

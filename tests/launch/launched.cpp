@@ -106,8 +106,9 @@ void Launched::await_output(const std::string& text, int times) {
     for (auto at = out_.find(text); at != std::string::npos; at = out_.find(text, at + 1)) ++count;
     return count;
   };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(3);
   while (occurrences() < times) {
-    if (!read_some(true)) {
+    if (std::chrono::steady_clock::now() > end || !read_some(true)) {
       FAIL() << "output ended, or 3 minutes passed, before '" << text << "' came " << times
              << " times: " << out_ << err_;
     }

@@ -74,7 +74,7 @@ class Launched {
   pid_t pid() const { return pid_; }
   void send(int signal) const { kill(pid_, signal); }
   /// Reads stdout until it holds text so many times. Fails the test if stdout ends before, or
-  /// nothing comes for 3 minutes.
+  /// 3 minutes pass.
   void await_output(const std::string& text, int times = 1);
   /// The same for stderr, once. False if both outputs end before.
   bool await_error(const std::string& text);

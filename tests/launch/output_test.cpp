@@ -129,7 +129,12 @@ class Unread {
   Unread& operator=(const Unread&) = delete;
 
   void send(int signal) const { job_->send(signal); }
-  Ended wait() { return job_->wait(); }
+  /// The reader that takes nothing must not put off the end for long.
+  Ended wait() {
+    auto ended = job_->wait();
+    EXPECT_LT(ended.seconds.count(), 30);
+    return ended;
+  }
 
   /// All that the launcher writes from here on.
   std::string read_all() const {

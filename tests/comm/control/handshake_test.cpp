@@ -4,6 +4,7 @@
 
 #include "comm/control/control.h"
 #include "tests/comm/control/meeting.h"
+#include "tests/comm/control/relay.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
@@ -155,6 +156,20 @@ TEST(FrameMacs, RefuseFramesInAnyOtherOrderOrForm) {
   EXPECT_EQ(read(mac, {frames[1], frames[0]}), wrong_mac);
   EXPECT_EQ(read(mac, {control::encode({.kind = Kind::heartbeat})}), wrong_mac) << "without a MAC";
   EXPECT_EQ(read(macs.to_gatherer, {frames[0]}), wrong_mac) << "sent back";
+}
+
+TEST(Handshake, SendsNoToken) {
+  Gathering gathering(rank_of(0, 2));
+  const Relay relay(gathering.offer().addresses[0]);
+  auto offer = gathering.offer();
+  offer.count = 1;
+  offer.addresses[0] = relay.address();
+  auto joining = std::async(std::launch::async, [&] { return join(offer, rank_of(1, 2, "b")); });
+  const auto members = gathering.wait();
+  joining.get();
+  EXPECT_EQ(members.size(), 1u);
+  EXPECT_THAT(relay.passed() + relay.returned(),
+              Not(HasSubstr({offer.token.data(), offer.token.size()})));
 }
 
 TEST(FrameMacs, LeaveRoomForTheLongestPayloads) {

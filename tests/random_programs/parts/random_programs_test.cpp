@@ -39,23 +39,24 @@ TEST(Difference, IsFoundAboveTheTolerance) {
 }
 
 TEST(Difference, IsFoundInErrors) {
-  const Expected refused{.error = "InvalidArgument", .ends = true};
+  const Expected refused{.error = "invalid_argument", .ends = true};
   const auto log = [](const std::string& error, const std::string& text) {
     return Log{{.error = error, .text = text}};
   };
-  EXPECT_EQ(difference({refused}, {log("InvalidArgument", "rank 0 of 2: no"),
-                                   log("InvalidArgument", "rank 1 of 2: no")}),
+  EXPECT_EQ(difference({refused}, {log("invalid_argument", "rank 0 of 2: no"),
+                                   log("invalid_argument", "rank 1 of 2: no")}),
             std::nullopt);
-  EXPECT_THAT(difference({refused}, {log("InvalidArgument", "no"), log("InvalidArgument", "why")})
+  EXPECT_THAT(difference({refused}, {log("invalid_argument", "no"), log("invalid_argument", "why")})
                   .value_or(""),
               HasSubstr("ranks raise different errors"));
-  EXPECT_THAT(difference({refused}, {log("CommError", "no"), log("CommError", "no")}).value_or(""),
-              HasSubstr("expected InvalidArgument"));
+  EXPECT_THAT(
+      difference({refused}, {log("communication", "no"), log("communication", "no")}).value_or(""),
+      HasSubstr("expected invalid_argument"));
   EXPECT_THAT(difference({{.error = "any", .mentions = "why"}},
-                         {log("CommError", "no"), log("CommError", "no")})
+                         {log("communication", "no"), log("communication", "no")})
                   .value_or(""),
               HasSubstr("expected it to mention 'why'"));
-  EXPECT_THAT(difference({expected_value(1)}, {log_of(1), log("Error", "no")}).value_or(""),
+  EXPECT_THAT(difference({expected_value(1)}, {log_of(1), log("general", "no")}).value_or(""),
               HasSubstr("rank 1: got Error: no, expected no error"));
 }
 
@@ -63,11 +64,11 @@ TEST(Difference, FollowsARankToTheOperationThatRaisesItsError) {
   const Expected refused{.names = {"loss 0"},
                          .checks = {Check::exact},
                          .values = {{std::vector{1.0}}, {std::vector{1.0}}},
-                         .error = "InvalidArgument",
+                         .error = "invalid_argument",
                          .may_fail = true,
                          .later = 1U << 1,
                          .ends = true};
-  const Outcome error{.error = "InvalidArgument", .text = "no"};
+  const Outcome error{.error = "invalid_argument", .text = "no"};
   const Outcome value{.values = {std::vector{1.0}}};
   const auto next = expected_value(1);
   EXPECT_EQ(difference({refused, next}, {{error}, {value, error}}), std::nullopt);
