@@ -54,7 +54,8 @@ TEST(Topology, GroupsSmtSiblings) {
   const auto topology = tree.read({0, 1, 2, 3});
   EXPECT_THAT(topology.cores, ElementsAre(Core{0, 0, {0, 2}}, Core{0, 0, {1, 3}}));
   EXPECT_THAT(topology.nodes(), ElementsAre(0));
-  // Without a processor that is not allowed.
+  // Without a processor that is not allowed, also where it is the first of its list.
+  EXPECT_THAT(tree.read({1, 2, 3}).cores, ElementsAre(Core{0, 0, {2}}, Core{0, 0, {1, 3}}));
   EXPECT_THAT(tree.read({0, 1, 3}).cores, ElementsAre(Core{0, 0, {0}}, Core{0, 0, {1, 3}}));
 }
 

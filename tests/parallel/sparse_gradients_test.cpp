@@ -210,10 +210,13 @@ TEST_ON_RANKS(SparseStrategies, AverageSparseGradientsExactly, 3) {
         "warmup:1:topk:0.2"}) {
     Words model(true, at::kFloat);
     SGD sgd(model.parameters(), SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world, parse_strategy(strategy));
-    // The loss uses the embeddings only, so that the other parameters cannot change it.
+    DistributedOptimizer optimizer(
+        sgd, model, world, {.buckets = one_each.buckets, .strategy = parse_strategy(strategy)});
+    // The embeddings do not depend on the other parameters, which differ between ranks until they
+    // are averaged.
     const auto loss = [](Words& of, int rank, int step) {
-      return of.words->forward(tokens_of(rank, step)).pow(2).sum() + of.out->weight.pow(2).sum();
+      return of.words->forward(tokens_of(rank, step)).pow(2).sum() +
+             (1 + rank) * of.out->weight.pow(2).sum();
     };
     Words whole(false, at::kFloat);
     SGD expected(whole.parameters(), SGDOptions(0.1));
