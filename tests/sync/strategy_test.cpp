@@ -125,7 +125,7 @@ TEST_ON_RANKS(AllReduce, LeavesTheMeanInTheBucketAfterOneStage, 3) {
   task.advance().wait();
   EXPECT_FALSE(task.advance().pending());
   EXPECT_TRUE(task.finished());
-  // The world's definition of a mean: the sum in rank order, times 1/3.
+  // The group's definition of a mean: the sum in rank order, times 1/3.
   const float mean = (1.0F + 2.0F + 3.0F) * (1.0F / 3.0F);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(bucket.values()[i].item<float>(), mean);
 }
