@@ -125,7 +125,8 @@ TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
   int read = 0;
   int torn = 0;
   for (int turn = 0; turn < 2000; ++turn) {
-    for (const auto& entry : FlightRecord::read(path)->entries()) {
+    const auto record = FlightRecord::read(path);
+    for (const auto& entry : record->entries()) {
       ++read;
       torn += entry.number != entry.sequence || entry.number != entry.bytes ? 1 : 0;
     }

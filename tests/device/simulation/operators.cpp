@@ -3,10 +3,12 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -226,6 +228,7 @@ class Call {
 
   Stack run() {
     const c10::DeviceGuard on(device_);
+    if (is_view()) return make_view();
     stream_ = runtime_stream(device_);
     take_host_values();
     find_accesses();
@@ -233,6 +236,25 @@ class Call {
   }
 
  private:
+  bool is_view() const {
+    const auto& returns = op_.schema().returns();
+    if (returns.size() != 1 || returns[0].alias_info() == nullptr) return false;
+    return !returns[0].alias_info()->isWrite() && !given_.empty() && given_[0].isTensor() &&
+           returns[0].type()->kind() == c10::TypeKind::TensorType;
+  }
+
+  /// Views of LibTorch that are kernels, as unfold: the CPU says the shape, no byte is touched.
+  Stack make_view() {
+    const auto base = given_[0].toTensor();
+    auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
+    const auto cpu_base = here[0].toTensor();
+    kernel_.callBoxed(&here);
+    const auto& view = here[0].toTensor();
+    TORCH_CHECK(view.scalar_type() == base.scalar_type(), name_, " is not simulated");
+    const auto offset = base.storage_offset() + view.storage_offset() - cpu_base.storage_offset();
+    return {at::as_strided(base, view.sizes(), view.strides(), offset)};
+  }
+
   /// Refuses what CUDA's kernel refuses, and the CPU's takes.
   void expect_what_cuda_takes() const {
     if (op_.operator_name().name != "aten::native_batch_norm_backward") return;
@@ -450,6 +472,18 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   return self;
 }
 
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return at::native::set_tensor_(self, source);
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(accelerator_type), true));
+  impl->set_sizes_contiguous({0});
+  return self;
+}
+
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
                          std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard on(self.device());
@@ -534,6 +568,8 @@ void register_operators() {
   aten.impl("view", TORCH_FN(operators::view));
   aten.impl("_reshape_alias", TORCH_FN(operators::reshape_alias));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(operators::set_storage));
+  aten.impl("set_.source_Tensor", TORCH_FN(operators::set_tensor));
+  aten.impl("set_", TORCH_FN(operators::set_empty));
   aten.impl("resize_", TORCH_FN(operators::resize));
   aten.impl("copy_", TORCH_FN(operators::copy));
   aten.impl("_local_scalar_dense", TORCH_FN(operators::item));
