@@ -57,7 +57,7 @@ TEST(Difference, IsFoundInErrors) {
                   .value_or(""),
               HasSubstr("expected it to mention 'why'"));
   EXPECT_THAT(difference({expected_value(1)}, {log_of(1), log("general", "no")}).value_or(""),
-              HasSubstr("rank 1: got Error: no, expected no error"));
+              HasSubstr("rank 1: got general: no, expected no error"));
 }
 
 TEST(Difference, FollowsARankToTheOperationThatRaisesItsError) {
