@@ -32,9 +32,7 @@ std::string records(const std::vector<int>& labels) {
 
 class Cifar10Files : public ::testing::Test {
  protected:
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(folder / name, std::ios::binary) << bytes;
-  }
+  void write(const std::string& name, const std::string& bytes) const { folder.write(name, bytes); }
   std::string error(Cifar10::Split split = Cifar10::Split::train) const {
     return message_of<DataError>([&] { Cifar10(folder.path(), split); });
   }

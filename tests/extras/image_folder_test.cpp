@@ -45,10 +45,7 @@ std::string png_of(const at::Tensor& image) {
 
 class ImageFolders : public ::testing::Test {
  protected:
-  void write(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories((folder / name).parent_path());
-    std::ofstream(folder / name, std::ios::binary) << bytes;
-  }
+  void write(const std::string& name, const std::string& bytes) const { folder.write(name, bytes); }
   at::Tensor only_image(ImageFolderOptions options = {}) const {
     ImageFolder data(folder.path(), options);
     EXPECT_EQ(data.size(), 1u);
