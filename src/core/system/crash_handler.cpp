@@ -106,7 +106,6 @@ class CrashHandler {
  private:
   static void handle(int signal, siginfo_t* info, void* context);
   static void call_listeners(const Crash& crash) noexcept;
-  static void call(CrashListener::Phase phase, const Crash& crash, bool of_thread) noexcept;
   static bool is_installed(int signal) noexcept;
   /// Whether the program's own handler, if any, has resolved the fault.
   static bool is_resolved(int signal, siginfo_t* info, void* context);
@@ -183,18 +182,15 @@ void CrashHandler::limit_time(int signal) noexcept {
   ::syscall(SYS_timer_settime, timer, 0, &time, nullptr);
 }
 
-void CrashHandler::call(CrashListener::Phase phase, const Crash& crash, bool of_thread) noexcept {
-  for (auto& place : listeners_) {
-    auto* const listener = place.load();
-    if (listener == nullptr || listener->phase_ != phase) continue;
-    if ((listener->thread_ == ::gettid()) == of_thread) listener->on_crash(crash);
-  }
-}
-
 void CrashHandler::call_listeners(const Crash& crash) noexcept {
   for (const auto phase : {CrashListener::Phase::notify, CrashListener::Phase::record}) {
-    call(phase, crash, true);
-    call(phase, crash, false);
+    for (const bool of_thread : {true, false}) {
+      for (auto& place : listeners_) {
+        auto* const listener = place.load();
+        if (listener == nullptr || listener->phase_ != phase) continue;
+        if ((listener->thread_ == ::gettid()) == of_thread) listener->on_crash(crash);
+      }
+    }
   }
 }
 
