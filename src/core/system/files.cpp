@@ -42,14 +42,14 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-std::map<std::string, std::string> fields(const std::filesystem::path& file) {
+std::map<std::string, std::string> fields(const std::filesystem::path& file, char separator) {
   std::map<std::string, std::string> found;
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
-    const auto colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const auto name_end = line.find_last_not_of(" \t", colon - 1);
-    const auto value = line.find_first_not_of(" \t", colon + 1);
+    const auto name_size = line.find(separator);
+    if (name_size == std::string::npos) continue;
+    const auto name_end = line.find_last_not_of(" \t", name_size - 1);
+    const auto value = line.find_first_not_of(" \t", name_size + 1);
     if (name_end == std::string::npos || value == std::string::npos) continue;
     found.emplace(line.substr(0, name_end + 1), line.substr(value));
   }
