@@ -68,7 +68,7 @@ class AtomicFile {
   std::filesystem::path target_;  ///< path_ with symbolic links resolved
   std::filesystem::path folder_;
   std::filesystem::path partial_;
-  int fd_ = -1;
+  Descriptor file_;
   int error_ = 0;  ///< errno of the first write that failed
 };
 
