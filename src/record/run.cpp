@@ -118,14 +118,10 @@ void read_laps(const std::filesystem::path& path, Run& run) {
 
 /// Without the headings.
 std::size_t count_discarded(const std::filesystem::path& path) {
-  std::error_code none;
-  if (!std::filesystem::is_regular_file(path, none)) return 0;
-  std::ifstream in(path, std::ios::binary);
-  std::size_t records = 0;
-  for (std::string line; std::getline(in, line);) {
-    if (!line.empty() && !line.starts_with("{\"discarded_from\"")) ++records;
-  }
-  return records;
+  const auto lines = detail::lines_in(regular_file(path).value_or(""));
+  return static_cast<std::size_t>(std::ranges::count_if(lines, [](const std::string& line) {
+    return !line.empty() && !line.starts_with("{\"discarded_from\"");
+  }));
 }
 
 std::string text_of(const json& value) {
