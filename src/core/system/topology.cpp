@@ -33,11 +33,9 @@ std::optional<double> busy_ticks(std::istream& stat, std::span<const int> cpus) 
     std::istringstream fields(line);
     std::string name;
     fields >> name;
-    if (name.size() < 4 || !name.starts_with("cpu") ||
-        name.find_first_not_of("0123456789", 3) != std::string::npos || name.size() > 9) {
-      continue;
-    }
-    if (std::ranges::find(cpus, std::stoi(name.substr(3))) == cpus.end()) continue;
+    if (!name.starts_with("cpu")) continue;
+    const auto cpu = parse_number<int>(std::string_view(name).substr(3));
+    if (!cpu || std::ranges::find(cpus, *cpu) == cpus.end()) continue;
     // user, nice, system, idle, iowait, irq, softirq, steal; the guests' are parts of user and nice
     double ticks = 0;
     for (int field = 0; field < 8 && fields >> ticks; ++field) {
