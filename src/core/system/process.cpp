@@ -44,9 +44,7 @@ ForkGuard::ForkGuard() {
 }
 
 Process read_process(long pid) {
-  std::ifstream in(concat("/proc/", pid, "/stat"));
-  std::string line;
-  std::getline(in, line);
+  const auto line = first_line(concat("/proc/", pid, "/stat"));
   // The name in brackets may contain spaces. Fields are numbered from 1; the start time is field
   // 22.
   const auto behind_name = line.rfind(')');
