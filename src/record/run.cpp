@@ -99,7 +99,7 @@ void read_metrics(const std::filesystem::path& path, Run& run) {
   });
 }
 
-void read_laps(const std::filesystem::path& path, Run& run) {
+void read_intervals(const std::filesystem::path& path, Run& run) {
   read_lines(path, run, [&](const std::string& text) {
     auto interval = parse_interval(text);
     if (interval) run.intervals.push_back(std::move(*interval));
@@ -215,7 +215,7 @@ Run read_run(const std::filesystem::path& folder) {
   }
   Run run;
   read_metrics(metrics, run);
-  read_laps(folder / intervals_name, run);
+  read_intervals(folder / intervals_name, run);
   read_environment(folder / environment_name, run);
   run.discarded = count_discarded(folder / discarded_name);
   run.name = std::filesystem::canonical(folder).filename().string();  // "." has a name, too
