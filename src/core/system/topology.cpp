@@ -125,7 +125,7 @@ Topology Topology::read() {
 }
 
 Topology Topology::read(const path& tree, std::span<const int> allowed) {
-  const auto nodes = node_of_cpu(tree);
+  auto nodes = node_of_cpu(tree);
   // SMT siblings have the same first CPU in their sibling lists, also if that CPU is not allowed.
   std::map<std::tuple<int, int, int>, Core> cores;
   for (const int cpu : allowed) {
@@ -133,8 +133,7 @@ Topology Topology::read(const path& tree, std::span<const int> allowed) {
     const auto siblings = parse_cpu_list(first_line(folder / "thread_siblings_list"));
     const int first = siblings.empty() ? cpu : siblings.front();
     const int package = number(first_line(folder / "physical_package_id")).value_or(0);
-    const auto found = nodes.find(cpu);
-    const int node = found == nodes.end() ? 0 : found->second;
+    const int node = nodes[cpu];  // 0 if the tree names none
     auto& core = cores[{node, package, first}];
     core.node = node;
     core.package = package;
