@@ -7,7 +7,6 @@
 #include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "lockstep/log_sink.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -85,10 +84,10 @@ std::optional<int> bucket_mib() {
   return size;
 }
 
-std::string log_level() {
+std::optional<LogLevel> log_level() {
   constexpr detail::EnumNames<LogLevel::error> levels("debug", "info", "warn", "error");
   const auto text = variable("LOCKSTEP_LOG");
-  return text ? std::string(levels.of(levels.parse("LOCKSTEP_LOG:", *text))) : "";
+  return text ? std::optional(levels.parse("LOCKSTEP_LOG:", *text)) : std::nullopt;
 }
 
 }  // namespace

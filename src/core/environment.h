@@ -9,6 +9,7 @@
 
 #include "core/launcher.h"
 #include "core/system/denormals_guard.h"
+#include "lockstep/log_sink.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -78,10 +79,10 @@ struct Environment {
   /// LOCKSTEP_STALL_WARNING: time in one operation after which a rank reports who is missing, in
   /// seconds; default 30, 0 for never.
   std::chrono::milliseconds stall_warning;
-  bool flight_recorder = true;  ///< LOCKSTEP_FLIGHT_RECORDER: 0 or 1
-  bool crash_handler = true;    ///< LOCKSTEP_CRASH_HANDLER: 0 or 1
-  std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
-  std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
+  bool flight_recorder = true;        ///< LOCKSTEP_FLIGHT_RECORDER: 0 or 1
+  bool crash_handler = true;          ///< LOCKSTEP_CRASH_HANDLER: 0 or 1
+  std::string trace_folder;           ///< LOCKSTEP_TRACE: folder of flight records after a failure
+  std::optional<LogLevel> log_level;  ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: a name of Backend
   /// LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over a network.
   std::string algorithm;

@@ -118,20 +118,18 @@ void RaisedFailure::raise(std::string_view where, const Failure& failure) {
                              .operation = std::string(operation == no_operation ? "" : operation),
                              .cause = failure.text,
                              .cause_kind = kind};
-  const auto error = text(where, failure.text);
+  std::string error;
+  if (raised()) {
+    error = concat(where, ": the world failed earlier", first_.empty() ? "" : ", in ", first_, ": ",
+                   failure.text, "; a failed world cannot be used again: start all ranks anew");
+  } else {
+    first_ = operation;
+    set_raised();
+    error = concat(where, ": ", failure.text);
+  }
   log::warn(error);
   if (failure.timeout()) throw TimeoutError(error, details);
   throw CommError(error, details);
-}
-
-std::string RaisedFailure::text(std::string_view where, std::string_view cause) {
-  if (raised()) {
-    return concat(where, ": the world failed earlier", first_.empty() ? "" : ", in ", first_, ": ",
-                  cause, "; a failed world cannot be used again: start all ranks anew");
-  }
-  first_ = where.substr(0, where.find(" ("));
-  set_raised();
-  return concat(where, ": ", cause);
 }
 
 }  // namespace lockstep::detail

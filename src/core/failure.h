@@ -121,8 +121,6 @@ class RaisedFailure {
   bool raised() const noexcept { return raised_.load(std::memory_order_relaxed); }
 
  private:
-  std::string text(std::string_view where, std::string_view cause);
-
   std::atomic<bool> raised_{false};
   std::string first_;  ///< first operation; empty if the program raised the error
 };

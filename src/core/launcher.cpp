@@ -83,8 +83,7 @@ bool is_loopback(std::string_view address) {
 std::optional<int> local_size(const Names& names, int size) {
   if (names.kind == Kind::srun) {
     const auto nodes = integer_variable("SLURM_STEP_NUM_NODES", 1);
-    if (nodes == 1) return size;
-    return std::nullopt;
+    return nodes == 1 ? std::optional(size) : std::nullopt;
   }
   return integer_variable(names.local_size, 1);
 }

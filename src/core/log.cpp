@@ -25,8 +25,8 @@ spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
     auto made = std::make_shared<spdlog::logger>("lockstep",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    const auto& level = Environment::get().log_level;
-    made->set_level(level.empty() ? spdlog::level::off : spdlog::level::from_str(level));
+    const auto level = Environment::get().log_level;
+    made->set_level(level ? translate(*level) : spdlog::level::off);
     made->set_pattern("%H:%M:%S.%e lockstep %l (%P) %v");
     return made;
   }();

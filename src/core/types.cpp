@@ -1,7 +1,5 @@
 #include "lockstep/types.h"
 
-#include <array>
-
 #include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -9,41 +7,25 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-struct DTypeNames {
-  DType dtype;
-  std::string_view full;
-  std::string_view brief;
-};
-
-constexpr std::array<DTypeNames, 10> names{{{DType::f32, "float32", "f32"},
-                                            {DType::f64, "float64", "f64"},
-                                            {DType::f16, "float16", "f16"},
-                                            {DType::bf16, "bfloat16", "bf16"},
-                                            {DType::i8, "int8", "i8"},
-                                            {DType::u8, "uint8", "u8"},
-                                            {DType::i32, "int32", "i32"},
-                                            {DType::i64, "int64", "i64"},
-                                            {DType::i16, "int16", "i16"},
-                                            {DType::boolean, "bool", "b8"}}};
+constexpr detail::EnumNames<DType::boolean> dtypes("float32", "float64", "float16", "bfloat16",
+                                                   "int8", "uint8", "int32", "int64", "int16",
+                                                   "bool");
+constexpr detail::EnumNames<DType::boolean> brief_dtypes("f32", "f64", "f16", "bf16", "i8", "u8",
+                                                         "i32", "i64", "i16", "b8");
 
 }  // namespace
 
-std::string_view name(DType dtype) {
-  for (const auto& entry : names) {
-    if (entry.dtype == dtype) return entry.full;
-  }
-  return "unknown";
-}
+std::string_view name(DType dtype) { return dtypes.of(dtype); }
 
 DType parse_dtype(std::string_view text) {
-  for (const auto& entry : names) {
-    if (entry.full == text || entry.brief == text) return entry.dtype;
+  for (const auto dtype : all_dtypes) {
+    if (name(dtype) == text || brief_dtypes.of(dtype) == text) return dtype;
   }
-  const auto shown = [](const DTypeNames& entry) {
-    return detail::concat(entry.full, " (", entry.brief, ")");
+  const auto shown = [](DType dtype) {
+    return detail::concat(name(dtype), " (", brief_dtypes.of(dtype), ")");
   };
   throw InvalidArgument(detail::concat("unknown dtype '", text, "', expected one of ",
-                                       detail::joined(names, ", ", shown)));
+                                       detail::joined(all_dtypes, ", ", shown)));
 }
 
 std::string_view name(ReduceOp op) {

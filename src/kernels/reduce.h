@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/types.h"
@@ -12,33 +14,15 @@ namespace lockstep::inline v0_2::detail {
 
 /// The types by which elements of a dtype are stored in memory (Stored) and computed with (Value).
 template <DType kDtype>
-struct Element;
-
-template <class InMemory, class OfNumber = InMemory>
-struct ElementTypes {
-  using Stored = InMemory;
-  using Value = OfNumber;
+struct Element {
+  // In the order of DType.
+  using Stored = std::tuple_element_t<
+      static_cast<std::size_t>(kDtype),
+      std::tuple<float, double, std::uint16_t, std::uint16_t, std::int8_t, std::uint8_t,
+                 std::int32_t, std::int64_t, std::int16_t, std::uint8_t>>;
+  using Value = std::conditional_t<kDtype == DType::f16 || kDtype == DType::bf16, float, Stored>;
+  static_assert(sizeof(Stored) == size_of(kDtype));
 };
-template <>
-struct Element<DType::f32> : ElementTypes<float> {};
-template <>
-struct Element<DType::f64> : ElementTypes<double> {};
-template <>
-struct Element<DType::f16> : ElementTypes<std::uint16_t, float> {};
-template <>
-struct Element<DType::bf16> : ElementTypes<std::uint16_t, float> {};
-template <>
-struct Element<DType::i8> : ElementTypes<std::int8_t> {};
-template <>
-struct Element<DType::u8> : ElementTypes<std::uint8_t> {};
-template <>
-struct Element<DType::boolean> : ElementTypes<std::uint8_t> {};
-template <>
-struct Element<DType::i16> : ElementTypes<std::int16_t> {};
-template <>
-struct Element<DType::i32> : ElementTypes<std::int32_t> {};
-template <>
-struct Element<DType::i64> : ElementTypes<std::int64_t> {};
 
 }  // namespace lockstep::detail
 

@@ -83,17 +83,14 @@ namespace lockstep::inline v0_2::detail {
 template <class T>
 using Magnitude = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-template <class T>
-inline constexpr auto infinite_magnitude =
-    std::bit_cast<Magnitude<T>>(std::numeric_limits<T>::infinity());
-
 /// An integer that orders values by magnitude. Denormals are not flushed, Inf is above all numbers,
 /// and all NaN are equal and above Inf.
 template <class T>
 constexpr Magnitude<T> magnitude(T value) {
   const auto bits = std::bit_cast<Magnitude<T>>(value);
   const auto sign = Magnitude<T>{1} << (sizeof(T) * 8 - 1);
-  return std::min<Magnitude<T>>(bits & ~sign, infinite_magnitude<T> + 1);
+  constexpr auto infinite = std::bit_cast<Magnitude<T>>(std::numeric_limits<T>::infinity());
+  return std::min<Magnitude<T>>(bits & ~sign, infinite + 1);
 }
 
 }  // namespace lockstep::detail

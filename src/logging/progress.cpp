@@ -28,15 +28,13 @@ std::string duration_text(double seconds) {
   return detail::concat(whole / 3600, ':', two(whole / 60 % 60), ':', two(whole % 60));
 }
 
-/// Open MPI's mpirun gives ranks a pseudo-terminal without a width even if its own output is a
-/// file.
-bool is_terminal(int fd) { return detail::terminal_width(fd) > 0; }
-
 }  // namespace
 
 ProgressStyle progress_style(const Group& group, int fd, bool quiet) {
   if (quiet || group.rank() != 0) return ProgressStyle::silent;
-  return is_terminal(fd) ? ProgressStyle::bar : ProgressStyle::lines;
+  // Open MPI's mpirun gives ranks a pseudo-terminal without a width even if its own output is a
+  // file.
+  return detail::terminal_width(fd) > 0 ? ProgressStyle::bar : ProgressStyle::lines;
 }
 
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,

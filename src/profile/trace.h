@@ -31,21 +31,57 @@ struct TraceSpan {
 
 namespace detail {
 
+class Trace;
+
+/// This thread's trace, or null.
+inline constinit thread_local Trace* this_threads_trace = nullptr;
+
 /// Records spans of the thread that constructs it. Keeps the newest in memory that is allocated at
 /// the start. Only that thread may use and destroy it.
 class Trace final : public WorkObserver {
  public:
   /// Throws: InvalidArgument if this thread already has a trace, or if capacity is 0.
-  explicit Trace(std::size_t capacity);
-  ~Trace();
+  explicit Trace(std::size_t capacity) : spans_(capacity) {
+    if (capacity == 0) throw_invalid("trace", "got a capacity of 0 spans, expected at least 1");
+    if (this_threads_trace != nullptr) {
+      throw_invalid("trace", "got a second trace in this thread, expected at most one at a time");
+    }
+    this_threads_trace = this;
+    this_threads_work_observer = this;
+  }
+  ~Trace() {
+    if (this_threads_trace != this) return;
+    this_threads_trace = nullptr;
+    this_threads_work_observer = nullptr;
+  }
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  void add(const TraceSpan& span) noexcept;
+  void add(const TraceSpan& span) noexcept {
+    // Spans of work with a smaller gap are merged, such as those of a staged collective. Units: ns.
+    constexpr std::int64_t max_merged_gap = 2000;
+    if (added_ > 0 && span.kind == TraceSpan::Kind::working) {
+      auto& last = spans_[(added_ - 1) % spans_.size()];
+      if (last.kind == TraceSpan::Kind::working && span.begin - last.end < max_merged_gap) {
+        last.end = span.end;
+        return;
+      }
+    }
+    spans_[added_++ % spans_.size()] = span;
+  }
   void worked(std::chrono::steady_clock::time_point begin,
-              std::chrono::steady_clock::time_point end) noexcept override;
+              std::chrono::steady_clock::time_point end) noexcept override {
+    add({.begin = begin.time_since_epoch() / std::chrono::nanoseconds(1),
+         .end = end.time_since_epoch() / std::chrono::nanoseconds(1)});
+  }
   /// The recorded spans in order of their end.
-  std::vector<TraceSpan> spans() const;
+  std::vector<TraceSpan> spans() const {
+    std::vector<TraceSpan> all;
+    const auto kept = added_ - lost();
+    all.reserve(kept);
+    for (auto i = lost(); i < added_; ++i) all.push_back(spans_[i % spans_.size()]);
+    return all;
+  }
   /// Number of spans that newer ones have overwritten.
   std::uint64_t lost() const { return added_ > spans_.size() ? added_ - spans_.size() : 0; }
 
@@ -53,51 +89,6 @@ class Trace final : public WorkObserver {
   std::vector<TraceSpan> spans_;
   std::uint64_t added_ = 0;
 };
-
-/// This thread's trace, or null.
-inline constinit thread_local Trace* this_threads_trace = nullptr;
-
-inline Trace::Trace(std::size_t capacity) : spans_(capacity) {
-  if (capacity == 0) throw_invalid("trace", "got a capacity of 0 spans, expected at least 1");
-  if (this_threads_trace != nullptr) {
-    throw_invalid("trace", "got a second trace in this thread, expected at most one at a time");
-  }
-  this_threads_trace = this;
-  this_threads_work_observer = this;
-}
-
-inline Trace::~Trace() {
-  if (this_threads_trace != this) return;
-  this_threads_trace = nullptr;
-  this_threads_work_observer = nullptr;
-}
-
-inline void Trace::add(const TraceSpan& span) noexcept {
-  // Spans of work with a smaller gap are merged, such as those of a staged collective. Units: ns.
-  constexpr std::int64_t max_merged_gap = 2000;
-  if (added_ > 0 && span.kind == TraceSpan::Kind::working) {
-    auto& last = spans_[(added_ - 1) % spans_.size()];
-    if (last.kind == TraceSpan::Kind::working && span.begin - last.end < max_merged_gap) {
-      last.end = span.end;
-      return;
-    }
-  }
-  spans_[added_++ % spans_.size()] = span;
-}
-
-inline void Trace::worked(std::chrono::steady_clock::time_point begin,
-                          std::chrono::steady_clock::time_point end) noexcept {
-  add({.begin = begin.time_since_epoch() / std::chrono::nanoseconds(1),
-       .end = end.time_since_epoch() / std::chrono::nanoseconds(1)});
-}
-
-inline std::vector<TraceSpan> Trace::spans() const {
-  std::vector<TraceSpan> all;
-  const auto kept = added_ - lost();
-  all.reserve(kept);
-  for (auto i = lost(); i < added_; ++i) all.push_back(spans_[i % spans_.size()]);
-  return all;
-}
 
 inline std::int64_t trace_clock() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

@@ -42,13 +42,13 @@ std::string name_of(const Run& run, std::size_t rank) {
   return is_named ? concat("Rank ", rank, " on ", run.hosts[rank]) : concat("Rank ", rank);
 }
 
-void add_loading(std::vector<Advice>& found, const Run& run, const Totals& all, double steps) {
+void add_loading(std::vector<Advice>& found, const Run& run, const Totals& all) {
   const auto slowest = static_cast<std::size_t>(
       std::ranges::max_element(all.ranks, {}, &RankInterval::loading) - all.ranks.begin());
   const double step = all.step_seconds();
-  const double longest = all.ranks[slowest].loading / steps;
+  const double longest = all.ranks[slowest].loading / all.step_count();
   if (longest < least_seconds || longest < loading_share * step) return;
-  const auto loading = [&](const RankInterval& rank) { return rank.loading / steps; };
+  const auto loading = [&](const RankInterval& rank) { return rank.loading / all.step_count(); };
   const double usual = median(others(all, slowest, loading));
   if (all.ranks.size() > 1 && usual < longest / 2) {
     found.push_back(
@@ -76,15 +76,13 @@ bool add_shared_cores(std::vector<Advice>& found, const Run& run) {
 }
 
 /// Whether one rank holds up the others.
-bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all, double steps) {
+bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all) {
   if (all.ranks.size() < 2) return false;
   const auto computing = [&](const RankInterval& rank) {
-    return (rank.computing() - rank.loading) / steps;
+    return (rank.computing() - rank.loading) / all.step_count();
   };
-  std::size_t slowest = 0;
-  for (std::size_t i = 0; i < all.ranks.size(); ++i) {
-    if (computing(all.ranks[i]) > computing(all.ranks[slowest])) slowest = i;
-  }
+  const auto slowest = static_cast<std::size_t>(std::ranges::max_element(all.ranks, {}, computing) -
+                                                all.ranks.begin());
   const double longest = computing(all.ranks[slowest]);
   const double usual = median(others(all, slowest, computing));
   if (usual <= 0 || longest - usual < least_seconds || longest < slower_rank * usual) return false;
@@ -173,10 +171,8 @@ std::vector<Advice> advice_of(const Run& run) {
   std::vector<Advice> found;
   if (!run.intervals.empty()) {
     const auto all = totals(run.intervals);
-    const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
-    add_loading(found, run, all, steps);
-    if (!add_shared_cores(found, run) && !add_slow_rank(found, run, all, steps))
-      add_exchange(found, all);
+    add_loading(found, run, all);
+    if (!add_shared_cores(found, run) && !add_slow_rank(found, run, all)) add_exchange(found, all);
     add_strategy(found, run, all);
     add_slowing(found, run);
   }

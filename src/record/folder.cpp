@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -74,14 +73,6 @@ using detail::concat;
 
 constexpr std::string_view event_prefix = "events.out.tfevents.";
 
-/// As the kernel keeps it: who writes a log need not be handed main's arguments.
-std::vector<std::string> command_line() {
-  std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> words;
-  for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
-  return words;
-}
-
 std::map<std::string, std::string> lockstep_variables() {
   std::map<std::string, std::string> found;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -98,6 +89,8 @@ std::map<std::string, std::string> lockstep_variables() {
 }  // namespace
 
 void write_environment(const std::filesystem::path& folder, const RunEnvironment& environment) {
+  // As the kernel keeps it: a program that writes a log need not pass on main's arguments.
+  const auto command = detail::lines_in(regular_file("/proc/self/cmdline").value_or(""), '\0');
   const nlohmann::ordered_json all = {{"lockstep", version()},
                                       {"started", detail::utc_text("%Y-%m-%dT%H:%M:%SZ")},
                                       {"ranks", environment.ranks},
@@ -108,7 +101,7 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
                                       {"threads", environment.threads},
                                       {"denormals", detail::denormals_text(flushes_denormals())},
                                       {"restarts", Environment::get().restart_count},
-                                      {"command", command_line()},
+                                      {"command", command},
                                       {"variables", lockstep_variables()},
                                       {"event_files", environment.event_files}};
   write_file(folder / environment_name,
@@ -171,17 +164,6 @@ bool is_repeated(const Numbers& line, const Continuation& from) {
   return !from.names.empty() && std::ranges::all_of(line, is_replaced);
 }
 
-/// The lines with their ends; the last one may have none.
-std::vector<std::string_view> lines_of(std::string_view text) {
-  std::vector<std::string_view> lines;
-  while (!text.empty()) {
-    const auto end = std::min(text.find('\n'), text.size() - 1) + 1;
-    lines.push_back(text.substr(0, end));
-    text.remove_prefix(end);
-  }
-  return lines;
-}
-
 }  // namespace
 
 Discarded discard_repeated(const std::filesystem::path& folder, const char* name,
@@ -192,14 +174,14 @@ Discarded discard_repeated(const std::filesystem::path& folder, const char* name
   Discarded result;
   std::string kept;
   std::string moved;
-  for (const auto line : lines_of(*text)) {
+  for (const auto& line : detail::lines_in(*text)) {
     const auto numbers = flat_numbers(line);
     if (numbers && is_repeated(*numbers, from)) {
       ++result.records;
-      moved += line;
+      moved += line + '\n';
       continue;
     }
-    kept += line;
+    kept += line + '\n';
     const auto* step = numbers ? value_of(*numbers, "step") : nullptr;
     if (step != nullptr && step->whole == from.step) result.keeps_step = true;
     const auto* elapsed = numbers ? value_of(*numbers, "elapsed") : nullptr;
@@ -214,7 +196,7 @@ Discarded discard_repeated(const std::filesystem::path& folder, const char* name
       {"continued_at_step", std::max<std::int64_t>(from.step, 0)},
       {"time", detail::utc_text("%Y-%m-%dT%H:%M:%SZ")}};
   AppendFile discarded(folder / discarded_name, true);
-  discarded.add(heading.dump() + '\n' + moved + (moved.ends_with('\n') ? "" : "\n"));
+  discarded.add(heading.dump() + '\n' + moved);
   if (discarded.error() != 0) {
     throw Error(detail::concat(discarded.path().string(),
                                ": cannot write: ", std::strerror(discarded.error())));

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -97,7 +99,7 @@ void read_metrics(const std::filesystem::path& path, Run& run) {
   });
 }
 
-void read_laps(const std::filesystem::path& path, Run& run) {
+void read_intervals(const std::filesystem::path& path, Run& run) {
   read_lines(path, run, [&](const std::string& text) {
     auto interval = parse_interval(text);
     if (interval) run.intervals.push_back(std::move(*interval));
@@ -116,14 +118,10 @@ void read_laps(const std::filesystem::path& path, Run& run) {
 
 /// Without the headings.
 std::size_t count_discarded(const std::filesystem::path& path) {
-  std::error_code none;
-  if (!std::filesystem::is_regular_file(path, none)) return 0;
-  std::ifstream in(path, std::ios::binary);
-  std::size_t records = 0;
-  for (std::string line; std::getline(in, line);) {
-    if (!line.empty() && !line.starts_with("{\"discarded_from\"")) ++records;
-  }
-  return records;
+  const auto lines = detail::lines_in(regular_file(path).value_or(""));
+  return static_cast<std::size_t>(std::ranges::count_if(lines, [](const std::string& line) {
+    return !line.empty() && !line.starts_with("{\"discarded_from\"");
+  }));
 }
 
 std::string text_of(const json& value) {
@@ -217,7 +215,7 @@ Run read_run(const std::filesystem::path& folder) {
   }
   Run run;
   read_metrics(metrics, run);
-  read_laps(folder / intervals_name, run);
+  read_intervals(folder / intervals_name, run);
   read_environment(folder / environment_name, run);
   run.discarded = count_discarded(folder / discarded_name);
   run.name = std::filesystem::canonical(folder).filename().string();  // "." has a name, too
@@ -291,16 +289,31 @@ constexpr std::int64_t most_steps = 1'000'000'000'000;
 constexpr double most_seconds = 1e12;
 constexpr std::int64_t most_samples = 1'000'000'000'000;
 
-// These throw std::bad_optional_access.
-
+/// The integral part of a number.
+/// Throws: std::range_error if it is beyond the range of Integer, where a conversion would be
+/// undefined; json::exception if it is no number.
 template <class Integer>
-Integer integer(const nlohmann::json& value) {
-  return integer_of<Integer>(value).value();
+Integer integer(const json& value) {
+  using Limits = std::numeric_limits<Integer>;
+  const auto in_range = [](auto number) {
+    if (!std::in_range<Integer>(number)) throw std::range_error("integer");
+    return static_cast<Integer>(number);
+  };
+  if (value.is_number_unsigned()) return in_range(value.get<std::uint64_t>());
+  if (value.is_number_integer()) return in_range(value.get<std::int64_t>());
+  // The first number beyond the range is a power of two; the largest within it may be no double.
+  const auto number = value.get<double>();
+  const double beyond = 2 * static_cast<double>(Limits::max() / 2 + 1);
+  if (!(number >= static_cast<double>(Limits::min()) && number < beyond))
+    throw std::range_error("integer");
+  return static_cast<Integer>(number);
 }
 
-double duration(const nlohmann::json& value) {
+/// Throws: as integer().
+double duration(const json& value) {
   const double seconds = value;
-  return (std::abs(seconds) <= most_seconds ? std::optional(seconds) : std::nullopt).value();
+  if (!(std::abs(seconds) <= most_seconds)) throw std::range_error("duration");
+  return seconds;
 }
 
 }  // namespace
@@ -326,7 +339,7 @@ std::string interval_line(const Interval& interval) {
 std::optional<Interval> parse_interval(std::string_view text) {
   if (detail::json_is_too_deep(text)) return std::nullopt;
   try {
-    const auto line = nlohmann::json::parse(text);
+    const auto line = json::parse(text);
     Interval interval{.step = integer<std::int64_t>(line.at("step")),
                       .steps = integer<std::int64_t>(line.at("steps")),
                       .elapsed = line.at("elapsed")};
@@ -344,9 +357,9 @@ std::optional<Interval> parse_interval(std::string_view text) {
     }
     if (interval.ranks.empty()) return std::nullopt;
     return interval;
-  } catch (const nlohmann::json::exception&) {
+  } catch (const json::exception&) {
     return std::nullopt;
-  } catch (const std::bad_optional_access&) {
+  } catch (const std::range_error&) {
     return std::nullopt;
   }
 }

@@ -100,8 +100,7 @@ struct Totals {
   }
   /// Samples a second of all ranks; 0 where the program does not count them.
   double samples_per_second() const;
-
- private:
+  /// At least 1, to divide by.
   double step_count() const { return steps > 0 ? static_cast<double>(steps) : 1; }
 };
 

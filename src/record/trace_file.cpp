@@ -117,8 +117,6 @@ void TraceFile::commit() {
 
 namespace {
 
-using Kind = TraceSpan::Kind;
-
 /// The spans of a kind as stretches that neither touch nor overlap, in order.
 std::vector<Stretch> joined(const std::vector<TraceSpan>& spans, Kind kind) {
   std::vector<Stretch> found;

@@ -94,51 +94,35 @@ class AlternateStack {
   void* memory_ = MAP_FAILED;
 };
 
-}  // namespace
+// Of this process. Static memory: nothing is allocated in a crash.
+std::array<struct sigaction, NSIG> previous_actions;
+std::array<std::atomic<CrashListener*>, most_listeners> listeners;
+std::atomic<pid_t> rank_process{0};     ///< that installed the handler: a forked child is no rank
+std::atomic<pid_t> handling_thread{0};  ///< the thread whose crash is handled
 
-/// The handler of this process. Static memory: nothing is allocated in a crash.
-class CrashHandler {
- public:
-  static void install();
-  static void add(CrashListener& listener) noexcept;
-  static void remove(CrashListener& listener) noexcept;
+void handle_crash(int signal, siginfo_t* info, void* context);
 
- private:
-  static void handle(int signal, siginfo_t* info, void* context);
-  static void call_listeners(const Crash& crash) noexcept;
-  static void call(CrashListener::Phase phase, const Crash& crash, bool of_thread) noexcept;
-  static bool is_installed(int signal) noexcept;
-  /// Whether the program's own handler, if any, has resolved the fault.
-  static bool is_resolved(int signal, siginfo_t* info, void* context);
-  static void repeat(int signal, siginfo_t* info) noexcept;
-  static void limit_time(int signal) noexcept;
-
-  static inline std::array<struct sigaction, NSIG> previous_;
-  static inline std::array<std::atomic<CrashListener*>, most_listeners> listeners_;
-  static inline std::atomic<pid_t> process_{0};   ///< that installed it: a forked child is no rank
-  static inline std::atomic<pid_t> handling_{0};  ///< the thread whose crash is handled
-};
-
-void CrashHandler::install() {
-  process_.store(::getpid());
+void install_handler() {
+  rank_process.store(::getpid());
   for (const auto& [number, name] : crash_signals) {
-    auto& previous = previous_[static_cast<std::size_t>(number)];
+    auto& previous = previous_actions[static_cast<std::size_t>(number)];
     if (::sigaction(number, nullptr, &previous) != 0 || previous.sa_handler == SIG_IGN) continue;
     struct sigaction action {};
-    action.sa_sigaction = handle;
+    action.sa_sigaction = handle_crash;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     ::sigaction(number, &action, nullptr);
   }
 }
 
-bool CrashHandler::is_installed(int signal) noexcept {
+bool is_installed(int signal) noexcept {
   struct sigaction now {};
   return ::sigaction(signal, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 &&
-         now.sa_sigaction == handle;
+         now.sa_sigaction == handle_crash;
 }
 
-bool CrashHandler::is_resolved(int signal, siginfo_t* info, void* context) {
-  const auto& previous = previous_[static_cast<std::size_t>(signal)];
+/// Whether the program's own handler, if any, has resolved the fault.
+bool is_resolved(int signal, siginfo_t* info, void* context) {
+  const auto& previous = previous_actions[static_cast<std::size_t>(signal)];
   if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) return false;
   // It may send the signal again, which must wait until the listeners have been called.
   sigset_t blocked;
@@ -156,8 +140,8 @@ bool CrashHandler::is_resolved(int signal, siginfo_t* info, void* context) {
   return resolved;
 }
 
-void CrashHandler::repeat(int signal, siginfo_t* info) noexcept {
-  const auto& previous = previous_[static_cast<std::size_t>(signal)];
+void repeat(int signal, siginfo_t* info) noexcept {
+  const auto& previous = previous_actions[static_cast<std::size_t>(signal)];
   struct sigaction action {};
   const bool was_own = previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN;
   // A handler of the program has run already.
@@ -173,7 +157,7 @@ void CrashHandler::repeat(int signal, siginfo_t* info) noexcept {
   ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::gettid(), signal, info);
 }
 
-void CrashHandler::limit_time(int signal) noexcept {
+void limit_time(int signal) noexcept {
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
   event.sigev_signo = signal;
@@ -183,41 +167,26 @@ void CrashHandler::limit_time(int signal) noexcept {
   ::syscall(SYS_timer_settime, timer, 0, &time, nullptr);
 }
 
-void CrashHandler::call(CrashListener::Phase phase, const Crash& crash, bool of_thread) noexcept {
-  for (auto& place : listeners_) {
-    auto* const listener = place.load();
-    if (listener == nullptr || listener->phase_ != phase) continue;
-    if ((listener->thread_ == ::gettid()) == of_thread) listener->on_crash(crash);
-  }
-}
-
-void CrashHandler::call_listeners(const Crash& crash) noexcept {
-  for (const auto phase : {CrashListener::Phase::notify, CrashListener::Phase::record}) {
-    call(phase, crash, true);
-    call(phase, crash, false);
-  }
-}
-
-void CrashHandler::handle(int signal, siginfo_t* info, void* context) {
+void handle_crash(int signal, siginfo_t* info, void* context) {
   const int error = errno;
-  const bool is_rank = ::getpid() == process_.load();
-  const auto handling = handling_.load();
+  const bool is_rank = ::getpid() == rank_process.load();
+  const auto handling = handling_thread.load();
   if (is_rank && handling != ::gettid()) {
     if (handling == 0 && is_resolved(signal, info, context)) {
       errno = error;
       return;
     }
     pid_t none = 0;
-    if (handling_.compare_exchange_strong(none, ::gettid())) {
+    if (handling_thread.compare_exchange_strong(none, ::gettid())) {
       limit_time(signal);
       std::string_view name = "a signal";
       for (const auto& one : crash_signals) {
         if (one.number == signal) name = one.name;
       }
       const bool by_abort = signal == SIGABRT;
-      call_listeners({.signal = name,
-                      .cause = by_abort ? crash_cause.view() : std::string_view(),
-                      .context = static_cast<const ucontext_t*>(context)});
+      CrashListener::call_all({.signal = name,
+                               .cause = by_abort ? crash_cause.view() : std::string_view(),
+                               .context = static_cast<const ucontext_t*>(context)});
     } else {
       await_end();  // another thread crashed at the same time
     }
@@ -226,27 +195,23 @@ void CrashHandler::handle(int signal, siginfo_t* info, void* context) {
   errno = error;
 }
 
-void CrashHandler::add(CrashListener& listener) noexcept {
-  for (std::size_t place = 0; place < listeners_.size(); ++place) {
-    CrashListener* none = nullptr;
-    if (!listeners_[place].compare_exchange_strong(none, &listener)) continue;
-    listener.place_ = place;
-    listener.is_listed_ = true;
-    return;
-  }
-}
-
-void CrashHandler::remove(CrashListener& listener) noexcept {
-  if (!listener.is_listed_) return;
-  listener.is_listed_ = false;
-  listeners_[listener.place_].store(nullptr);
-  const auto handling = handling_.load();
-  if (handling != 0 && handling != ::gettid() && ::getpid() == process_.load()) await_end();
-}
+}  // namespace
 
 void set_crash_cause(std::string_view text) noexcept {
   crash_cause.clear();
   crash_cause << text;
+}
+
+void CrashListener::call_all(const Crash& crash) noexcept {
+  for (const auto phase : {CrashListener::Phase::notify, CrashListener::Phase::record}) {
+    for (const bool of_thread : {true, false}) {
+      for (auto& place : listeners) {
+        auto* const listener = place.load();
+        if (listener == nullptr || listener->phase_ != phase) continue;
+        if ((listener->thread_ == ::gettid()) == of_thread) listener->on_crash(crash);
+      }
+    }
+  }
 }
 
 CrashListener::CrashListener(Phase phase) noexcept : phase_(phase), thread_(::gettid()) {
@@ -255,16 +220,28 @@ CrashListener::CrashListener(Phase phase) noexcept : phase_(phase), thread_(::ge
   try {
     std::call_once(once, [] {
       is_on = Environment::get().crash_handler && !is_sanitized;
-      if (is_on) CrashHandler::install();
+      if (is_on) install_handler();
     });
   } catch (const InvalidArgument&) {
     // init() reports a variable that cannot be used.
   }
   if (!is_on) return;
   thread_local AlternateStack stack;
-  CrashHandler::add(*this);
+  for (std::size_t place = 0; place < listeners.size(); ++place) {
+    CrashListener* none = nullptr;
+    if (!listeners[place].compare_exchange_strong(none, this)) continue;
+    place_ = place;
+    is_listed_ = true;
+    return;
+  }
 }
 
-void CrashListener::stop_listening() noexcept { CrashHandler::remove(*this); }
+void CrashListener::stop_listening() noexcept {
+  if (!is_listed_) return;
+  is_listed_ = false;
+  listeners[place_].store(nullptr);
+  const auto handling = handling_thread.load();
+  if (handling != 0 && handling != ::gettid() && ::getpid() == rank_process.load()) await_end();
+}
 
 }  // namespace lockstep::detail

@@ -28,6 +28,9 @@ class CrashListener {
   CrashListener(const CrashListener&) = delete;
   CrashListener& operator=(const CrashListener&) = delete;
 
+  /// Calls on_crash() of every listener. For the signal handler.
+  static void call_all(const Crash& crash) noexcept;
+
  protected:
   /// Listeners of the first phase send the failure to others. Those of the second keep records,
   /// which takes longer.
@@ -41,8 +44,6 @@ class CrashListener {
   void stop_listening() noexcept;
 
  private:
-  friend class CrashHandler;
-
   /// Must be async-signal-safe.
   virtual void on_crash(const Crash& crash) noexcept = 0;
 

@@ -21,7 +21,6 @@
 
 #include "core/environment.h"
 #include "core/log.h"
-#include "core/system/process.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -42,14 +41,14 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-std::map<std::string, std::string> fields(const std::filesystem::path& file) {
+std::map<std::string, std::string> fields(const std::filesystem::path& file, char separator) {
   std::map<std::string, std::string> found;
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
-    const auto colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const auto name_end = line.find_last_not_of(" \t", colon - 1);
-    const auto value = line.find_first_not_of(" \t", colon + 1);
+    const auto name_size = line.find(separator);
+    if (name_size == std::string::npos) continue;
+    const auto name_end = line.find_last_not_of(" \t", name_size - 1);
+    const auto value = line.find_first_not_of(" \t", name_size + 1);
     if (name_end == std::string::npos || value == std::string::npos) continue;
     found.emplace(line.substr(0, name_end + 1), line.substr(value));
   }
@@ -86,10 +85,9 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 /// Waits until the names in a folder are on disk, if it can be read. Returns the error number, or
 /// 0.
 int sync_names_in(const std::filesystem::path& folder) {
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return errno == EACCES ? 0 : errno;
-  const int error = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
+  const Descriptor names(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!names) return errno == EACCES ? 0 : errno;
+  const int error = fsync(names.get()) == 0 ? 0 : errno;
   // Some file systems cannot sync a folder and return these errors.
   return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
@@ -125,9 +123,7 @@ AtomicFile::AtomicFile(std::filesystem::path path, Use use) : path_(std::move(pa
 }
 
 AtomicFile::~AtomicFile() {
-  if (fd_ < 0) return;
-  unlink(partial_.c_str());
-  close(fd_);
+  if (file_) unlink(partial_.c_str());
 }
 
 /// The target of a symbolic link, since rename() would replace the link itself.
@@ -151,33 +147,29 @@ void AtomicFile::open_partial() {
                                           std::filesystem::hard_link_count(partial_, ignored) > 1))
       unlink(partial_.c_str());
     constexpr int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    const int fd = open(partial_.c_str(), flags, 0666);
-    if (fd < 0) {
+    file_ = Descriptor(open(partial_.c_str(), flags, 0666));
+    if (!file_) {
       const int error = errno;
       // Another user left a file, which this one can only remove.
       if (error == EACCES && use_ == Use::log && unlink(partial_.c_str()) == 0) continue;
       fail("create", error);
     }
     // As a folder of a log, its files are not locked where the file system supports no locks.
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
+    if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 &&
+        (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
       const int error = errno;
       // The lock's owner removes the file; without locks nobody else does.
-      if (error != EWOULDBLOCK) unlink(partial_.c_str());
-      close(fd);
       if (error == EWOULDBLOCK) fail("another process is writing this file");
+      unlink(partial_.c_str());
       fail("lock", error);
     }
     // Another process may have renamed or removed the file between open() and flock().
-    if (same_file(fd, partial_)) {
-      fd_ = fd;
-      break;
-    }
-    close(fd);
+    if (same_file(file_.get(), partial_)) break;
+    file_.reset();
   }
-  if (ftruncate(fd_, 0) != 0) {
+  if (ftruncate(file_.get(), 0) != 0) {
     const int error = errno;
     unlink(partial_.c_str());
-    close(std::exchange(fd_, -1));
     fail("truncate", error);
   }
 }
@@ -185,17 +177,17 @@ void AtomicFile::open_partial() {
 void AtomicFile::write(std::span<const std::byte> bytes) noexcept {
   while (!bytes.empty() && error_ == 0) {
     constexpr std::size_t max_bytes = std::size_t{1} << 30;
-    const ssize_t count = ::write(fd_, bytes.data(), std::min(bytes.size(), max_bytes));
+    const ssize_t count = ::write(file_.get(), bytes.data(), std::min(bytes.size(), max_bytes));
     if (count < 0 && errno != EINTR) error_ = errno;
     if (count > 0) bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
 }
 
 void AtomicFile::commit() {
-  if (error_ == 0 && fsync(fd_) != 0) error_ = errno;
+  if (error_ == 0 && fsync(file_.get()) != 0) error_ = errno;
   if (error_ != 0) fail("write", error_);
   if (rename(partial_.c_str(), target_.c_str()) != 0) fail("rename", errno);
-  close(std::exchange(fd_, -1));
+  file_.reset();
 
   if (const int error = sync_names_in(folder_); error != 0) fail("sync the folder of", error);
 }

@@ -7,13 +7,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/system/process.h"
+
 namespace lockstep::inline v0_2::detail {
 
 /// The first line of a file; empty if there is none.
 std::string first_line(const std::filesystem::path& file);
 
-/// The lines "Name: value" of a file in /proc, without spaces around the value.
-std::map<std::string, std::string> fields(const std::filesystem::path& file);
+/// The lines "Name: value" of a file in /proc, or with another separator, without spaces around the
+/// value.
+std::map<std::string, std::string> fields(const std::filesystem::path& file, char separator = ':');
 
 /// Why ::open() of a file to write failed with this errno, for messages. O_NOFOLLOW refuses a
 /// symbolic link, because another user could have pointed it to any file.
@@ -65,7 +68,7 @@ class AtomicFile {
   std::filesystem::path target_;  ///< path_ with symbolic links resolved
   std::filesystem::path folder_;
   std::filesystem::path partial_;
-  int fd_ = -1;
+  Descriptor file_;
   int error_ = 0;  ///< errno of the first write that failed
 };
 

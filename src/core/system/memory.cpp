@@ -59,15 +59,8 @@ namespace fs = std::filesystem;
 constexpr std::size_t unlimited = std::size_t{1} << 62;
 
 /// The number after "key " in a file with one key per line.
-std::optional<std::uint64_t> field(const fs::path& file, std::string_view key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const std::string_view text = line;
-    if (text.size() > key.size() && text.starts_with(key) && text[key.size()] == ' ') {
-      return parse_number<std::uint64_t>(text.substr(key.size() + 1));
-    }
-  }
-  return std::nullopt;
+std::optional<std::uint64_t> field(const fs::path& file, const std::string& key) {
+  return parse_number<std::uint64_t>(detail::fields(file, ' ')[key]);
 }
 
 bool lists(const std::string& commas, std::string_view word) {

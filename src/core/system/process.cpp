@@ -13,6 +13,7 @@
 #include <locale>
 #include <sstream>
 
+#include "core/system/files.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -43,9 +44,7 @@ ForkGuard::ForkGuard() {
 }
 
 Process read_process(long pid) {
-  std::ifstream in(concat("/proc/", pid, "/stat"));
-  std::string line;
-  std::getline(in, line);
+  const auto line = first_line(concat("/proc/", pid, "/stat"));
   // The name in brackets may contain spaces. Fields are numbered from 1; the start time is field
   // 22.
   const auto behind_name = line.rfind(')');
@@ -67,14 +66,8 @@ Process read_process(long pid) {
   return process;
 }
 
-std::string process_status(long pid, std::string_view key) {
-  std::ifstream in(concat("/proc/", pid, "/status"));
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(key) || line.find(':') != key.size()) continue;
-    const auto begin = line.find_first_not_of(" \t", key.size() + 1);
-    return begin == std::string::npos ? std::string() : line.substr(begin);
-  }
-  return {};
+std::string process_status(long pid, const std::string& key) {
+  return fields(concat("/proc/", pid, "/status"))[key];
 }
 
 long resident_bytes(long pid) {

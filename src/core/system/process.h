@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::inline v0_2::detail {
@@ -94,7 +93,7 @@ struct Process {
 Process read_process(long pid);
 
 /// The value of a line of /proc/PID/status, such as "CoreDumping"; empty if there is none.
-std::string process_status(long pid, std::string_view key);
+std::string process_status(long pid, const std::string& key);
 
 /// The resident memory of a process in bytes; -1 if there is no such process.
 long resident_bytes(long pid);

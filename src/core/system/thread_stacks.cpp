@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string_view>
 
 #include "core/signal_safe_text.h"
@@ -108,7 +109,8 @@ void on_stack_signal(int /*signal*/, siginfo_t* info, void* context) {
   errno = error;
 }
 
-bool send(pid_t thread, int value) noexcept {
+/// What arrives with stack_signal() from this process.
+siginfo_t info_with(int value) noexcept {
   siginfo_t info;
   std::memset(&info, 0, sizeof info);
   info.si_signo = stack_signal();
@@ -116,7 +118,12 @@ bool send(pid_t thread, int value) noexcept {
   info.si_pid = ::getpid();
   info.si_uid = ::getuid();
   info.si_value.sival_int = value;
-  return ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), thread, stack_signal(), &info) == 0;
+  return info;
+}
+
+void send(pid_t thread, int value) noexcept {
+  auto info = info_with(value);
+  ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), thread, stack_signal(), &info);
 }
 
 /// Calls fn with the id of each thread of this process. Async-signal-safe, as opendir() is not.
@@ -194,9 +201,8 @@ bool write_maps(int fd) noexcept {
 void wait_for_answers(std::size_t count) noexcept {
   constexpr auto pause = std::chrono::milliseconds(2);
   for (std::chrono::milliseconds waited{0}; waited < stack_timeout; waited += pause) {
-    const bool all = std::all_of(
-        capture.slots.begin(), capture.slots.begin() + static_cast<std::ptrdiff_t>(count),
-        [](const ThreadSlot& slot) {
+    const bool all =
+        std::ranges::all_of(std::span(capture.slots).first(count), [](const ThreadSlot& slot) {
           return slot.thread == no_thread || slot.answer.load() == Answer::complete;
         });
     if (all) return;
@@ -272,12 +278,7 @@ StackRequest::StackRequest(pid_t process)
 
 void StackRequest::send() const {
   if (!fd_ || !catches(process_, stack_signal())) return;
-  siginfo_t info{};
-  info.si_signo = stack_signal();
-  info.si_code = SI_QUEUE;
-  info.si_pid = ::getpid();
-  info.si_uid = ::getuid();
-  info.si_value.sival_int = request_value;
+  auto info = info_with(request_value);
   ::syscall(SYS_pidfd_send_signal, fd_.get(), stack_signal(), &info, 0);
 }
 

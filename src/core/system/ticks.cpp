@@ -1,8 +1,8 @@
 #include "core/system/ticks.h"
 
 #include <algorithm>
-#include <fstream>
-#include <string>
+
+#include "core/system/files.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -10,9 +10,7 @@ namespace {
 /// The kernel uses the counter as its clock only if it is steady.
 bool kernel_uses_counter() {
 #if defined(__x86_64__)
-  std::ifstream in("/sys/devices/system/clocksource/clocksource0/current_clocksource");
-  std::string name;
-  return std::getline(in, name) && name == "tsc";
+  return first_line("/sys/devices/system/clocksource/clocksource0/current_clocksource") == "tsc";
 #else
   return false;
 #endif

@@ -33,11 +33,9 @@ std::optional<double> busy_ticks(std::istream& stat, std::span<const int> cpus) 
     std::istringstream fields(line);
     std::string name;
     fields >> name;
-    if (name.size() < 4 || !name.starts_with("cpu") ||
-        name.find_first_not_of("0123456789", 3) != std::string::npos || name.size() > 9) {
-      continue;
-    }
-    if (std::ranges::find(cpus, std::stoi(name.substr(3))) == cpus.end()) continue;
+    if (!name.starts_with("cpu")) continue;
+    const auto cpu = parse_number<int>(std::string_view(name).substr(3));
+    if (!cpu || std::ranges::find(cpus, *cpu) == cpus.end()) continue;
     // user, nice, system, idle, iowait, irq, softirq, steal; the guests' are parts of user and nice
     double ticks = 0;
     for (int field = 0; field < 8 && fields >> ticks; ++field) {
@@ -127,7 +125,7 @@ Topology Topology::read() {
 }
 
 Topology Topology::read(const path& tree, std::span<const int> allowed) {
-  const auto nodes = node_of_cpu(tree);
+  auto nodes = node_of_cpu(tree);
   // SMT siblings have the same first CPU in their sibling lists, also if that CPU is not allowed.
   std::map<std::tuple<int, int, int>, Core> cores;
   for (const int cpu : allowed) {
@@ -135,8 +133,7 @@ Topology Topology::read(const path& tree, std::span<const int> allowed) {
     const auto siblings = parse_cpu_list(first_line(folder / "thread_siblings_list"));
     const int first = siblings.empty() ? cpu : siblings.front();
     const int package = number(first_line(folder / "physical_package_id")).value_or(0);
-    const auto found = nodes.find(cpu);
-    const int node = found == nodes.end() ? 0 : found->second;
+    const int node = nodes[cpu];  // 0 if the tree names none
     auto& core = cores[{node, package, first}];
     core.node = node;
     core.package = package;

@@ -270,16 +270,16 @@ std::string stacked_bar(const RankInterval& parts, double longest, const std::st
       << "role=\"img\" aria-label=\"" << escaped(description) << "\"><title>"
       << escaped(description) << "</title>";
   double x = 0;
-  const auto part = [&](const char* colour, double seconds) {
+  const auto part = [&](const char* quantity, double seconds) {
     const double size = longest > 0 ? bar * std::max(seconds, 0.0) / longest : 0;
-    out << "<rect style=\"fill: " << colour << "\" x=\"" << x << "\" y=\"0\" width=\"" << size
-        << "\" height=\"18\"/>";
+    out << "<rect style=\"fill: var(--" << quantity << ")\" x=\"" << x << "\" y=\"0\" width=\""
+        << size << "\" height=\"18\"/>";
     x += size;
   };
-  part(compute_colour, parts.computing() - parts.loading);
-  part(loading_colour, parts.loading);
-  part(communication_colour, parts.working);
-  part(waiting_colour, parts.waiting);
+  part("compute", parts.computing() - parts.loading);
+  part("loading", parts.loading);
+  part("communication", parts.working);
+  part("waiting", parts.waiting);
   out << "</svg>";
   return out.str();
 }

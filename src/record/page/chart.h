@@ -47,15 +47,9 @@ Curve smoothed(const Curve& curve, std::size_t points);
 /// Over how many points a chart smooths a curve; 0 for one of few points, or without noise.
 std::size_t smoothing_of(const Curve& curve);
 
-/// Colours of the quantities that every report shows, as CSS variables of the page.
-inline constexpr const char* step_colour = "var(--step)";
-inline constexpr const char* compute_colour = "var(--compute)";
-inline constexpr const char* loading_colour = "var(--loading)";
-inline constexpr const char* communication_colour = "var(--communication)";
-inline constexpr const char* waiting_colour = "var(--waiting)";
-
-/// The colours of the other quantities of a page. A quantity has one colour, in every chart that
-/// shows it, and no two quantities have the same.
+/// The colours of a page's quantities, except a step and its parts, which have CSS variables of the
+/// same names. A quantity has one colour, in every chart that shows it, and no two quantities have
+/// the same.
 class Palette {
  public:
   /// A CSS colour for light and dark mode. A quantity gets it when it is first named.

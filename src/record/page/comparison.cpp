@@ -2,7 +2,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/text.h"
@@ -29,36 +29,33 @@ RunNames names_of(const Run& first, const Run& second) {
   return {first.name + " (A)", second.name + " (B)"};
 }
 
-/// The names of both lists, each once, in their order.
+/// A curve or setting of both runs. Null: the run has none of this name.
 template <class Value>
-std::vector<std::string> united(const std::vector<std::pair<std::string, Value>>& first,
-                                const std::vector<std::pair<std::string, Value>>& second) {
-  std::vector<std::string> names;
-  std::set<std::string> seen;
-  for (const auto* values : {&first, &second}) {
-    for (const auto& [name, value] : *values) {
-      if (seen.insert(name).second) names.push_back(name);
-    }
-  }
-  return names;
-}
-
-/// Curves or settings of a run by name. A run may have many.
-template <class Value>
-class Index {
- public:
-  explicit Index(const std::vector<std::pair<std::string, Value>>& values) {
-    for (const auto& [name, value] : values) places_.emplace(name, &value);
-  }
-  /// Nothing where there is none of this name.
-  const Value* find(const std::string& name) const {
-    const auto found = places_.find(name);
-    return found == places_.end() ? nullptr : found->second;
-  }
-
- private:
-  std::map<std::string, const Value*> places_;
+struct Both {
+  std::string name;
+  const Value* first = nullptr;
+  const Value* second = nullptr;
 };
+
+/// The curves or settings of two runs, each name once, in their order. A run may have many. The
+/// values must outlive the result.
+template <class Value>
+std::vector<Both<Value>> united(const std::vector<std::pair<std::string, Value>>& first,
+                                const std::vector<std::pair<std::string, Value>>& second) {
+  std::vector<Both<Value>> all;
+  std::map<std::string_view, std::size_t> places;
+  const auto add_run = [&](const auto& values, const Value* Both<Value>::*of_run) {
+    for (const auto& [name, value] : values) {
+      const auto [place, is_new] = places.try_emplace(name, all.size());
+      if (is_new) all.push_back({.name = name});
+      const Value*& kept = all[place->second].*of_run;
+      if (kept == nullptr) kept = &value;
+    }
+  };
+  add_run(first, &Both<Value>::first);
+  add_run(second, &Both<Value>::second);
+  return all;
+}
 
 /// Adds a row to the table of differences.
 void add(List& rows, const std::string& name, std::optional<double> first,
@@ -104,10 +101,8 @@ void add_times(List& differences, const Run& first, const Run& second) {
 List differences_of(const Run& first, const Run& second) {
   List differences;
   add_times(differences, first, second);
-  const Index a(first.curves);
-  const Index b(second.curves);
-  for (const auto& name : united(first.curves, second.curves)) {
-    add(differences, name + ", last", last_of(a.find(name)), last_of(b.find(name)));
+  for (const auto& [name, a, b] : united(first.curves, second.curves)) {
+    add(differences, name + ", last", last_of(a), last_of(b));
   }
   return differences;
 }
@@ -135,18 +130,13 @@ List charts_of(const Run& first, const Run& second, const RunNames& names) {
     const auto axis = is_loss(name) ? Axis::logarithmic : Axis::linear;
     charts.push_back({{"chart", line_chart(name, lines, axis)}});
   };
-  const Index metrics_of_first(first.curves);
-  const Index metrics_of_second(second.curves);
-  for (const auto& name : united(first.curves, second.curves)) {
-    chart(name, metrics_of_first.find(name), metrics_of_second.find(name));
-  }
+  for (const auto& [name, a, b] : united(first.curves, second.curves)) chart(name, a, b);
   const auto of_first = interval_curves(first.intervals);
   const auto of_second = interval_curves(second.intervals);
-  const Index a(of_first);
-  const Index b(of_second);
-  chart("Seconds a step, of the slowest rank", a.find("step_seconds"), b.find("step_seconds"),
-        step_colour);
-  chart("samples/s", a.find("samples_per_second"), b.find("samples_per_second"));
+  for (const auto& [name, a, b] : united(of_first, of_second)) {
+    if (name == "step_seconds") chart("Seconds a step, of the slowest rank", a, b, "var(--step)");
+    if (name == "samples_per_second") chart("samples/s", a, b);
+  }
   return charts;
 }
 
@@ -178,13 +168,9 @@ void add_bars(Values& page, const Run& first, const Run& second, const RunNames&
 
 List environments_of(const Run& first, const Run& second) {
   List rows;
-  const Index of_first(first.environment);
-  const Index of_second(second.environment);
-  for (const auto& name : united(first.environment, second.environment)) {
-    const auto* a_text = of_first.find(name);
-    const auto* b_text = of_second.find(name);
-    const std::string a = a_text == nullptr ? "" : *a_text;
-    const std::string b = b_text == nullptr ? "" : *b_text;
+  for (const auto& [name, of_first, of_second] : united(first.environment, second.environment)) {
+    const std::string a = of_first == nullptr ? "" : *of_first;
+    const std::string b = of_second == nullptr ? "" : *of_second;
     if (a == b) continue;
     rows.push_back({{"name", escaped_name(name)}, {"first", a}, {"second", b}});
   }

@@ -42,22 +42,13 @@ std::string escaped(std::string_view text) {
   std::string out;
   while (!text.empty()) {
     const auto size = character_at(text);
-    switch (size == 1 ? text[0] : '\0') {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += size == 0 ? std::string_view("?") : text.substr(0, size);
-    }
+    const char letter = text[0];
+    out += size == 0       ? "?"
+           : letter == '&' ? "&amp;"
+           : letter == '<' ? "&lt;"
+           : letter == '>' ? "&gt;"
+           : letter == '"' ? "&quot;"
+                           : text.substr(0, size);
     text.remove_prefix(size == 0 ? 1 : size);
   }
   return out;

@@ -69,8 +69,7 @@ void ranks_facts(List& facts, const Run& run) {
   fact(facts, "computing", percent_text(all.computing), "of the ranks' time");
   if (all.ranks.size() < 2) return;
   const auto& slowest = all.ranks[all.slowest];
-  const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
-  const double mean = all.mean(&RankInterval::computing) * steps;
+  const double mean = all.mean(&RankInterval::computing) * all.step_count();
   fact(
       facts, "slowest rank", concat(all.slowest),
       concat(place_text(run, all.slowest, "", ", "), "computes ",
@@ -168,14 +167,15 @@ void add_times(Values& page, const Run& run) {
   page.texts[run.intervals.empty() ? "no_intervals" : "measured"] = "yes";
   if (run.intervals.empty()) return;
   const auto all = totals(run.intervals);
-  const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
   const bool loads = all.mean(&RankInterval::loading) > 0;
   double longest = 0;
   for (const auto& rank : all.ranks) longest = std::max(longest, rank.seconds);
   List ranks;
   for (std::size_t i = 0; i < all.ranks.size(); ++i) {
     const auto& rank = all.ranks[i];
-    const auto milliseconds = [&](double seconds) { return number_text(1000 * seconds / steps); };
+    const auto milliseconds = [&](double seconds) {
+      return number_text(1000 * seconds / all.step_count());
+    };
     const auto compute = milliseconds(rank.computing() - rank.loading);
     const auto loading = milliseconds(rank.loading);
     const auto communication = milliseconds(rank.working);
