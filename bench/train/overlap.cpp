@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -56,8 +57,10 @@ class Overlap {
       backward();
       both();
     }
-    for (const auto bytes : bucket_bytes()) {
-      buckets_.push_back(world_.empty({static_cast<std::int64_t>(bytes / sizeof(float))}));
+    for (const auto& row : world_.statistics()) {
+      if (row.bucket < 0) continue;
+      const auto elements = row.bytes / row.count / sizeof(float);
+      buckets_.push_back(world_.empty({static_cast<std::int64_t>(elements)}));
     }
     exchange();
   }
@@ -79,26 +82,16 @@ class Overlap {
            });
   }
 
-  double both() {
+  /// Milliseconds of both, and of this rank's buckets meanwhile by world.statistics(): those of
+  /// communication, and those of it that were hidden.
+  std::array<double, 3> both() {
     exchanged_->zero_grad();
     const auto of_both = loss((*ddp_)(inputs_));
     const auto before = overlap();
     const double took = 1000 * slowest_seconds(world_, [&] { of_both.backward(); });
     const auto after = overlap();
-    communicating_ = milliseconds(after.first - before.first);
-    hidden_ = milliseconds(after.second - before.second);
-    return took;
-  }
-
-  /// Statistics of this rank's buckets in the last both(), from world.statistics().
-  double communicating() const { return communicating_; }
-  double hidden() const { return hidden_; }
-  std::vector<std::uint64_t> bucket_bytes() const {
-    std::vector<std::uint64_t> bytes;
-    for (const auto& row : world_.statistics()) {
-      if (row.bucket >= 0) bytes.push_back(row.bytes / row.count);
-    }
-    return bytes;
+    return {took, milliseconds(after.first - before.first),
+            milliseconds(after.second - before.second)};
   }
 
  private:
@@ -123,8 +116,6 @@ class Overlap {
   std::shared_ptr<Layers> exchanged_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   std::vector<at::Tensor> buckets_;
-  double communicating_ = 0;
-  double hidden_ = 0;
 };
 
 void measure(const Settings& settings, const lockstep::Group& world) {
@@ -133,14 +124,14 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   for (int round = 0; round < settings.rounds; ++round) {
     const double backward = overlap.backward();
     const double exchange = overlap.exchange();
-    const double both = overlap.both();
+    const auto [both, communicating, hidden] = overlap.both();
     rounds["backward_ms"].push_back(backward);
     rounds["exchange_ms"].push_back(exchange);
     rounds["both_ms"].push_back(both);
     rounds["hidden_percent"].push_back(100 * (backward + exchange - both) /
                                        std::min(backward, exchange));
-    rounds["statistics_communicating_ms"].push_back(overlap.communicating());
-    rounds["statistics_hidden_ms"].push_back(overlap.hidden());
+    rounds["statistics_communicating_ms"].push_back(communicating);
+    rounds["statistics_hidden_ms"].push_back(hidden);
   }
   if (world.rank() != 0) return;
   nlohmann::ordered_json result = {
@@ -149,13 +140,8 @@ void measure(const Settings& settings, const lockstep::Group& world) {
       {"ranks", world.size()},
       {"backend", world.communicator().backend()},
       {"progress", name(lockstep::Environment::get().progress)},
-      {"bucket_bytes", overlap.bucket_bytes()},
   };
-  for (const auto* what : {"backward_ms", "exchange_ms", "both_ms", "hidden_percent",
-                           "statistics_communicating_ms", "statistics_hidden_ms"}) {
-    result[what] = median(rounds.at(what));
-  }
-  result["rounds"] = rounds;
+  for (const auto& [what, of_rounds] : rounds) result[what] = median(of_rounds);
   std::cout << result.dump() << std::endl;
 }
 
