@@ -4,7 +4,6 @@
 //
 //   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
 //
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
 #include <kernels/select_largest.h>
 #include <lockstep/lockstep.h>
@@ -24,6 +23,7 @@
 #include "bench/clock.h"
 #include "bench/machine.h"
 #include "bench/train/largest.h"
+#include "bench/train/models.h"
 
 namespace lockstep::bench::exchange {
 namespace {
@@ -92,11 +92,7 @@ std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& wo
 
 void run(const Settings& settings, const lockstep::Group& world) {
   at::set_num_threads(1);
-  const auto gradient =
-      at::empty({settings.elements}, at::kFloat)
-          .normal_(
-              0, 1,
-              at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
+  const auto gradient = random_numbers({settings.elements}, world.rank());
   auto all = all_timed(settings, world, gradient);
   // The first round is a warm-up that allocates buffers.
   for (int round = -1; round < settings.rounds; ++round) {
