@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 
@@ -27,7 +28,7 @@ def mounts_work():
 
 
 def prepare(parser, options):
-    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own."""
+    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own. Makes a folder in it for the jobs."""
     options.build = options.build.resolve()
     for name in ("lockstep", "bench_victim"):
         if not (options.build / "bin" / name).exists():
@@ -35,6 +36,8 @@ def prepare(parser, options):
     options.private = mounts_work()
     if not options.private:
         print("no mount namespace can be made here (not root?): files in /dev/shm and /tmp are not checked")
+    (options.build / parser.prog).mkdir(exist_ok=True)
+    options.work = pathlib.Path(tempfile.mkdtemp(dir=options.build / parser.prog))
 
 
 def as_usual():
@@ -42,6 +45,17 @@ def as_usual():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Disturbance:
+    """What is done to a job of the fault matrix. Classes that derive from it are dataclasses."""
+
+    # What `Job` asks of files that may be left.
+    victim, mode, logs = "rank", "light", False
+
+    @property
+    def name(self):
+        return re.sub(r"\W+", "-", " ".join(map(str, vars(self).values())))
 
 
 class Undisturbed(Exception):

@@ -7,7 +7,8 @@ import re
 import threading
 import time
 
-from job import LOOK, Job, folder_of
+import pages
+from job import LOOK, Disturbance, Job, folder_of
 from processes import send
 
 RANKS = 3
@@ -17,11 +18,10 @@ END_LIMIT = 60  # seconds from the outage's end to the job's; TCP sends again up
 SLACK = 6  # seconds from the limit to the end of a rank, which sends its failure and leaves MPI
 BEFORE = 0.5  # seconds of training before the outage
 KINDS = {"link down": None, "host paused": 2, "host of rank 0 paused": 1}
-OPEN_MARK, CLOSE_MARK = "<!-- begin outages -->", "<!-- end outages -->"
 
 
 @dataclasses.dataclass(frozen=True)
-class Outage:
+class Outage(Disturbance):
     kind: str
     seconds: float  # 0: none
     heartbeat: float | None  # seconds; nothing: the default
@@ -29,11 +29,6 @@ class Outage:
     launcher = "run"
     mode = "two-hosts"
     ranks = RANKS
-    logs = False
-
-    @property
-    def name(self):
-        return re.sub(r"\W+", "-", f"{self.launcher} {self.kind} {self.seconds}")
 
     @property
     def limit(self):
@@ -162,10 +157,6 @@ def run_case(case, options, hosts):
 
 
 def table(rows):
-    kinds = list(KINDS)
-    lines = ["| for | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    cells = {(row["case"].kind, row["case"].seconds): row for row in rows}
-    for seconds in sorted({row["case"].seconds for row in rows}):
-        shown = ["**wrong**" if cells[kind, seconds]["problem"] else cells[kind, seconds]["shown"] for kind in kinds]
-        lines.append(f"| {seconds:g} s | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    cells = {(row["case"].kind, row["case"].seconds): "**wrong**" if row["problem"] else row["shown"] for row in rows}
+    return pages.table(["for", *KINDS], *([f"{seconds:g} s", *(cells[kind, seconds] for kind in KINDS)]
+                                          for seconds in sorted({seconds for _, seconds in cells})))
