@@ -6,7 +6,7 @@ import sys
 def table(*rows):
     """The first row has the titles."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:], ""])
 
 
 def put_into(page, name, text):

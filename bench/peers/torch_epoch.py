@@ -8,7 +8,6 @@ import argparse
 import gzip
 import json
 import math
-import os
 import pathlib
 import time
 
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_step import WORKS, free_port
+from torch_step import WORKS, free_port, join
 
 
 def idx(folder, name, header):
@@ -31,9 +30,7 @@ def digits(folder, which):
 
 def train(rank, options, port):
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                            world_size=options.ranks)
+    join(rank, options.ranks, port)
     images, labels = digits(options.data, "train")
     test_images, test_labels = digits(options.data, "t10k")
     torch.manual_seed(0)
