@@ -439,18 +439,14 @@ def subgroups(rank, size):
     expect_close(got, {name: reference.mean([arrays(size, 0)[r][name] for r in members]) for name in SHAPES}, "subgroup")
 
 
-def guide_example():
+def runs_the_guide(rank, size):
     guide = pathlib.Path(__file__).parents[2] / "docs/guides/python.md"
     blocks = [text.split("```")[0] for text in guide.read_text().split("```python\n")[1:]]
-    found, = [block for block in blocks if "strategy_hook" in block]
-    return found
-
-
-def runs_the_guide(rank, size):
+    example, = [block for block in blocks if "strategy_hook" in block]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         names = {}
-        exec(guide_example(), names)
+        exec(example, names)
         assert torch.load(f"strategy{rank}.pt")["step"] == 100
         error = (names["model"].module.weight.t() - names["target"]).square().mean()
         assert error < 0.01 * names["target"].square().mean(), error
