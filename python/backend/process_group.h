@@ -17,9 +17,9 @@
 
 namespace lockstep_torch {
 
-/// Calls a function that waits for threads. The Python module sets it, so that the calling thread
-/// releases the interpreter's lock meanwhile.
-extern void (*without_interpreter_lock)(const std::function<void()>& function);
+/// Calls a function that waits for threads. The calling thread releases the interpreter's lock
+/// meanwhile, if it has it. In module.cpp.
+void without_interpreter_lock(const std::function<void()>& function);
 
 /// A c10d reduction over tensors of one dtype. Complex numbers are pairs of real numbers.
 struct Reduction {
