@@ -166,9 +166,9 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
   // The numbers of elements first.
   const auto own = at::full({1}, mine._nnz(), at::kLong);
   const auto numbers = at::empty({size_}, at::kLong);
-  begin_all_gather({OpType::ALLGATHER, "lockstep:all_gather"}, {numbers}, {own},
-                   {options.timeout, false})
-      ->wait();
+  const auto counting = make_work({OpType::ALLGATHER, "lockstep:all_gather"}, {own}, {{numbers}});
+  begin_all_gather(counting, {numbers}, {own}, {options.timeout, false});
+  counting->wait(std::chrono::milliseconds(0));
   const auto work =
       make_work({OpType::_ALLREDUCE_SPARSE, "lockstep:sparse_all_reduce"}, tensors, {tensors});
   const auto index_bytes = static_cast<std::size_t>(mine.sparse_dim()) * sizeof(std::int64_t);
