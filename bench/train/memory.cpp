@@ -43,12 +43,9 @@ struct Settings {
 /// Memory of this process. Units: bytes.
 double proportional_set_size() {
   std::ifstream file("/proc/self/smaps_rollup");
-  std::string word;
-  while (file >> word) {
-    if (word != "Pss:") continue;
+  for (std::string word; file >> word;) {
     double kib = 0;
-    file >> kib;
-    return kib * 1024;
+    if (word == "Pss:" && file >> kib) return kib * 1024;
   }
   throw std::runtime_error("/proc/self/smaps_rollup: expected Pss, found none");
 }
