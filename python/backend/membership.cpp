@@ -232,7 +232,7 @@ lockstep::host::Options options(std::chrono::milliseconds timeout) {
 
 World join_over_mpi(c10d::Store& store, const Membership& membership, const std::string& job,
                     std::chrono::milliseconds timeout) {
-  const auto& launched = LaunchedWorld::join(timeout).world();
+  const auto& launched = launched_world(timeout);
   auto& all = *launched.communicator;
   auto members = membership.ranks;
   if (members.empty()) {

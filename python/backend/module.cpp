@@ -75,15 +75,15 @@ std::pair<int, std::vector<std::string>> addresses_from_rank_0(int rank, int siz
                                                                double timeout_seconds) {
   const py::gil_scoped_release released;
   return lockstep_torch::with_python_errors([&] {
-    const auto& launched = lockstep_torch::LaunchedWorld::join(milliseconds_of(timeout_seconds));
+    const auto& launched = lockstep_torch::launched_world(milliseconds_of(timeout_seconds));
     std::string text;
-    if (launched.world().communicator->rank() == 0) {
+    if (launched.communicator->rank() == 0) {
       text = std::to_string(port);
-      for (const auto& address : lockstep_torch::own_addresses(launched.on_one_host())) {
+      for (const auto& address : lockstep_torch::own_addresses(launched)) {
         text += " " + address;
       }
     }
-    std::istringstream words(launched.from_rank_0(rank, size, text));
+    std::istringstream words(lockstep_torch::from_rank_0(launched, rank, size, text));
     std::pair<int, std::vector<std::string>> answer;
     words >> answer.first;
     for (std::string address; words >> address;) answer.second.push_back(address);
