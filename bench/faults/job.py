@@ -224,6 +224,13 @@ class Job:
         folder = self.folder / "run" / "checkpoints"
         return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
 
+    def row(self, problem, **more):
+        """The job's row of a table. Its files stay if there is a problem."""
+        row = {"case": self.kill, "problem": problem, "err": self.err, **more}
+        if not problem:
+            self.remove()
+        return row
+
     def remove(self):
         with contextlib.suppress(OSError):
             shutil.rmtree(self.folder)

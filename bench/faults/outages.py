@@ -1,5 +1,6 @@
 """Links that fail and hosts that are paused for a while, during a training on two simulated hosts."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -66,25 +67,20 @@ class DisturbedJob(Job):
                 found.append(process)
         return found
 
-    def rank_processes(self):
-        return [process for process in self.processes() if process.name == "bench_victim"]
 
-
-class Paused:
+@contextlib.contextmanager
+def paused(job, host):
     """A host whose processes do not run and which acknowledges no packet, or a link that is down."""
-
-    def __init__(self, job, host):
-        self._job, self._processes = job, job.on_host(host) if host else []
-
-    def __enter__(self):
-        self._job.hosts.cut_link()
-        for process in self._processes:
-            send(process.pid, "STOP", self._job.marker)
-
-    def __exit__(self, *_):
-        for process in self._processes:
-            send(process.pid, "CONT", self._job.marker)
-        self._job.hosts.cut_link(False)
+    processes = job.on_host(host) if host else []
+    job.hosts.cut_link()
+    for process in processes:
+        send(process.pid, "STOP", job.marker)
+    try:
+        yield
+    finally:
+        for process in processes:
+            send(process.pid, "CONT", job.marker)
+        job.hosts.cut_link(False)
 
 
 _undisturbed = []
@@ -128,13 +124,13 @@ def run_case(case, options, hosts):
     while len(job.lines("pid")) < RANKS:
         if job.exit_code is not None or time.monotonic() > begin + START_LIMIT:
             job.end()
-            return {"case": case, "problem": "the ranks did not join", "err": job.err}
+            return job.row("the ranks did not join")
         time.sleep(LOOK)
     time.sleep(BEFORE)
     outage, first_end = time.monotonic(), None
-    with Paused(job, KINDS[case.kind]):
+    with paused(job, KINDS[case.kind]):
         while time.monotonic() < outage + case.seconds:
-            if first_end is None and len(job.rank_processes()) < RANKS:
+            if first_end is None and sum(process.name == "bench_victim" for process in job.processes()) < RANKS:
                 first_end = time.monotonic() - outage
             time.sleep(4 * LOOK)
     until = time.monotonic() + END_LIMIT
@@ -150,10 +146,7 @@ def run_case(case, options, hosts):
     frames = [float(one) for one in re.findall(r"no longer suspected: .* arrived after (\d+\.\d) s", job.err)]
     shown = (f"ends after {first_end:.1f} s" if first_end else
              f"goes on, frames after {max(frames):.1f} s" if frames else "goes on")
-    row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
-    if not problem:
-        job.remove()
-    return row
+    return job.row(problem, shown=shown)
 
 
 def table(rows):

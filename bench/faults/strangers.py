@@ -152,10 +152,7 @@ def run_case(case, options, hosts):
         connection.close()
     problem = problem or (f"exit code {code}, {len(left)} processes were left" if code is None or left else wrong_end(job, code, connections))
     shown = "named" if case.kind == OWN else "goes on" + f" ({connections})" * (connections > 0)
-    row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
-    if not problem:
-        job.remove()
-    return row
+    return job.row(problem, shown=shown)
 
 
 def table(rows):
