@@ -172,33 +172,24 @@ struct DefaultGroup {
   }
 };
 
-/// The default groups of this process, by their stores.
-class DefaultGroups {
- public:
-  static DefaultGroups& of_this_process() {
-    static DefaultGroups groups;
-    return groups;
-  }
+std::mutex default_groups_mutex;
+std::vector<DefaultGroup> default_groups;  ///< of this process, one of each store
 
-  void add(DefaultGroup&& group) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(groups_, [&](const DefaultGroup& other) {
-      return other.store.expired() || other.store.lock() == group.store.lock();
-    });
-    groups_.push_back(std::move(group));
-  }
-  std::optional<DefaultGroup> find(const c10::intrusive_ptr<c10d::Store>& store) const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& group : groups_) {
-      if (group.store.lock() == store) return group;
-    }
-    return std::nullopt;
-  }
+void add_default_group(DefaultGroup&& group) {
+  const std::lock_guard lock(default_groups_mutex);
+  std::erase_if(default_groups, [&](const DefaultGroup& other) {
+    return other.store.expired() || other.store.lock() == group.store.lock();
+  });
+  default_groups.push_back(std::move(group));
+}
 
- private:
-  mutable std::mutex mutex_;
-  std::vector<DefaultGroup> groups_;
-};
+std::optional<DefaultGroup> find_default_group(const c10::intrusive_ptr<c10d::Store>& store) {
+  const std::lock_guard lock(default_groups_mutex);
+  for (const auto& group : default_groups) {
+    if (group.store.lock() == store) return group;
+  }
+  return std::nullopt;
+}
 
 /// The store behind all prefixes.
 c10::intrusive_ptr<c10d::Store> underlying(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -294,9 +285,8 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
   const auto& [rank, size, name, ranks] = membership;
   const bool is_default = ranks.empty();
   const auto shared = underlying(store);
-  auto& known = DefaultGroups::of_this_process();
   return with_python_errors([&, rank = rank, size = size] {
-    const auto parent = is_default ? std::nullopt : known.find(shared);
+    const auto parent = is_default ? std::nullopt : find_default_group(shared);
     const auto job = parent ? parent->job + " group " + name : exchange(*store, membership);
     const auto check = parent ? parent->check(ranks) : JoinCheck();
     World world;
@@ -312,12 +302,12 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
     // Every rank has read the answer now, and rank 0 the places.
     if (!parent) remove(*store, rank == 0 ? job_key : host_key(rank));
     if (is_default) {
-      known.add({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
-                 .job = job,
-                 .memory = memory,
-                 .communicator = world.communicator,
-                 .mutex = world.mutex,
-                 .hosts = world.communicator->hosts()});
+      add_default_group({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
+                         .job = job,
+                         .memory = memory,
+                         .communicator = world.communicator,
+                         .mutex = world.mutex,
+                         .hosts = world.communicator->hosts()});
     }
     return world;
   });
