@@ -6,7 +6,7 @@
 //   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
 //   bench_victim --train --shard none|optimizer|gradients|share_memory
 //                [--kill-call N --kill-rank R --kill-once FILE]
-//   bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
+//   bench_victim --fault NAME --fault-rank R [--before-init]
 
 #include <ATen/ops/empty.h>
 #include <lockstep/lockstep.h>
@@ -52,7 +52,6 @@ struct Settings {
   std::string kill_once;
   std::string fault;
   int fault_rank = -1;
-  int fault_step = 5;
   bool before_init = false;
 };
 
@@ -104,9 +103,10 @@ void pause(const Settings& settings) {
 /// Sizes that are sent with the announcement, copied through a buffer, and cut into pieces.
 std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& world) {
   constexpr std::array<std::int64_t, 3> sizes{10, 5'000, 200'000};
+  constexpr int fault_step = 5;
   std::vector<std::uint64_t> digests;
   for (int step = 0; step < settings.steps; ++step) {
-    const bool faulty = world.rank() == settings.fault_rank && step == settings.fault_step;
+    const bool faulty = world.rank() == settings.fault_rank && step == fault_step;
     if (faulty && !settings.before_init) {
       say(world, "fault " + std::to_string(::getpid()));
       misbehave(settings.fault, &world);
@@ -231,8 +231,6 @@ std::function<void()> program(CLI::App& command) {
   auto* const fault = command.add_option("--fault", settings->fault, "What one rank does wrong")
                           ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
   command.add_option("--fault-rank", settings->fault_rank, "The rank that does it")->needs(fault);
-  command.add_option("--fault-step", settings->fault_step, "The step in whose place it does it")
-      ->capture_default_str();
   command.add_flag("--before-init", settings->before_init, "Before init() instead")->needs(fault);
   return [=] { run(*settings); };
 }
