@@ -47,14 +47,6 @@ lockstep::Strategy parsed(const std::string& text) {
   });
 }
 
-std::exception_ptr refusal(const std::string& what) {
-  try {
-    refuse(StrategyHook::operation, what);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 /// The exception that the autograd engine translates to the same one of Python as other calls do.
 std::exception_ptr autograd_error(const std::exception_ptr& error) {
   try {
@@ -138,7 +130,8 @@ void StrategyHook::join(const std::shared_ptr<Progress>& progress) {
 void StrategyHook::leave() {
   const std::lock_guard lock(mutex_);
   if (is_running()) {
-    unusable_ = refusal("the process group was destroyed during a backward; make another Strategy");
+    unusable_ = std::make_exception_ptr(refusal(
+        operation, "the process group was destroyed during a backward; make another Strategy"));
   }
   backward_.clear();
   in_backward_ = false;
@@ -175,10 +168,12 @@ void StrategyHook::continue_backward(const c10d::GradBucket& bucket) {
   const auto index = bucket.getIndex();
   if (in_backward_ && index <= last_index_) {
     if (is_running()) {
-      unusable_ = refusal(c10::str(
-          "got bucket ", index, " before the backward with bucket ", last_index_,
-          " was complete, expected the buckets of one DDP model in order; make one Strategy for "
-          "each model, and after an exception in a backward another DDP model and Strategy"));
+      unusable_ = std::make_exception_ptr(refusal(
+          operation,
+          c10::str("got bucket ", index, " before the backward with bucket ", last_index_,
+                   " was complete, expected the buckets of one DDP model in order; make one "
+                   "Strategy for each model, and after an exception in a backward another DDP "
+                   "model and Strategy")));
       std::rethrow_exception(unusable_);
     }
     end_backward();  // DDP skipped the last bucket
