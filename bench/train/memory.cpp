@@ -133,11 +133,8 @@ double computed(const Settings& settings, double ranks) {
 
 void measure(const Settings& settings, const lockstep::Group& world) {
   torch::set_num_threads(1);
-  const auto step_ms = [&](Training& one) {
-    const double seconds = slowest_seconds(world, [&] {
-      for (int i = 0; i < settings.steps; ++i) one.update();
-    });
-    return 1000 * seconds / settings.steps;
+  const auto steps = [&](Training& training) {
+    for (int i = 0; i < settings.steps; ++i) training.update();
   };
   Training(settings, world, small_mlp).update();
   const double before = memory(world);
@@ -148,16 +145,11 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   }
 
   Training unsharded({.fused = settings.fused, .batch_size = settings.batch_size}, world, mlp);
-  std::vector<double> own;
-  std::vector<double> others;
-  step_ms(training);  // the first steps allocate
-  step_ms(unsharded);
-  for (int round = 0; round < settings.rounds; ++round) {
-    own.push_back(step_ms(training));
-    others.push_back(step_ms(unsharded));
-  }
-  const double step = median(own);
-  const double unsharded_step = median(others);
+  std::vector<Timed> all{{"sharded", [&] { steps(training); }},
+                         {"unsharded", [&] { steps(unsharded); }}};
+  take_turns(all, settings.rounds, world);
+  const double step = 1000 * median(all[0].seconds) / settings.steps;
+  const double unsharded_step = 1000 * median(all[1].seconds) / settings.steps;
   if (world.rank() != 0) return;
   constexpr double mb = 1e6;
   const auto elements = static_cast<double>(training.elements());
