@@ -64,25 +64,18 @@ std::string new_job() {
   return c10::str("torch ", ::getpid(), " ", number++, " ", random(), random());
 }
 
-/// The host of a member, and whether the member can use MPI.
-struct Place {
-  std::string host;  ///< ranks with the same host share memory
-  bool by_mpi;
+/// The host of a member and a line end; "mpi" follows if the member can use MPI. Ranks with the
+/// same host share memory.
+std::string place_of(const Membership& membership) {
+  const auto& host = Environment::get().host;
+  const bool is_default = membership.ranks.empty();
+  const auto rank = static_cast<std::size_t>(membership.rank);
+  const bool by_mpi = uses_mpi(is_default ? membership.rank : membership.ranks[rank],
+                               is_default ? membership.size : 0);
+  return (host.empty() ? lockstep::detail::this_host() : host) + (by_mpi ? "\nmpi" : "\n");
+}
 
-  static Place of(const Membership& membership) {
-    const auto& host = Environment::get().host;
-    const bool is_default = membership.ranks.empty();
-    const auto rank = static_cast<std::size_t>(membership.rank);
-    return {.host = host.empty() ? lockstep::detail::this_host() : host,
-            .by_mpi = uses_mpi(is_default ? membership.rank : membership.ranks[rank],
-                               is_default ? membership.size : 0)};
-  }
-  static Place from(const std::string& text) {
-    const auto host = text.find('\n');
-    return {.host = text.substr(0, host), .by_mpi = text.substr(host) == "\nmpi"};
-  }
-  std::string text() const { return host + (by_mpi ? "\nmpi" : "\n"); }
-};
+std::string host_of(const std::string& place) { return place.substr(0, place.find('\n')); }
 
 // How the members of a group exchange data: the beginning of its job's name.
 constexpr std::string_view in_memory = "job ";
@@ -90,26 +83,26 @@ constexpr std::string_view over_mpi = "mpi ";
 constexpr std::string_view over_tcp = "tcp ";
 
 /// The answer of rank 0: the name of a new job.
-std::string answer(c10d::Store& store, const Place& own, int size) {
+std::string answer(c10d::Store& store, const std::string& own, int size) {
   bool one_host = true;
-  bool by_mpi = own.by_mpi;
+  bool by_mpi = own.ends_with("\nmpi");
   for (int rank = 1; rank < size; ++rank) {
-    const auto place = Place::from(get(store, host_key(rank)));
-    one_host = one_host && place.host == own.host;
-    by_mpi = by_mpi && place.by_mpi;
+    const auto place = get(store, host_key(rank));
+    one_host = one_host && host_of(place) == host_of(own);
+    by_mpi = by_mpi && place.ends_with("\nmpi");
   }
   return std::string(one_host ? in_memory : by_mpi ? over_mpi : over_tcp) + new_job();
 }
 
 /// The answer of rank 0, after the members have told it their places.
 std::string exchange(c10d::Store& store, const Membership& membership) {
-  const auto own = Place::of(membership);
+  const auto own = place_of(membership);
   if (membership.rank == 0) {
     const auto job = answer(store, own, membership.size);
     set(store, job_key, job);
     return job;
   }
-  set(store, host_key(membership.rank), own.text());
+  set(store, host_key(membership.rank), own);
   return get(store, job_key);
 }
 
