@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import signal
 
 # Seconds from the signal until no process of the job may be left. In restart a job has to be run to
 # its end once more; mpirun starts and ends slowly, and a cut link is found by its heartbeat.
@@ -58,8 +59,8 @@ class Kill:
 
     @property
     def signal(self):
-        """The signal that ends the victim."""
-        return self.action.split()[-1]
+        """The one that ends the victim."""
+        return signal.Signals[f"SIG{self.action.split()[-1]}"]
 
     def __str__(self):
         what = "cut" if self.victim == "link" else self.action
