@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <optional>
@@ -172,10 +173,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
   const auto work =
       make_work({OpType::_ALLREDUCE_SPARSE, "lockstep:sparse_all_reduce"}, tensors, {tensors});
   const auto index_bytes = static_cast<std::size_t>(mine.sparse_dim()) * sizeof(std::int64_t);
-  std::size_t value_bytes = values.element_size();
-  for (std::int64_t d = 1; d < values.dim(); ++d) {
-    value_bytes *= static_cast<std::size_t>(values.size(d));
-  }
+  const auto value_bytes =
+      values.itemsize() * static_cast<std::size_t>(c10::multiply_integers(values.sizes().slice(1)));
   std::vector<std::size_t> index_counts;
   std::vector<std::size_t> value_counts;
   for (int rank = 0; rank < size_; ++rank) {
