@@ -152,7 +152,7 @@ std::size_t StrategyHook::position_of(const Entry& entry) const {
 }
 
 void StrategyHook::expect_own_model(const c10d::GradBucket& bucket) const {
-  if (first_backward_ && !model_is_known_) return;
+  if (!model_is_known_) return;
   for (const auto& parameter : bucket.getParameters()) {
     if (parameters_.contains(parameter.unsafeGetTensorImpl())) continue;
     refuse(
@@ -195,7 +195,7 @@ void StrategyHook::continue_backward(const c10d::GradBucket& bucket) {
 
 void StrategyHook::end_backward() {
   in_backward_ = false;
-  first_backward_ = false;
+  model_is_known_ = true;
   ++step_;
 }
 
