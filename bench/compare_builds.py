@@ -61,8 +61,10 @@ class Build:
     variables: dict = dataclasses.field(default_factory=dict)
 
 
-def collective(launch, *flags):
-    """A measurement in µs of a build."""
+def collective(kind, size, memory, launch=()):
+    """A measurement in µs of a build. launch: of ranks over MPI; without it, two ranks of one host."""
+    flags = [kind, *(["--backend", "mpi"] if launch else ["-n", 2]), "--memory", memory, "--min", size, "--max", size]
+
     def measure(build):
         return run([*launch, build.binaries / "lockstep", "bench", *flags, "--json"], build.variables)[0]["time_us"]
     return measure
@@ -83,8 +85,7 @@ def figures_over_a_link():
     """(name, unit, measurement) of each figure between simulated hosts."""
     launch = [TWO_HOSTS, "--per-host", 1, "env", "OMP_NUM_THREADS=1"]
     for name in ("64 KiB", "1 MiB", "25 MiB"):
-        flags = ["all_reduce", "--backend", "mpi", "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
-        yield f"all_reduce of {name}, 1 Gbit/s", "µs", collective(launch, *flags)
+        yield f"all_reduce of {name}, 1 Gbit/s", "µs", collective("all_reduce", SIZES[name], "group", launch)
     for name, (rate, flags) in STEPS_OVER_A_LINK.items():
         yield f"step of {name}", "ms", step(flags, rate)
 
@@ -93,25 +94,21 @@ def figures():
     """(name, unit, measurement) of each figure."""
     for memory in ("group", "private"):
         for name, size in SIZES.items():
-            flags = ["all_reduce", "-n", 2, "--memory", memory, "--min", size, "--max", size]
-            yield f"all_reduce of {name}, {memory} memory", "µs", collective([], *flags)
+            yield f"all_reduce of {name}, {memory} memory", "µs", collective("all_reduce", size, memory)
     for kind in ("broadcast", "all_gather", "reduce_scatter"):
         for name in ("1 KiB", "25 MiB"):
-            flags = [kind, "-n", 2, "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
-            yield f"{kind} of {name}, group memory", "µs", collective([], *flags)
-    yield "barrier", "µs", collective([], "barrier", "-n", 2)
+            yield f"{kind} of {name}, group memory", "µs", collective(kind, SIZES[name], "group")
+    yield "barrier", "µs", collective("barrier", KIB, "group")
     for name, size in SIZES.items():
-        flags = ["all_reduce", "--backend", "mpi", "--memory", "private", "--min", size, "--max", size]
-        yield f"all_reduce of {name} over MPI", "µs", collective(MPIRUN, *flags)
+        yield f"all_reduce of {name} over MPI", "µs", collective("all_reduce", size, "private", MPIRUN)
     for name, flags in STEPS.items():
         yield f"step of {name}", "ms", step(flags)
 
 
 def figures_of_the_recorder():
     """(name, unit, measurement) of each figure that the flight recorder changes most."""
-    for name, size in {"4 bytes": 4, "1 KiB": KIB}.items():
-        flags = ["all_reduce", "-n", 2, "--memory", "group", "--min", size, "--max", size]
-        yield f"all_reduce of {name}, group memory", "µs", collective([], *flags)
+    for name in ("4 bytes", "1 KiB"):
+        yield f"all_reduce of {name}, group memory", "µs", collective("all_reduce", SIZES[name], "group")
     for name in ("CNN", "MLP"):
         yield f"step of {name}", "ms", step(STEPS[name])
 

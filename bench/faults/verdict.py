@@ -25,7 +25,8 @@ def wrong_cause(job, victims, code, digest):
         return f"exit code 0 without all results: {digests}"
     if kill.harmless:
         return _undisturbed(job, victims, code)
-    if code == 0 and "failed first" not in job.err and _was_on_its_way_out(job):
+    # If all ranks have joined once, the victim had nothing left to do: a rank, or the child of one that had ended.
+    if code == 0 and "failed first" not in job.err and job.starts() == kill.ranks:
         return None
     if kill.victim in ("launcher", "launcher and guardian"):
         return _launcher_ended(job, code)
@@ -34,11 +35,6 @@ def wrong_cause(job, victims, code, digest):
     if kill.launcher == "run":
         return _rank_named(job, victims, code)
     return _named_by_ranks(job, victims, code)
-
-
-def _was_on_its_way_out(job):
-    """Whether all ranks have joined once. With all results, the victim had nothing left to do: a rank, or the child of one that had ended."""
-    return job.starts() == job.kill.ranks
 
 
 def _undisturbed(job, victims, code):
