@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 
@@ -234,6 +235,21 @@ class Job:
     def remove(self):
         with contextlib.suppress(OSError):
             shutil.rmtree(self.folder)
+
+
+_references, _locks, _guard = {}, {}, threading.Lock()
+
+
+def reference(key, make_job, limit):
+    """Digest and number of checkpoints of a job when it is left alone for so many seconds. Jobs of one key have the same."""
+    with _guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _references:
+            job = make_job()
+            _references[key] = job.digest(time.monotonic() + limit), len(job.checkpoints())
+            job.remove()
+        return _references[key]
 
 
 def folder_of(options, name):

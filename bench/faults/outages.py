@@ -5,11 +5,10 @@ import dataclasses
 import os
 import pathlib
 import re
-import threading
 import time
 
 import pages
-from job import LOOK, Disturbance, Job, folder_of
+from job import LOOK, Disturbance, Job, folder_of, reference
 from processes import send
 
 RANKS = 3
@@ -24,7 +23,7 @@ KINDS = {"link down": None, "host paused": 2, "host of rank 0 paused": 1}
 @dataclasses.dataclass(frozen=True)
 class Outage(Disturbance):
     kind: str
-    seconds: float  # 0: none
+    seconds: float
     heartbeat: float | None  # seconds; nothing: the default
     victim = "link"
     launcher = "run"
@@ -83,20 +82,6 @@ def paused(job, host):
         job.hosts.cut_link(False)
 
 
-_undisturbed = []
-_guard = threading.Lock()
-
-
-def undisturbed(case, options, hosts):
-    """The result of the same job without an outage."""
-    with _guard:
-        if not _undisturbed:
-            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
-            _undisturbed.append(job.digest(time.monotonic() + START_LIMIT))
-            job.remove()
-        return _undisturbed[0]
-
-
 def wrong_end(job, code, digest):
     """What is wrong about exit code, messages and results; nothing when all is right."""
     case, digests = job.kill, job.lines("done")
@@ -117,7 +102,7 @@ def wrong_end(job, code, digest):
 
 def run_case(case, options, hosts):
     """The outcome of a job with the outage, as a row of the table."""
-    expected = undisturbed(case, options, hosts)
+    expected, _ = reference("outages", lambda: DisturbedJob(case, options, folder_of(options, "undisturbed"), hosts), START_LIMIT)
     job = DisturbedJob(case, options, folder_of(options, case.name), hosts)
     begin = time.monotonic()
     job.start()
