@@ -51,11 +51,9 @@ void run(const Settings& settings, const lockstep::Group& world) {
   torch::optim::SGD optimizer(model->parameters(), 0.01);
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = optimizer};
   lockstep::CheckpointWriter writer(world);
-  double preparing = 0;
-  double taking = 0;
   if (!settings.unprepared) {
-    preparing = slowest_seconds(world, [&] { writer.prepare(checkpoint); });
-    taking = slowest_seconds(world, [&] { writer.wait(); });
+    writer.prepare(checkpoint);
+    writer.wait();
   }
   for (const auto& parameter : model->parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
@@ -85,9 +83,6 @@ void run(const Settings& settings, const lockstep::Group& world) {
     std::cout << "| " << timed.name << " | " << 1000 * seconds << " | "
               << seconds / median(all.front().seconds) << " | " << 1000 * timed.first << " |\n";
   }
-  if (!settings.unprepared)
-    std::cout << "| prepare | | | " << 1000 * preparing << " |\n"
-              << "| the memory that it takes behind the training | | | " << 1000 * taking << " |\n";
 }
 
 }  // namespace
