@@ -18,12 +18,14 @@ busy machine disturbs less. Strategy names and options are those that every vers
 
 import argparse
 import dataclasses
-import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(1, str(ROOT / "bench" / "peers"))
+
+from peers import run  # noqa: E402
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 bytes": 4, "1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "25 MiB": 25 * MIB}
@@ -48,7 +50,7 @@ STEPS_OVER_A_LINK = {
     "MLP, int8, 1 Gbit/s": ("1gbit", ["--model", "mlp", "--steps", 3, "--strategy", "int8"]),
     "CNN, int8, 100 Mbit/s": ("100mbit", ["--model", "cnn", "--steps", 20, "--strategy", "int8"]),
 }
-TWO_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "tools" / "two-hosts"
+TWO_HOSTS = ROOT / "tools" / "two-hosts"
 MPIRUN = ["mpirun", "--allow-run-as-root", "-n", 2, "-x", "OMP_NUM_THREADS=1"]
 
 
@@ -59,38 +61,23 @@ class Build:
     variables: dict = dataclasses.field(default_factory=dict)
 
 
-def run(command, build):
-    """The JSON objects that a command prints."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-                          env={**os.environ, **build.variables})
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def collective(kind, size, memory, launch=()):
+    """A measurement in µs of a build. launch: of ranks over MPI; without it, two ranks of one host."""
+    flags = [kind, *(["--backend", "mpi"] if launch else ["-n", 2]), "--memory", memory, "--min", size, "--max", size]
 
-
-def collective(launch, *flags):
-    """A measurement in µs of a build."""
     def measure(build):
-        found = run([*launch, build.binaries / "lockstep", "bench", *flags, "--json"], build)
-        return found[0]["time_us"]
+        return run([*launch, build.binaries / "lockstep", "bench", *flags, "--json"], build.variables)[0]["time_us"]
     return measure
 
 
-def step(flags):
-    """A measurement in ms of a build."""
+def step(flags, rate=None):
+    """A measurement in ms of a build. rate: of the link between two hosts; without it, on one host."""
     def measure(build):
-        return run([build.binaries / "lockstep", "run", "-n", 2, build.binaries / "bench_train_step", *flags,
-                    "--rounds", 3, "--no-alone", "--no-faults"], build)[-1]["together_ms"]
-    return measure
-
-
-def step_over_a_link(rate, flags):
-    """A measurement in ms of a build."""
-    def measure(build):
-        return run([TWO_HOSTS, "--rate", rate, "--per-host", 1, "env", "OMP_NUM_THREADS=1",
-                    "LOCKSTEP_PROGRESS=thread", build.binaries / "bench_train_step", *flags,
-                    "--rounds", 2, "--no-alone", "--no-faults"], build)[-1]["together_ms"]
+        launch = [build.binaries / "lockstep", "run", "-n", 2]
+        if rate:
+            launch = [TWO_HOSTS, "--rate", rate, "--per-host", 1, "env", "OMP_NUM_THREADS=1", "LOCKSTEP_PROGRESS=thread"]
+        return run([*launch, build.binaries / "bench_train_step", *flags, "--rounds", 2 if rate else 3,
+                    "--no-alone", "--no-faults"], build.variables)[-1]["together_ms"]
     return measure
 
 
@@ -98,35 +85,30 @@ def figures_over_a_link():
     """(name, unit, measurement) of each figure between simulated hosts."""
     launch = [TWO_HOSTS, "--per-host", 1, "env", "OMP_NUM_THREADS=1"]
     for name in ("64 KiB", "1 MiB", "25 MiB"):
-        flags = ["all_reduce", "--backend", "mpi", "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
-        yield f"all_reduce of {name}, 1 Gbit/s", "µs", collective(launch, *flags)
+        yield f"all_reduce of {name}, 1 Gbit/s", "µs", collective("all_reduce", SIZES[name], "group", launch)
     for name, (rate, flags) in STEPS_OVER_A_LINK.items():
-        yield f"step of {name}", "ms", step_over_a_link(rate, flags)
+        yield f"step of {name}", "ms", step(flags, rate)
 
 
 def figures():
     """(name, unit, measurement) of each figure."""
     for memory in ("group", "private"):
         for name, size in SIZES.items():
-            flags = ["all_reduce", "-n", 2, "--memory", memory, "--min", size, "--max", size]
-            yield f"all_reduce of {name}, {memory} memory", "µs", collective([], *flags)
+            yield f"all_reduce of {name}, {memory} memory", "µs", collective("all_reduce", size, memory)
     for kind in ("broadcast", "all_gather", "reduce_scatter"):
         for name in ("1 KiB", "25 MiB"):
-            flags = [kind, "-n", 2, "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
-            yield f"{kind} of {name}, group memory", "µs", collective([], *flags)
-    yield "barrier", "µs", collective([], "barrier", "-n", 2)
+            yield f"{kind} of {name}, group memory", "µs", collective(kind, SIZES[name], "group")
+    yield "barrier", "µs", collective("barrier", KIB, "group")
     for name, size in SIZES.items():
-        flags = ["all_reduce", "--backend", "mpi", "--memory", "private", "--min", size, "--max", size]
-        yield f"all_reduce of {name} over MPI", "µs", collective(MPIRUN, *flags)
+        yield f"all_reduce of {name} over MPI", "µs", collective("all_reduce", size, "private", MPIRUN)
     for name, flags in STEPS.items():
         yield f"step of {name}", "ms", step(flags)
 
 
 def figures_of_the_recorder():
     """(name, unit, measurement) of each figure that the flight recorder changes most."""
-    for name, size in {"4 bytes": 4, "1 KiB": KIB}.items():
-        flags = ["all_reduce", "-n", 2, "--memory", "group", "--min", size, "--max", size]
-        yield f"all_reduce of {name}, group memory", "µs", collective([], *flags)
+    for name in ("4 bytes", "1 KiB"):
+        yield f"all_reduce of {name}, group memory", "µs", collective("all_reduce", SIZES[name], "group")
     for name in ("CNN", "MLP"):
         yield f"step of {name}", "ms", step(STEPS[name])
 

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
-#include <vector>
 
 #include "bench/clock.h"
 
@@ -30,15 +29,6 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-void move_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(static_cast<std::size_t>(cpu), &set);
-  // Refused only where the processor went away meanwhile: then the figure is of wherever the thread
-  // runs.
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-}
-
 /// The best of many short blocks: what else runs on these cores for a moment does not matter.
 double round_trip_between(int first, int second) {
   struct alignas(128) Line {
@@ -46,7 +36,7 @@ double round_trip_between(int first, int second) {
   } line;
   constexpr std::uint32_t last = 2 * trips * blocks;
   std::thread echo([&] {
-    move_to(second);
+    keep_to({second});
     for (std::uint32_t turn = 1; turn < last; turn += 2) {
       while (line.value.load(std::memory_order_acquire) != turn) {
       }
@@ -55,7 +45,7 @@ double round_trip_between(int first, int second) {
   });
   double best = 1e9;
   std::thread caller([&] {
-    move_to(first);
+    keep_to({first});
     std::uint32_t turn = 0;
     for (int block = 0; block < blocks; ++block) {
       const double begin = now_us();
@@ -74,6 +64,14 @@ double round_trip_between(int first, int second) {
 }
 
 }  // namespace
+
+void keep_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
 
 std::optional<double> cache_line_round_trip(Transport& transport) {
   if (!transport.sleeps_while_waiting()) return std::nullopt;

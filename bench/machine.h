@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "bench/measured_library.h"
 
@@ -9,6 +10,10 @@ namespace lockstep::bench {
 
 /// Below this round trip two cores share a cache, from it on they do not.
 inline constexpr double near_limit_ns = 200;
+
+/// Binds the calling thread to these processors. Where the system refuses that, and for an empty
+/// list, the thread runs anywhere.
+void keep_to(const std::vector<int>& cpus);
 
 /// Round trip of one cache line between the cores of ranks 0 and 1. Without pinning to different
 /// cores, it is between any two cores. Empty on a machine of one core, and where waiting ranks

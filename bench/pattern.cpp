@@ -19,43 +19,39 @@ void put(std::vector<std::byte>& elements, std::size_t i, T value) {
   std::memcpy(elements.data() + i * sizeof value, &value, sizeof value);
 }
 
+/// Writes the real number or the integer, as the dtype has it.
+void put(std::vector<std::byte>& elements, std::size_t i, DType dtype, double real,
+         std::int64_t integer) {
+  switch (dtype) {
+    case DType::f32:
+      return put(elements, i, static_cast<float>(real));
+    case DType::f64:
+      return put(elements, i, real);
+    case DType::f16:
+      return put(elements, i, kernels::reference::to_f16(static_cast<float>(real)));
+    case DType::bf16:
+      return put(elements, i, kernels::reference::to_bf16(static_cast<float>(real)));
+    case DType::i8:
+    case DType::u8:
+      return put(elements, i, static_cast<std::uint8_t>(integer));
+    case DType::boolean:
+      return put(elements, i, static_cast<std::uint8_t>(integer % 2));
+    case DType::i16:
+      return put(elements, i, static_cast<std::int16_t>(integer));
+    case DType::i32:
+      return put(elements, i, static_cast<std::int32_t>(integer));
+    case DType::i64:
+      return put(elements, i, integer);
+  }
+}
+
 /// Floats have all their bits in use, so that a sum in another order is seen; integers are small.
 std::vector<std::byte> random_elements(DType dtype) {
   std::vector<std::byte> elements(pattern_period * size_of(dtype));
   std::mt19937_64 random(1);
   for (std::size_t i = 0; i < pattern_period; ++i) {
     const double real = static_cast<double>(random() >> 11) * 0x1p-52 - 1;  // in [-1, 1)
-    const auto integer = static_cast<std::int64_t>(random() % 7) + 1;
-    switch (dtype) {
-      case DType::f32:
-        put(elements, i, static_cast<float>(real));
-        break;
-      case DType::f64:
-        put(elements, i, real);
-        break;
-      case DType::f16:
-        put(elements, i, kernels::reference::to_f16(static_cast<float>(real)));
-        break;
-      case DType::bf16:
-        put(elements, i, kernels::reference::to_bf16(static_cast<float>(real)));
-        break;
-      case DType::i8:
-      case DType::u8:
-        put(elements, i, static_cast<std::uint8_t>(integer));
-        break;
-      case DType::boolean:
-        put(elements, i, static_cast<std::uint8_t>(integer % 2));
-        break;
-      case DType::i16:
-        put(elements, i, static_cast<std::int16_t>(integer));
-        break;
-      case DType::i32:
-        put(elements, i, static_cast<std::int32_t>(integer));
-        break;
-      case DType::i64:
-        put(elements, i, integer);
-        break;
-    }
+    put(elements, i, dtype, real, static_cast<std::int64_t>(random() % 7) + 1);
   }
   return elements;
 }

@@ -1,7 +1,5 @@
 #include "bench/ranks.h"
 
-#include <pthread.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "bench/machine.h"
 #include "comm/host/host.h"
 #include "core/environment.h"
 #include "core/system/topology.h"
@@ -23,18 +22,15 @@ namespace lockstep::bench {
 
 namespace {
 
-void keep_to(const std::vector<int>& cpus) {
-  if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
-  // Where it is refused the rank runs anywhere, which is slower at most.
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-}
-
-std::vector<int> cpus_of(const launch::Division& division, int rank) {
-  const auto i = static_cast<std::size_t>(rank);
-  return i < division.cpus.size() ? division.cpus[i] : std::vector<int>{};
+/// Starts the program on so many ranks, as `lockstep run` would. Returns the job's exit code.
+int run_job(const Settings& settings, const std::filesystem::path& program,
+            const std::vector<std::string>& arguments, const std::string& device = {}) {
+  launch::Options options;
+  options.ranks = settings.ranks;
+  options.program = program;
+  options.arguments = arguments;
+  options.device = device;
+  return launch::run(launch::make_plan(options));
 }
 
 /// Whether a sum in another order than the ranks' may have other bits.
@@ -54,7 +50,9 @@ void run_threads(const Settings& settings, const RankFunction& fn) {
     // A rank that throws leaves the world once its failure is on record, and not before.
     std::optional<CommunicatorTransport> transport;
     try {
-      keep_to(cpus_of(division, rank));
+      if (const auto i = static_cast<std::size_t>(rank); i < division.cpus.size()) {
+        keep_to(division.cpus[i]);
+      }
       transport.emplace(host::create(world, rank, {.timeout = Environment::get().timeout}));
       fn(*transport);
     } catch (const std::exception& error) {
@@ -106,11 +104,7 @@ void run_as_rank(const Settings& settings, Backend backend, const RankFunction& 
 }
 
 int run_processes(const Settings& settings, const std::vector<std::string>& arguments) {
-  launch::Options options;
-  options.ranks = settings.ranks;
-  options.program = std::filesystem::read_symlink("/proc/self/exe");
-  options.arguments = arguments;
-  return launch::run(launch::make_plan(options));
+  return run_job(settings, std::filesystem::read_symlink("/proc/self/exe"), arguments);
 }
 
 std::filesystem::path device_program() {
@@ -128,14 +122,7 @@ int run_device_program(const Settings& settings, const std::string& device,
         "of lockstep: build it in Lockstep's sources (cmake --build build --target bench_device) "
         "and use the lockstep of that build");
   }
-  if (world_size() == 0) {
-    launch::Options options;
-    options.ranks = settings.ranks;
-    options.program = program;
-    options.arguments = arguments;
-    options.device = device;
-    return launch::run(launch::make_plan(options));
-  }
+  if (world_size() == 0) return run_job(settings, program, arguments, device);
   ::setenv("LOCKSTEP_DEVICE", device.c_str(), 1);
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());

@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <vector>
 
 #include "bench/measured_library.h"
 #include "bench/pattern.h"
@@ -15,10 +13,7 @@ namespace lockstep::bench {
 /// One rank's buffers for a number of collectives in a row, each on memory of its own.
 class Round {
  public:
-  /// Collectives of a round: one for large buffers, and as many for small ones as stay in a core's
-  /// cache together, so that reading the clock costs nothing beside them.
-  static std::size_t length(const Settings& settings, std::size_t bytes);
-
+  /// settings: kept by reference.
   Round(Transport& transport, const Settings& settings, Memory memory, std::size_t bytes);
 
   /// Writes every buffer anew. Ranks: any, each for itself.
@@ -28,6 +23,8 @@ class Round {
   /// How many elements of this rank's results are not what they must be. Ranks: any, after run().
   std::int64_t count_wrong() const;
 
+  /// Collectives of a round: one for large buffers, and as many for small ones as stay in a core's
+  /// cache together, so that reading the clock costs nothing beside them.
   std::size_t length() const { return length_; }
 
  private:
@@ -36,14 +33,10 @@ class Round {
   std::int64_t count_wrong(std::size_t i) const;
 
   Transport& transport_;
-  Collective collective_;
-  DType dtype_;
-  std::optional<DType> wire_;
-  ReduceOp op_;
+  const Settings& settings_;
   std::size_t count_;
   std::size_t length_;
-  std::size_t input_count_;   ///< elements that this rank writes
-  std::size_t output_count_;  ///< elements that it receives
+  std::size_t input_count_;  ///< elements that this rank writes
   std::size_t output_offset_;
   std::size_t stride_;
   std::shared_ptr<std::byte> memory_;

@@ -3,7 +3,10 @@
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
 #include <string_view>
+
+#include "core/text.h"
 
 namespace lockstep::bench {
 
@@ -41,15 +44,10 @@ double bus_bandwidth(const Row& row) {
 }
 
 std::string table_head() {
-  std::ostringstream out;
-  out << "#" << std::setw(13) << "size" << std::setw(13) << "count" << std::setw(10) << "type"
-      << std::setw(9) << "redop" << std::setw(9) << "memory" << std::setw(11) << "time"
-      << std::setw(9) << "algbw" << std::setw(9) << "busbw" << std::setw(9) << "#wrong"
-      << std::setw(8) << "probe\n";
-  out << "#" << std::setw(13) << "(B)" << std::setw(13) << "(elements)" << std::setw(10) << ""
-      << std::setw(9) << "" << std::setw(9) << "" << std::setw(11) << "(us)" << std::setw(9)
-      << "(GB/s)" << std::setw(9) << "(GB/s)" << std::setw(9) << "" << std::setw(8) << "(ns)\n";
-  return out.str();
+  return "#         size        count      type    redop   memory       time    algbw    busbw   "
+         "#wrong  probe\n"
+         "#          (B)   (elements)                                   (us)   (GB/s)   (GB/s)   "
+         "         (ns)\n";
 }
 
 std::string table_line(const Row& row) {
@@ -59,19 +57,8 @@ std::string table_line(const Row& row) {
       << std::setw(9) << memory_name(row) << std::setw(11)
       << std::setprecision(row.time_us < 100 ? 3 : 1) << row.time_us << std::setprecision(2)
       << std::setw(9) << algorithm_bandwidth(row) << std::setw(9) << bus_bandwidth(row)
-      << std::setw(9);
-  if (row.wrong) {
-    out << *row.wrong;
-  } else {
-    out << "N/A";
-  }
-  out << std::setw(7) << std::setprecision(0);
-  if (row.probe_ns) {
-    out << *row.probe_ns;
-  } else {
-    out << "N/A";
-  }
-  out << "\n";
+      << std::setw(9) << (row.wrong ? std::to_string(*row.wrong) : "N/A") << std::setw(7)
+      << (row.probe_ns ? lockstep::detail::fixed(*row.probe_ns, 0) : "N/A") << "\n";
   return out.str();
 }
 

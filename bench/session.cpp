@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iomanip>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -81,13 +80,11 @@ Row measure(Transport& transport, const Settings& settings, Memory memory, std::
 }
 
 void write_probe(std::ostream& out, const char* when, std::optional<double> probe_ns) {
-  out << "# cache line round trip between two cores, " << when << ": ";
-  if (!probe_ns) {
-    out << "not measured, there is one core\n";
-    return;
-  }
-  out << std::fixed << std::setprecision(0) << *probe_ns << " ns ("
-      << (*probe_ns < near_limit_ns ? "near" : "far") << ")\n";
+  out << "# cache line round trip between two cores, " << when << ": "
+      << (probe_ns ? lockstep::detail::fixed(*probe_ns, 0) +
+                         (*probe_ns < near_limit_ns ? " ns (near)" : " ns (far)")
+                   : "not measured, there is one core")
+      << "\n";
 }
 
 void write_surroundings(std::ostream& out, const Transport& transport, const Settings& settings,
@@ -99,7 +96,7 @@ void write_surroundings(std::ostream& out, const Transport& transport, const Set
       << lockstep::detail::plural(std::thread::hardware_concurrency(), "logical CPU")
       << ", backend " << transport.backend() << "\n";
   if (stream_gbs) {
-    out << "# a += b in all ranks at once: " << std::fixed << std::setprecision(1) << *stream_gbs
+    out << "# a += b in all ranks at once: " << lockstep::detail::fixed(*stream_gbs, 1)
         << " GB/s\n";
   }
 }

@@ -15,13 +15,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "bench/clock.h"
 #include "bench/row.h"
 #include "bench/settings.h"
 #include "bench/train/largest.h"
@@ -34,7 +34,6 @@ using namespace lockstep::bench;
 using lockstep::Collective;
 using lockstep::Group;
 using lockstep::ReduceOp;
-using Clock = std::chrono::steady_clock;
 
 constexpr int warm_up = 3;
 constexpr double row_seconds = 0.25;
@@ -122,11 +121,10 @@ double time(const Exchanged& exchanged, const Group& world) {
   const c10::impl::VirtualGuardImpl device(world.device().type());
   exchanged.fill();
   device.synchronizeDevice(world.device().index());
-  world.barrier().wait();
-  const auto begin = Clock::now();
-  exchanged.begin().wait();
-  device.synchronizeDevice(world.device().index());
-  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world.host());
+  return slowest_seconds(world, [&] {
+    exchanged.begin().wait();
+    device.synchronizeDevice(world.device().index());
+  });
 }
 
 Row measure(const Settings& settings, std::size_t bytes, const Group& world) {
@@ -139,7 +137,6 @@ Row measure(const Settings& settings, std::size_t bytes, const Group& world) {
   }
   std::vector<double> seconds;
   for (std::size_t i = 0; i < repeats; ++i) seconds.push_back(time(exchanged, world));
-  std::ranges::sort(seconds);
   Row row{.collective = settings.collective,
           .backend = std::string(world.communicator().backend()),
           .ranks = world.size(),
@@ -149,8 +146,8 @@ Row measure(const Settings& settings, std::size_t bytes, const Group& world) {
           .wire = settings.wire,
           .bytes = bytes,
           .count = part_count(settings, bytes),
-          .time_us = seconds[seconds.size() / 2] * 1e6,
-          .best_us = seconds.front() * 1e6,
+          .time_us = median(seconds) * 1e6,
+          .best_us = std::ranges::min(seconds) * 1e6,
           .repeats = repeats};
   if (settings.check) {
     auto wrong = at::full({1}, exchanged.count_wrong(), at::kLong);

@@ -2,34 +2,16 @@
 
 import re
 import subprocess
-import threading
 import time
 
 import verdict
-from job import LOOK, Job, Undisturbed, folder_of
+from job import LOOK, Job, Undisturbed, folder_of, reference
 from plan import LIMITS
 from processes import send
 
 START_LIMIT = 60  # seconds until the job has come as far as the kill's phase
 TRIES = 6  # a kill that comes after the job's end is repeated with half the delay
 CHECKPOINT = re.compile(r"checkpoint-\d+\.safetensors")
-
-_references = {}
-_locks = {}
-_guard = threading.Lock()
-
-
-def reference(kill, options, hosts):
-    """Digest and number of checkpoints of the same job when it is left alone."""
-    with _guard:
-        lock = _locks.setdefault((kill.mode, kill.job), threading.Lock())
-    with lock:
-        key = kill.mode, kill.job
-        if key not in _references:
-            job = Job(kill, options, folder_of(options, f"{kill.name}-undisturbed"), hosts)
-            _references[key] = job.digest(time.monotonic() + START_LIMIT), len(job.checkpoints())
-            job.remove()
-        return _references[key]
 
 
 def await_phase(job):
@@ -104,7 +86,8 @@ def attack(kill, options, hosts):
     begin = time.monotonic()
     row = {"kill": kill.name, "seed": kill.seed, "what": str(kill), "hit": False}
     try:
-        undisturbed = reference(kill, options, hosts)
+        undisturbed = reference((kill.mode, kill.job), lambda: Job(kill, options, folder_of(options, f"{kill.name}-undisturbed"), hosts),
+                                START_LIMIT)
     except Undisturbed as error:
         return row | {"faults": {"undisturbed": str(error)}}
     job, victims = hit(kill, options, hosts)

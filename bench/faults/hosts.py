@@ -69,17 +69,20 @@ class TwoHosts:
             self._keeper.wait(30)
 
 
-def hosts_for(options):
-    """As many pairs of simulated hosts as there are jobs at a time."""
+def hosts_for(options, chosen, name):
+    """As many pairs of simulated hosts as there are jobs at a time, for that one of the chosen. If they cannot be made here, it is
+    said and left out."""
     pairs = []
     try:
-        for number in range(options.jobs):
+        for number in range(options.jobs if name in chosen else 0):
             folder = options.work / f"hosts-{number}"
             folder.mkdir(parents=True)
             pairs.append(TwoHosts(folder))
-    except Unavailable:
+    except Unavailable as error:
+        print(f"left out: {name}: {error}")
+        chosen.remove(name)
         close_all(pairs)
-        raise
+        return []
     return pairs
 
 

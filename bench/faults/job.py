@@ -8,6 +8,8 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
+import threading
 import time
 import uuid
 
@@ -27,7 +29,7 @@ def mounts_work():
 
 
 def prepare(parser, options):
-    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own."""
+    """Checks the build folder, and whether jobs can have a /dev/shm and a /tmp of their own. Makes a folder in it for the jobs."""
     options.build = options.build.resolve()
     for name in ("lockstep", "bench_victim"):
         if not (options.build / "bin" / name).exists():
@@ -35,6 +37,8 @@ def prepare(parser, options):
     options.private = mounts_work()
     if not options.private:
         print("no mount namespace can be made here (not root?): files in /dev/shm and /tmp are not checked")
+    (options.build / parser.prog).mkdir(exist_ok=True)
+    options.work = pathlib.Path(tempfile.mkdtemp(dir=options.build / parser.prog))
 
 
 def as_usual():
@@ -42,6 +46,17 @@ def as_usual():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Disturbance:
+    """What is done to a job of the fault matrix. Classes that derive from it are dataclasses."""
+
+    # What `Job` asks of files that may be left.
+    victim, mode, logs = "rank", "light", False
+
+    @property
+    def name(self):
+        return re.sub(r"\W+", "-", " ".join(map(str, vars(self).values())))
 
 
 class Undisturbed(Exception):
@@ -210,9 +225,31 @@ class Job:
         folder = self.folder / "run" / "checkpoints"
         return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
 
+    def row(self, problem, **more):
+        """The job's row of a table. Its files stay if there is a problem."""
+        row = {"case": self.kill, "problem": problem, "err": self.err, **more}
+        if not problem:
+            self.remove()
+        return row
+
     def remove(self):
         with contextlib.suppress(OSError):
             shutil.rmtree(self.folder)
+
+
+_references, _locks, _guard = {}, {}, threading.Lock()
+
+
+def reference(key, make_job, limit):
+    """Digest and number of checkpoints of a job when it is left alone for so many seconds. Jobs of one key have the same."""
+    with _guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _references:
+            job = make_job()
+            _references[key] = job.digest(time.monotonic() + limit), len(job.checkpoints())
+            job.remove()
+        return _references[key]
 
 
 def folder_of(options, name):

@@ -1,13 +1,14 @@
 """Links that fail and hosts that are paused for a while, during a training on two simulated hosts."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import re
-import threading
 import time
 
-from job import LOOK, Job, folder_of
+import pages
+from job import LOOK, Disturbance, Job, folder_of, reference
 from processes import send
 
 RANKS = 3
@@ -17,23 +18,17 @@ END_LIMIT = 60  # seconds from the outage's end to the job's; TCP sends again up
 SLACK = 6  # seconds from the limit to the end of a rank, which sends its failure and leaves MPI
 BEFORE = 0.5  # seconds of training before the outage
 KINDS = {"link down": None, "host paused": 2, "host of rank 0 paused": 1}
-OPEN_MARK, CLOSE_MARK = "<!-- begin outages -->", "<!-- end outages -->"
 
 
 @dataclasses.dataclass(frozen=True)
-class Outage:
+class Outage(Disturbance):
     kind: str
-    seconds: float  # 0: none
+    seconds: float
     heartbeat: float | None  # seconds; nothing: the default
     victim = "link"
     launcher = "run"
     mode = "two-hosts"
     ranks = RANKS
-    logs = False
-
-    @property
-    def name(self):
-        return re.sub(r"\W+", "-", f"{self.launcher} {self.kind} {self.seconds}")
 
     @property
     def limit(self):
@@ -71,39 +66,20 @@ class DisturbedJob(Job):
                 found.append(process)
         return found
 
-    def rank_processes(self):
-        return [process for process in self.processes() if process.name == "bench_victim"]
 
-
-class Paused:
+@contextlib.contextmanager
+def paused(job, host):
     """A host whose processes do not run and which acknowledges no packet, or a link that is down."""
-
-    def __init__(self, job, host):
-        self._job, self._processes = job, job.on_host(host) if host else []
-
-    def __enter__(self):
-        self._job.hosts.cut_link()
-        for process in self._processes:
-            send(process.pid, "STOP", self._job.marker)
-
-    def __exit__(self, *_):
-        for process in self._processes:
-            send(process.pid, "CONT", self._job.marker)
-        self._job.hosts.cut_link(False)
-
-
-_undisturbed = []
-_guard = threading.Lock()
-
-
-def undisturbed(case, options, hosts):
-    """The result of the same job without an outage."""
-    with _guard:
-        if not _undisturbed:
-            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
-            _undisturbed.append(job.digest(time.monotonic() + START_LIMIT))
-            job.remove()
-        return _undisturbed[0]
+    processes = job.on_host(host) if host else []
+    job.hosts.cut_link()
+    for process in processes:
+        send(process.pid, "STOP", job.marker)
+    try:
+        yield
+    finally:
+        for process in processes:
+            send(process.pid, "CONT", job.marker)
+        job.hosts.cut_link(False)
 
 
 def wrong_end(job, code, digest):
@@ -126,20 +102,20 @@ def wrong_end(job, code, digest):
 
 def run_case(case, options, hosts):
     """The outcome of a job with the outage, as a row of the table."""
-    expected = undisturbed(case, options, hosts)
+    expected, _ = reference("outages", lambda: DisturbedJob(case, options, folder_of(options, "undisturbed"), hosts), START_LIMIT)
     job = DisturbedJob(case, options, folder_of(options, case.name), hosts)
     begin = time.monotonic()
     job.start()
     while len(job.lines("pid")) < RANKS:
         if job.exit_code is not None or time.monotonic() > begin + START_LIMIT:
             job.end()
-            return {"case": case, "problem": "the ranks did not join", "err": job.err}
+            return job.row("the ranks did not join")
         time.sleep(LOOK)
     time.sleep(BEFORE)
     outage, first_end = time.monotonic(), None
-    with Paused(job, KINDS[case.kind]):
+    with paused(job, KINDS[case.kind]):
         while time.monotonic() < outage + case.seconds:
-            if first_end is None and len(job.rank_processes()) < RANKS:
+            if first_end is None and sum(process.name == "bench_victim" for process in job.processes()) < RANKS:
                 first_end = time.monotonic() - outage
             time.sleep(4 * LOOK)
     until = time.monotonic() + END_LIMIT
@@ -155,17 +131,10 @@ def run_case(case, options, hosts):
     frames = [float(one) for one in re.findall(r"no longer suspected: .* arrived after (\d+\.\d) s", job.err)]
     shown = (f"ends after {first_end:.1f} s" if first_end else
              f"goes on, frames after {max(frames):.1f} s" if frames else "goes on")
-    row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
-    if not problem:
-        job.remove()
-    return row
+    return job.row(problem, shown=shown)
 
 
 def table(rows):
-    kinds = list(KINDS)
-    lines = ["| for | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    cells = {(row["case"].kind, row["case"].seconds): row for row in rows}
-    for seconds in sorted({row["case"].seconds for row in rows}):
-        shown = ["**wrong**" if cells[kind, seconds]["problem"] else cells[kind, seconds]["shown"] for kind in kinds]
-        lines.append(f"| {seconds:g} s | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    cells = {(row["case"].kind, row["case"].seconds): "**wrong**" if row["problem"] else row["shown"] for row in rows}
+    return pages.table(["for", *KINDS], *([f"{seconds:g} s", *(cells[kind, seconds] for kind in KINDS)]
+                                          for seconds in sorted({seconds for _, seconds in cells})))

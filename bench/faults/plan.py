@@ -2,12 +2,12 @@
 
 import dataclasses
 import random
-
-MODES = ["light", "training", "restart", "mpirun", "two-hosts"]
+import signal
 
 # Seconds from the signal until no process of the job may be left. In restart a job has to be run to
 # its end once more; mpirun starts and ends slowly, and a cut link is found by its heartbeat.
 LIMITS = {"light": 15, "training": 15, "restart": 30, "mpirun": 30, "two-hosts": 30}
+MODES = list(LIMITS)
 
 ENDING = ["KILL", "SEGV", "TERM", "INT", "STOP KILL"]
 ACTIONS = [*ENDING, "STOP CONT"]
@@ -59,8 +59,8 @@ class Kill:
 
     @property
     def signal(self):
-        """The signal that ends the victim."""
-        return self.action.split()[-1]
+        """The one that ends the victim."""
+        return signal.Signals[f"SIG{self.action.split()[-1]}"]
 
     def __str__(self):
         what = "cut" if self.victim == "link" else self.action

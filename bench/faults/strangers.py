@@ -11,8 +11,9 @@ import socket
 import subprocess
 import time
 
+import pages
 from hosts import FIRST, SECOND, move_thread
-from job import Job, folder_of
+from job import Disturbance, Job, folder_of
 from processes import environment_of
 
 RANKS = 3
@@ -23,7 +24,6 @@ STARTERS = ["lockstep run", "variables"]
 KINDS = ["rank 1 has another token", "another rank 1 with another token", "a port scanner", "a flood", "a replayed hello"]
 OWN, OTHER, SCANNER, FLOOD, REPLAY = KINDS
 REFUSED = re.compile(r"rank 1( of 3 on host .*|; refused .*)its token differs")
-OPEN_MARK, CLOSE_MARK = "<!-- begin strangers -->", "<!-- end strangers -->"
 # A rank. Rank 2 starts after the attack.
 PROGRAM = """#!/bin/sh
 case ${{LOCKSTEP_RANK-$RANK}} in
@@ -43,16 +43,9 @@ exit $status
 
 
 @dataclasses.dataclass(frozen=True)
-class Stranger:
-    kind: str | None
+class Stranger(Disturbance):
     launcher: str
-    victim = "rank"
-    mode = "light"
-    logs = False
-
-    @property
-    def name(self):
-        return re.sub(r"\W+", "-", f"{self.launcher} {self.kind}")
+    kind: str | None
 
 
 class VisitedJob(Job):
@@ -142,7 +135,7 @@ def wrong_end(job, code, connections):
 def run_case(case, options, hosts):
     """The outcome of a job that is attacked, as a row of the table."""
     if not _undisturbed and case.kind:
-        row = run_case(Stranger(None, case.launcher), options, hosts)
+        row = run_case(Stranger(case.launcher, None), options, hosts)
         if row["problem"]:
             return row | {"case": case}
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -159,14 +152,10 @@ def run_case(case, options, hosts):
         connection.close()
     problem = problem or (f"exit code {code}, {len(left)} processes were left" if code is None or left else wrong_end(job, code, connections))
     shown = "named" if case.kind == OWN else "goes on" + f" ({connections})" * (connections > 0)
-    row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
-    if not problem:
-        job.remove()
-    return row
+    return job.row(problem, shown=shown)
 
 
 def table(rows):
     cells = {(row["case"].kind, row["case"].launcher): "**wrong**" if row["problem"] else row["shown"] for row in rows}
-    kinds = dict.fromkeys(kind for kind, _ in cells)
-    lines = ["| what happens | " + " | ".join(STARTERS) + " |", "|---" * (len(STARTERS) + 1) + "|"]
-    return "\n".join(lines + [f"| {kind} | " + " | ".join(cells[kind, one] for one in STARTERS) + " |" for kind in kinds])
+    return pages.table(["what happens", *STARTERS], *([kind, *(cells[kind, one] for one in STARTERS)]
+                                                      for kind in dict.fromkeys(kind for kind, _ in cells)))

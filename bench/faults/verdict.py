@@ -25,7 +25,8 @@ def wrong_cause(job, victims, code, digest):
         return f"exit code 0 without all results: {digests}"
     if kill.harmless:
         return _undisturbed(job, victims, code)
-    if code == 0 and "failed first" not in job.err and _was_on_its_way_out(job):
+    # If all ranks have joined once, the victim had nothing left to do: a rank, or the child of one that had ended.
+    if code == 0 and "failed first" not in job.err and job.starts() == kill.ranks:
         return None
     if kill.victim in ("launcher", "launcher and guardian"):
         return _launcher_ended(job, code)
@@ -36,17 +37,12 @@ def wrong_cause(job, victims, code, digest):
     return _named_by_ranks(job, victims, code)
 
 
-def _was_on_its_way_out(job):
-    """Whether all ranks have joined once. With all results, the victim had nothing left to do: a rank, or the child of one that had ended."""
-    return job.starts() == job.kill.ranks
-
-
 def _undisturbed(job, victims, code):
     kill = job.kill
     if code != 0 or "failed first" in job.err:
         return f"exit code {code}, expected an undisturbed job"
     replaced = f"the guardian process (pid {victims[0].pid})" in job.err
-    expected = kill.victim == "guardian" and kill.signal == "KILL" and kill.phase != "done"
+    expected = kill.victim == "guardian" and kill.signal == signal.SIGKILL and kill.phase != "done"
     # The launcher itself ends the guardian when the ranks have ended: they had where the job ended at once.
     if expected and not replaced and kill.phase == "start" and job.seconds_after_kill > 0.1:
         return "the guardian's death is not named"
@@ -54,8 +50,7 @@ def _undisturbed(job, victims, code):
 
 
 def _launcher_ended(job, code):
-    kill = job.kill
-    number = signal.Signals[f"SIG{kill.signal}"]
+    kill, number = job.kill, job.kill.signal
     if "failed first" in job.err:
         return f"a rank is named, expected {number.name} of the launcher"
     if kill.launcher == "run":
@@ -74,7 +69,6 @@ def _launcher_ended(job, code):
 def _rank_named(job, victims, code):
     """Of `lockstep run`: the last paragraph, or the line of a restart, and what the other ranks say."""
     kill = job.kill
-    name = f"SIG{kill.signal}"
     named = FAILED.findall(job.err)
     if not named:
         return f"exit code {code}, and no rank is named; stderr ends: {job.err[-300:]!r}"
@@ -82,9 +76,9 @@ def _rank_named(job, victims, code):
     if int(pid) not in [victim.pid for victim in victims]:
         return f"rank {rank} (pid {pid}) is named, expected pid {[victim.pid for victim in victims]}"
     by = ENDED_BY.match(what)
-    if not by or by.group(1) != name:
-        return f"rank {rank} {what}, expected that {name} ended it"
-    expected = 0 if kill.mode == "restart" else 128 + signal.Signals[name]
+    if not by or by.group(1) != kill.signal.name:
+        return f"rank {rank} {what}, expected that {kill.signal.name} ended it"
+    expected = 0 if kill.mode == "restart" else 128 + kill.signal
     if code != expected:
         return f"exit code {code}, expected {expected}"
     if kill.mode == "restart" and len(named) != 1:
@@ -95,15 +89,13 @@ def _rank_named(job, victims, code):
 
 def _named_by_ranks(job, victims, code):
     """Of OpenMPI's mpirun: what it and the ranks say."""
-    kill = job.kill
     if code == 0:
         return "exit code 0, expected another"
     ranks = {victim.rank for victim in victims}
-    number = signal.Signals[f"SIG{kill.signal}"]
     # OpenMPI 5 breaks the line.
     line = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)".replace(" ", r"\s+")
     noticed = re.findall(line, job.err)
-    named = any(int(rank) in ranks and int(by) == number for rank, by in noticed)
+    named = any(int(rank) in ranks and int(by) == job.kill.signal for rank, by in noticed)
     if not named and not ERROR.search(job.err):
         return f"nobody names ranks {sorted(ranks)}"
     return _errors_name(job, ranks)
@@ -111,8 +103,7 @@ def _named_by_ranks(job, victims, code):
 
 def _host_lost(job, code):
     """Of `lockstep run` on two hosts, whose second launcher has ended or cannot be reached."""
-    kill = job.kill
-    number = signal.Signals[f"SIG{kill.signal}"]
+    kill, number = job.kill, job.kill.signal
     if kill.victim == "other launcher" and number in (signal.SIGTERM, signal.SIGINT):
         # Before it watches signals, it ends by them.
         if code == 128 + number and f"lockstep: ended by {number.name}" in job.err:

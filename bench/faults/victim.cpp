@@ -6,9 +6,8 @@
 //   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
 //   bench_victim --train --shard none|optimizer|gradients|share_memory
 //                [--kill-call N --kill-rank R --kill-once FILE]
-//   bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
+//   bench_victim --fault NAME --fault-rank R [--before-init]
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <lockstep/lockstep.h>
 #include <sys/wait.h>
@@ -29,18 +28,17 @@
 #include <iostream>
 #include <memory>
 #include <span>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bench/train/models.h"
 #include "core/numeric/digest.h"
+#include "core/text.h"
 #include "misbehaviour.h"
 
 namespace lockstep::bench::victim {
 namespace {
-
-using lockstep::bench::misbehave;
 
 struct Settings {
   bool train = false;
@@ -54,7 +52,6 @@ struct Settings {
   std::string kill_once;
   std::string fault;
   int fault_rank = -1;
-  int fault_step = 5;
   bool before_init = false;
 };
 
@@ -99,36 +96,26 @@ class Child {
   pid_t worker_ = 0;
 };
 
-/// Numbers that depend on the seed only.
-at::Tensor random(at::IntArrayRef sizes, std::int64_t seed) {
-  return at::empty(sizes).normal_(
-      0, 1, at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed)));
-}
-
 void pause(const Settings& settings) {
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(settings.pause));
-}
-
-std::uint64_t digest(const at::Tensor& tensor) {
-  return lockstep::detail::digest(
-      {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
 }
 
 /// Sizes that are sent with the announcement, copied through a buffer, and cut into pieces.
 std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& world) {
   constexpr std::array<std::int64_t, 3> sizes{10, 5'000, 200'000};
+  constexpr int fault_step = 5;
   std::vector<std::uint64_t> digests;
   for (int step = 0; step < settings.steps; ++step) {
-    const bool faulty = world.rank() == settings.fault_rank && step == settings.fault_step;
+    const bool faulty = world.rank() == settings.fault_rank && step == fault_step;
     if (faulty && !settings.before_init) {
       say(world, "fault " + std::to_string(::getpid()));
       misbehave(settings.fault, &world);
     }
     const auto size = sizes[static_cast<std::size_t>(step) % sizes.size()];
-    const auto tensor = random({size}, 1'000 * step + world.rank());
+    const auto tensor = random_numbers({size}, 1'000 * step + world.rank());
     auto sum = world.all_reduce(tensor);
     const auto all = at::empty({8L * world.size()});
-    world.all_gather(all, random({8}, step)).wait();
+    world.all_gather(all, random_numbers({8}, step)).wait();
     sum.wait();
     world.broadcast(all, step % world.size()).wait();
     if (step % 10 == 0) world.barrier().wait();
@@ -182,13 +169,7 @@ std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
   constexpr int between_checkpoints = 5;
   torch::nn::Sequential model(torch::nn::Linear(40, 200), torch::nn::Tanh(),
                               torch::nn::Linear(200, 10));
-  {
-    const torch::NoGradGuard no_grad;
-    std::int64_t seed = 1;
-    for (auto& parameter : model->parameters()) {
-      parameter.copy_(random(parameter.sizes(), seed++) / 6);
-    }
-  }
+  set_parameters(*model);
   const auto base = make_optimizer(model->parameters(), settings, world);
   lockstep::DistributedOptimizer optimizer(*base, *model, world, options_of(settings));
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = *base, .strategy = optimizer};
@@ -206,7 +187,7 @@ std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
       folder.save(checkpoint, {.epoch = step}, world);
     }
     optimizer.zero_grad();
-    const auto outputs = model->forward(random({8, 40}, 1'000 * step + world.rank()));
+    const auto outputs = model->forward(random_numbers({8, 40}, 1'000 * step + world.rank()));
     optimizer.backward_and_update(outputs.square().mean());
     pause(settings);
   }
@@ -225,9 +206,7 @@ void run(const Settings& settings) {
   say(world, "pid " + std::to_string(::getpid()));
   const Child child(settings.child, world);
   const auto result = settings.train ? train(settings, world) : run_collectives(settings, world);
-  std::ostringstream hexadecimal;
-  hexadecimal << std::hex << result;
-  say(world, "done " + hexadecimal.str());
+  say(world, "done " + lockstep::detail::hex(result));
 }
 
 }  // namespace
@@ -252,8 +231,6 @@ std::function<void()> program(CLI::App& command) {
   auto* const fault = command.add_option("--fault", settings->fault, "What one rank does wrong")
                           ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
   command.add_option("--fault-rank", settings->fault_rank, "The rank that does it")->needs(fault);
-  command.add_option("--fault-step", settings->fault_step, "The step in whose place it does it")
-      ->capture_default_str();
   command.add_flag("--before-init", settings->before_init, "Before init() instead")->needs(fault);
   return [=] { run(*settings); };
 }

@@ -3,7 +3,7 @@
 import os
 import statistics
 
-from peers import Failed, collectives_of, say
+from peers import Failed, collectives_of, say, table
 
 KIB, MIB, MB = 1 << 10, 1 << 20, 1_000_000
 # Collective, ranks, bytes.
@@ -58,7 +58,7 @@ def shown(us):
     return f"{us:.2f} µs" if us < 100 else (f"{us:.0f} µs" if us < 1000 else f"{us / 1000:.2f} ms")
 
 
-def table(rows):
+def table_of(rows):
     """Works by library, each by its fastest way: medians of the turns in one state of the machine."""
     taken = {}
     for row in rows:
@@ -66,7 +66,7 @@ def table(rows):
         taken.setdefault(work, {}).setdefault(row["way"], []).append(row["us"])
     others = dict.fromkeys(library_of(row["way"]) for row in rows if row["way"] not in (GROUP, OWN))
     columns = ["group memory", "ordinary memory", *others, "fastest peer over group memory", "over ordinary memory"]
-    lines = ["| work | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = [["work", *columns]]
     for state in ("near", "far"):
         for collective, ranks, size in WORK:
             medians = {way: statistics.median(us) for way, us in taken.get((state, collective, ranks, size), {}).items()}
@@ -79,8 +79,8 @@ def table(rows):
             cells = [shown(us) if us else "–" for us in (*own, *peers.values())]
             cells += [f"{fastest / us:.2f}×" if us and fastest else "–" for us in own]
             title = " ".join(filter(None, (f"{state}: {collective}", NAMES[size], f"{ranks} ranks")))
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            lines.append([title, *cells])
+    return table(*lines)
 
 
 def library_of(way):
@@ -102,4 +102,4 @@ def report(rows):
     return "\n".join(filter(None, [
         "Medians of the turns in one state. Near: both cores share a cache before and after the figure (a line's round\n"
         "trip below 200 ns). Far: they do not. A library counts by its fastest way.\n",
-        table(rows), bandwidth(rows)]))
+        table_of(rows), bandwidth(rows)]))

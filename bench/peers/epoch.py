@@ -4,7 +4,7 @@ DistributedDataParallel with the digits in memory."""
 import statistics
 import tempfile
 
-from peers import HERE, by_way, run
+from peers import HERE, by_way, run, spread, table
 
 
 def measure(options, machine, turn):
@@ -28,9 +28,6 @@ def report(rows):
     times = by_way(rows, "s")
     accuracies = {row["way"]: row["test_accuracy"] for row in rows}
     medians = {way: statistics.median(taken) for way, taken in times.items()}
-    lines = ["| MNIST, one epoch, 2 ranks, batch 64 a rank | s | over Lockstep | test accuracy |",
-             "|---|---|---|---|"]
-    for way, taken in times.items():
-        lines.append(f"| {way} | {medians[way]:.2f} ({min(taken):.2f} to {max(taken):.2f})"
-                     f" | {medians[way] / medians['Lockstep']:.2f} | {accuracies[way]:.4f} |")
-    return "\n".join(lines) + "\n"
+    return table(["MNIST, one epoch, 2 ranks, batch 64 a rank", "s", "over Lockstep", "test accuracy"],
+                 *([way, spread(taken, 2), f"{medians[way] / medians['Lockstep']:.2f}", f"{accuracies[way]:.4f}"]
+                   for way, taken in times.items()))

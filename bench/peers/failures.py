@@ -20,6 +20,10 @@ import time
 import uuid
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(1, str(HERE.parent / "faults"))
+
+from processes import MARKER, Scanner, send  # noqa: E402
+
 WAIT = 10  # s: the timeout for other ranks that every library is given that has one
 
 # For each failure the argument of the program, and the process of the running job that gets a signal.
@@ -74,35 +78,20 @@ class Failed(Exception):
 WAYS = {"Lockstep": lockstep, "torchrun": torchrun, "Fabric": fabric, "MLX": mlx}
 
 
-def processes_of(mark):
-    """The processes of a job, which carry its mark in their environment."""
-    found = []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes() and " Z " not in (folder / "stat").read_text():
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
-
-
-def end(processes):
-    for pid in processes:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+def end(scanner, mark):
+    for process in scanner.of(mark):
+        send(process.pid, "KILL", mark)
 
 
 def one(command, announced, target, sent, limit):
     """Seconds from the failure to the end of all processes, the launcher's exit code, and the output. Jobs whose ranks
     announce themselves count from there; others, of Lockstep, from the start of the launcher."""
-    mark = f"LOCKSTEP_FAILURES_JOB={uuid.uuid4()}"
-    name, value = mark.split("=")
+    mark = uuid.uuid4().hex
+    scanner = Scanner()
     with tempfile.TemporaryFile("w+") as output:
         begin = time.monotonic()
         job = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=output, stderr=output,
-                               env={**os.environ, name: value, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+                               env={**os.environ, MARKER: mark, "OMP_NUM_THREADS": "1"}, start_new_session=True)
 
         def text():
             return os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
@@ -110,7 +99,7 @@ def one(command, announced, target, sent, limit):
         if announced:
             while len(ranks := dict(re.findall(r"rank (\d+) pid (\d+)", text()))) < 2:
                 if job.poll() is not None or time.monotonic() - begin > 60:
-                    end(processes_of(mark.encode()))
+                    end(scanner, mark)
                     raise Failed(f"{command} did not start:\n{text()}")
                 time.sleep(0.02)
             if target:
@@ -120,12 +109,12 @@ def one(command, announced, target, sent, limit):
                 os.kill(int(ranks["1"]) if target == "rank" else job.pid, sent)
         while True:
             ended = job.poll() is not None
-            left = processes_of(mark.encode())
+            left = scanner.of(mark)
             if (ended and not left) or time.monotonic() - begin > limit:
                 break
             time.sleep(0.05)
         seconds = time.monotonic() - begin
-        end(left)
+        end(scanner, mark)
         code = job.wait()
         return (None if left else seconds), code, text()
 

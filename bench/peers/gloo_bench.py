@@ -53,11 +53,10 @@ def main():
     parser.add_argument("--bytes", type=int, default=1 << 20, help="of the tensor")
     parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     options = parser.parse_args()
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    if not start(rank_main, options, results):
-        return
-    print(json.dumps({"op": "all_reduce", "backend": "gloo", "ranks": options.ranks,
-                      "memory": "private", "bytes": options.bytes, "time_us": results.get()}))
+    us = start(rank_main, options)
+    if us is not None:
+        print(json.dumps({"op": "all_reduce", "backend": "gloo", "ranks": options.ranks, "memory": "private",
+                          "bytes": options.bytes, "time_us": us}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ DistributedDataParallel without and with ZeroRedundancyOptimizer."""
 
 import statistics
 
-from peers import HERE, by_way, run
+from peers import HERE, by_way, run, table
 
 RANKS = 4
 FIELDS = ("whole_mb_before_the_update", "measured_mb_before_the_update")
@@ -38,7 +38,5 @@ def measure(options, machine, turn):
 def report(rows):
     whole, training = ({way: statistics.median(taken) for way, taken in by_way(rows, field).items()} for field in FIELDS)
     best = "PyTorch DDP at its best"
-    lines = [f"| memory, {RANKS} ranks, AdamW | MB a rank | without that before the model was made | of {best} |", "|---|---|---|---|"]
-    for way, mb in whole.items():
-        lines.append(f"| {way} | {mb:.0f} | {training[way]:.0f} | {100 * mb / whole[best]:.0f} % |")
-    return "\n".join(lines) + "\n"
+    return table([f"memory, {RANKS} ranks, AdamW", "MB a rank", "without that before the model was made", f"of {best}"],
+                 *([way, f"{mb:.0f}", f"{training[way]:.0f}", f"{100 * mb / whole[best]:.0f} %"] for way, mb in whole.items()))

@@ -5,18 +5,23 @@ import json
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(1, str(HERE.parent))
+
+from pages import put_into, table  # noqa: E402, F401: for those who import this module
+
 NEAR_NS = 200
 # Variables that `lockstep run` sets for its ranks: glibc keeps freed memory.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "9223372036854775807",
                "MALLOC_TOP_PAD_": "67108864"}
 
 
-class Failed(Exception):
-    """A program ended with an error; says which and what it wrote."""
+class Failed(SystemExit):
+    """A program ended with an error; says which and what it wrote. This program ends with it, too, unless it is caught."""
 
 
 def run(command, environment=None):
@@ -55,6 +60,11 @@ def state_of(before, after):
     """near, far, or mixed when the cores moved in between; near where nothing can be told."""
     ends = {(probe or 0) < NEAR_NS for probe in (before, after)}
     return "mixed" if len(ends) == 2 else ("near" if ends.pop() else "far")
+
+
+def spread(taken, digits):
+    """The median, and the least and the largest."""
+    return f"{statistics.median(taken):.{digits}f} ({min(taken):.{digits}f} to {max(taken):.{digits}f})"
 
 
 def by_way(rows, field):

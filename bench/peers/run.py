@@ -18,7 +18,7 @@ import epoch
 import memory
 import start
 import steps
-from peers import Failed, Machine, say
+from peers import Machine, put_into, say
 
 PARTS = {"collectives": collectives, "steps": steps, "memory": memory, "start": start, "epoch": epoch}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -62,16 +62,6 @@ def write(file, about, rows):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def put_into(document, part, text):
-    """Replaces what lies between the part's marks."""
-    begin, end = f"<!-- begin {part} -->\n", f"<!-- end {part} -->"
-    whole = document.read_text(encoding="utf-8")
-    if begin not in whole or end not in whole:
-        sys.exit(f"{document}: no line '{begin.strip()}' to put the table after")
-    head, rest = whole.split(begin, 1)
-    document.write_text(head + begin + "\n" + text + "\n" + end + rest.split(end, 1)[1], encoding="utf-8")
-
-
 def main():
     options = parse_arguments()
     machine = Machine(options.build)
@@ -79,14 +69,11 @@ def main():
     for line in about["missing"]:
         say(f"left out: {line}")
     rows = {part: [] for part in options.parts}
-    try:
-        for turn in range(options.rounds):
-            for part in options.parts:
-                rows[part].extend(PARTS[part].measure(options, machine, turn))
-                say(f"turn {turn + 1} of {options.rounds}: {part} done")
-            write(options.jsonl, about, rows)
-    except Failed as error:
-        sys.exit(str(error))
+    for turn in range(options.rounds):
+        for part in options.parts:
+            rows[part].extend(PARTS[part].measure(options, machine, turn))
+            say(f"turn {turn + 1} of {options.rounds}: {part} done")
+        write(options.jsonl, about, rows)
     for part, found in rows.items():
         text = PARTS[part].report(found)
         if part == "collectives":

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from peers import HERE, by_way, run
+from peers import HERE, by_way, run, spread, table
 
 REPEATS = 3  # a turn
 
@@ -30,8 +30,5 @@ def duration_ms(command):
 def report(rows):
     times = by_way(rows, "ms")
     medians = {way: statistics.median(taken) for way, taken in times.items()}
-    lines = ["| start, one all_reduce, end | ms | over Lockstep |", "|---|---|---|"]
-    for way, taken in times.items():
-        lines.append(f"| {way} | {medians[way]:.0f} ({min(taken):.0f} to {max(taken):.0f})"
-                     f" | {medians[way] / medians['lockstep run']:.1f} |")
-    return "\n".join(lines) + "\n"
+    return table(["start, one all_reduce, end", "ms", "over Lockstep"],
+                 *([way, spread(taken, 0), f"{medians[way] / medians['lockstep run']:.1f}"] for way, taken in times.items()))

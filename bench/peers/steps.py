@@ -9,7 +9,7 @@ global batch. The optimizer is SGD, or what stands after the model's name.
 import re
 import statistics
 
-from peers import HERE, KEEP_MEMORY, by_way, run
+from peers import HERE, KEEP_MEMORY, run, spread, table
 
 # Steps a round, so that a round takes about a second.
 STEPS = {"cnn": 30, "mlp": 5, "mlp, adamw": 5, "resnet9": 3, "resnet50": 1}
@@ -62,28 +62,22 @@ def plain(way):
     return way
 
 
-def table(rows):
+def table_of(rows):
     """Ways by models, and what PyTorch takes over Lockstep."""
     models = dict.fromkeys(row["model"] for row in rows)
     times = {}
     for row in rows:
         times.setdefault(plain(row["way"]), {}).setdefault(row["model"], []).append(row["ms"])
-    lines = ["| ms a step | " + " | ".join(f"{model}, batch {BATCH[model]}" for model in models) + " |",
-             "|---" * (1 + len(models)) + "|"]
-
-    def line(name, cells):
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-
+    lines = [["ms a step", *(f"{model}, batch {BATCH[model]}" for model in models)]]
     for way, taken in times.items():
-        line(way, [f"{statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})" if (ms := taken.get(model)) else "–"
-                   for model in models])
+        lines.append([way, *(spread(taken[model], 1) if model in taken else "–" for model in models)])
     shipped, best = "PyTorch DDP as shipped", "PyTorch DDP at its best"
     for theirs, ours in ((shipped, "Lockstep, torch's optimizer"), (best, "Lockstep, fused optimizer"),
                          (best, "Lockstep, one copy shared")):
         if theirs in times and ours in times:
-            line(f"{theirs} over {ours}", [f"{statistics.median(times[theirs][model]) / statistics.median(times[ours][model]):.2f}"
-                                           for model in models])
-    return "\n".join(lines) + "\n"
+            lines.append([f"{theirs} over {ours}", *(
+                f"{statistics.median(times[theirs][model]) / statistics.median(times[ours][model]):.2f}" for model in models)])
+    return table(*lines)
 
 
 def loader(rows):
@@ -100,4 +94,4 @@ def report(rows):
     turns = 1 + max(row["turn"] for row in rows)
     near = sum(row["state"] == "near" for row in rows)
     text = f"Medians of {turns} turns (fastest to slowest); {near} of {len(rows)} figures in the near state.\n"
-    return "\n".join(filter(None, [text, table(rows), loader(rows)]))
+    return "\n".join(filter(None, [text, table_of(rows), loader(rows)]))

@@ -71,11 +71,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100, help="steps an epoch [100]")
     options = parser.parse_args()
-    options.address = None
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    start(train, options, results)
     found = {"ranks": options.ranks, "denormals": "flushed" if options.flush else "kept"}
-    wall, cpu, fresh_wall, fresh_cpu = zip(*results.get())
+    wall, cpu, fresh_wall, fresh_cpu = zip(*start(train, options))
     found["first_ms"], found["last_ms"] = ends_of(wall)
     for name, epochs, fresh in (("growth", wall, fresh_wall), ("cpu_growth", cpu, fresh_cpu)):
         first, last = ends_of([one / other for one, other in zip(epochs, fresh)])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Epochs of MNIST by PyTorch's DistributedDataParallel, digits in memory; prints one JSON object each.
+"""An epoch of MNIST by PyTorch's DistributedDataParallel, digits in memory; prints one JSON object.
 
 The model, start, rates and batches of examples/mnist_cnn.cpp; ranks are started by itself.
 """
@@ -8,7 +8,6 @@ import argparse
 import gzip
 import json
 import math
-import os
 import pathlib
 import time
 
@@ -16,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_step import WORKS, free_port
+from torch_step import WORKS, free_port, join
+
+RANKS = 2
 
 
 def idx(folder, name, header):
@@ -29,13 +30,11 @@ def digits(folder, which):
     return images, idx(folder, f"{which}-labels-idx1-ubyte", 8).long()
 
 
-def train(rank, options, port):
+def train(rank, folder, port):
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                            world_size=options.ranks)
-    images, labels = digits(options.data, "train")
-    test_images, test_labels = digits(options.data, "t10k")
+    join(rank, RANKS, port)
+    images, labels = digits(folder, "train")
+    test_images, test_labels = digits(folder, "t10k")
     torch.manual_seed(0)
     model = WORKS["cnn"][0]()
     for parameter in model.parameters():
@@ -46,31 +45,27 @@ def train(rank, options, port):
             nn.init.zeros_(parameter)
     ddp = nn.parallel.DistributedDataParallel(model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5)
-    for epoch in range(options.epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))[rank::options.ranks]
-        loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.long)
-        dist.barrier()
-        begin = time.perf_counter()
-        for chosen in order.split(64):
-            sgd.zero_grad()
-            outputs, targets = ddp(images[chosen]), labels[chosen]
-            loss = nn.functional.cross_entropy(outputs, targets)
-            loss.backward()
-            sgd.step()
-            loss_sum += loss.detach() * len(chosen)
-            correct += (outputs.argmax(1) == targets).sum()
-        sums = torch.stack([loss_sum.double(), correct.double()])
-        dist.all_reduce(sums)
-        seconds = time.perf_counter() - begin
-        with torch.no_grad():
-            right = sum((model(some).argmax(1) == labels_).sum() for some, labels_ in
-                        zip(test_images[rank::options.ranks].split(500),
-                            test_labels[rank::options.ranks].split(500)))
-        dist.all_reduce(right)
-        if rank == 0:
-            print(json.dumps({"epoch": epoch + 1, "seconds": seconds,
-                              "train_accuracy": sums[1].item() / len(images),
-                              "test_accuracy": right.item() / len(test_images)}), flush=True)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[rank::RANKS]
+    loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.long)
+    dist.barrier()
+    begin = time.perf_counter()
+    for chosen in order.split(64):
+        sgd.zero_grad()
+        outputs, targets = ddp(images[chosen]), labels[chosen]
+        loss = nn.functional.cross_entropy(outputs, targets)
+        loss.backward()
+        sgd.step()
+        loss_sum += loss.detach() * len(chosen)
+        correct += (outputs.argmax(1) == targets).sum()
+    sums = torch.stack([loss_sum.double(), correct.double()])
+    dist.all_reduce(sums)
+    seconds = time.perf_counter() - begin
+    with torch.no_grad():
+        right = sum((model(some).argmax(1) == labels_).sum() for some, labels_ in
+                    zip(test_images[rank::RANKS].split(500), test_labels[rank::RANKS].split(500)))
+    dist.all_reduce(right)
+    if rank == 0:
+        print(json.dumps({"seconds": seconds, "test_accuracy": right.item() / len(test_images)}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -78,10 +73,7 @@ def train(rank, options, port):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", help="folder with MNIST's four .gz files")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=1)
-    options = parser.parse_args()
-    torch.multiprocessing.spawn(train, (options, free_port()), nprocs=options.ranks)
+    torch.multiprocessing.spawn(train, (parser.parse_args().data, free_port()), nprocs=RANKS)
 
 
 if __name__ == "__main__":

@@ -69,10 +69,7 @@ def main():
     parser.add_argument("--best", action="store_true", help="gradient_as_bucket_view, fused AdamW")
     parser.add_argument("--zero", action="store_true", help="ZeroRedundancyOptimizer")
     options = parser.parse_args()
-    options.address = None
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    torch_step.start(train, options, results)
-    whole, before = results.get()
+    whole, before = torch_step.start(train, options)
     print(json.dumps({"ranks": options.ranks, "whole_mb_before_the_update": whole / MB,
                       "measured_mb_before_the_update": (whole - before) / MB}))
 

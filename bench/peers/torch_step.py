@@ -116,15 +116,16 @@ def join(rank, ranks, port, address=None, backend="gloo"):
                             world_size=ranks)
 
 
-def start(entry, options, results):
-    """Runs entry(rank, options, port, results) on every rank; True on the one that has the results."""
-    if options.address:
+def start(entry, options):
+    """Runs entry(rank, options, port, results) on every rank. What rank 0 put into results; None on other ranks of mpirun."""
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    if getattr(options, "address", None):
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
         options.ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
         entry(rank, options, LAUNCHED_PORT, results)
-        return rank == 0
+        return results.get() if rank == 0 else None
     torch.multiprocessing.spawn(entry, (options, free_port(), results), nprocs=options.ranks)
-    return True
+    return results.get()
 
 
 def train(rank, options, port, results):
@@ -212,13 +213,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    if options.ranks == 1 and not options.address:
-        train(0, options, free_port(), results)
-    elif not start(train, options, results):
+    rounds = start(train, options)
+    if rounds is None:
         return
-    rounds = results.get()
     print(json.dumps({"model": options.model, "ranks": options.ranks, "threads": options.threads,
                       "optimizer": options.optimizer, "best": options.best, "step_ms": statistics.median(rounds),
                       "rounds_ms": rounds}))

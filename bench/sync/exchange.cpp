@@ -4,7 +4,6 @@
 //
 //   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
 //
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
 #include <kernels/select_largest.h>
 #include <lockstep/lockstep.h>
@@ -24,6 +23,7 @@
 #include "bench/clock.h"
 #include "bench/machine.h"
 #include "bench/train/largest.h"
+#include "bench/train/models.h"
 
 namespace lockstep::bench::exchange {
 namespace {
@@ -41,33 +41,26 @@ struct Exchanged {
       : bucket(0, static_cast<std::size_t>(elements), at::kFloat, {}, world),
         exchange(lockstep::parse_strategy(text).exchange(bucket)) {}
 
-  void run(std::int64_t step, const lockstep::Group& world) {
-    auto task = exchange->exchange(step, bucket, world);
+  void run(const lockstep::Group& world) {
+    auto task = exchange->exchange(step++, bucket, world);
     for (auto work = task.advance(); work.pending(); work = task.advance()) work.wait();
   }
 
   lockstep::Bucket bucket;
   std::unique_ptr<lockstep::Exchange> exchange;
-};
-
-/// A function that all ranks repeat at the same time.
-struct Timed {
-  std::string name;
-  std::function<void(std::int64_t round)> run;
-  std::function<void()> prepare = [] {};
-  std::vector<double> seconds = {};
+  std::int64_t step = 0;
 };
 
 volatile float read_result;
 
 /// The selection of the largest 1 %.
-std::function<void(std::int64_t)> selection_of(std::span<const float> from) {
+std::function<void()> selection_of(std::span<const float> from) {
   const std::size_t k = std::max<std::size_t>(1, from.size() / 100);
   const std::size_t room = k + lockstep::kernels::select_slack;
   const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
   const auto indices = std::make_shared<std::vector<std::uint32_t>>(room);
   const auto values = std::make_shared<std::vector<float>>(room);
-  return [=](std::int64_t) {
+  return [=] {
     lockstep::kernels::select_top<float>(
         from, *space, {std::span(*indices).first(k), std::span(*values).first(k)});
   };
@@ -79,33 +72,21 @@ std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& wo
   std::vector<Timed> all;
   const std::span<const float> from(gradient.const_data_ptr<float>(),
                                     static_cast<std::size_t>(gradient.numel()));
-  all.push_back({"read pass", [=](std::int64_t) { read_result = read_pass(from); }});
+  all.push_back({"read pass", [=] { read_result = read_pass(from); }});
   all.push_back({"select_top of 1 %", selection_of(from)});
-  all.push_back({"torch.topk of 1 %", [=](std::int64_t) { at::topk(gradient, k); }});
+  all.push_back({"torch.topk of 1 %", [=] { at::topk(gradient, k); }});
   for (const auto& text : settings.strategies) {
     const auto one = std::make_shared<Exchanged>(text, settings.elements, world);
-    all.push_back({text, [=](std::int64_t round) { one->run(round, world); },
-                   [=] { one->bucket.values().copy_(gradient); }});
+    all.push_back({text, [=] { one->run(world); }, [=] { one->bucket.values().copy_(gradient); }});
   }
   return all;
 }
 
 void run(const Settings& settings, const lockstep::Group& world) {
   at::set_num_threads(1);
-  const auto gradient =
-      at::empty({settings.elements}, at::kFloat)
-          .normal_(
-              0, 1,
-              at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
+  const auto gradient = random_numbers({settings.elements}, world.rank());
   auto all = all_timed(settings, world, gradient);
-  // The first round is a warm-up that allocates buffers.
-  for (int round = -1; round < settings.rounds; ++round) {
-    for (auto& timed : all) {
-      timed.prepare();
-      const double seconds = slowest_seconds(world, [&] { timed.run(round + 1); });
-      if (round >= 0) timed.seconds.push_back(seconds);
-    }
-  }
+  take_turns(all, settings.rounds, world);
   if (world.rank() > 0) return;
   const double pass = median(all.front().seconds);
   const auto dense = std::ranges::find(all, "fp32", &Timed::name);

@@ -46,22 +46,14 @@ torch::nn::Sequential model_of(std::int64_t parameters) {
   return model;
 }
 
-struct Timed {
-  const char* name;
-  double first;
-  std::vector<double> seconds;
-};
-
 void run(const Settings& settings, const lockstep::Group& world) {
   auto model = model_of(settings.parameters);
   torch::optim::SGD optimizer(model->parameters(), 0.01);
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = optimizer};
   lockstep::CheckpointWriter writer(world);
-  double preparing = 0;
-  double taking = 0;
   if (!settings.unprepared) {
-    preparing = slowest_seconds(world, [&] { writer.prepare(checkpoint); });
-    taking = slowest_seconds(world, [&] { writer.wait(); });
+    writer.prepare(checkpoint);
+    writer.wait();
   }
   for (const auto& parameter : model->parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
@@ -72,26 +64,15 @@ void run(const Settings& settings, const lockstep::Group& world) {
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes);
   const auto file = std::filesystem::path(settings.folder) / "bench_checkpoint.safetensors";
-  std::vector<Timed> all{{"a copy of as many bytes", 0, {}},
-                         {"save behind the training", 0, {}},
-                         {"wait for that file", 0, {}},
-                         {"save at once", 0, {}},
-                         {"load", 0, {}}};
-  const std::vector<std::function<void()>> work{
-      [&] {
-        if (world.rank() == 0) std::memcpy(to.data(), from.data(), bytes);
-      },
-      [&] { writer.save(checkpoint, file); }, [&] { writer.wait(); },
-      [&] { checkpoint.save(file, {}, world); }, [&] { checkpoint.load(file, world); }};
-  for (int round = 0; round <= settings.rounds; ++round) {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const double seconds = slowest_seconds(world, work[i]);
-      if (round == 0)
-        all[i].first = seconds;
-      else
-        all[i].seconds.push_back(seconds);
-    }
-  }
+  std::vector<Timed> all{{"a copy of as many bytes",
+                          [&] {
+                            if (world.rank() == 0) std::memcpy(to.data(), from.data(), bytes);
+                          }},
+                         {"save behind the training", [&] { writer.save(checkpoint, file); }},
+                         {"wait for that file", [&] { writer.wait(); }},
+                         {"save at once", [&] { checkpoint.save(file, {}, world); }},
+                         {"load", [&] { checkpoint.load(file, world); }}};
+  take_turns(all, settings.rounds, world);
   if (world.rank() > 0) return;
   std::filesystem::remove(file);
   std::cout << "| " << bytes / 1e6 << " MB, " << world.size()
@@ -102,9 +83,6 @@ void run(const Settings& settings, const lockstep::Group& world) {
     std::cout << "| " << timed.name << " | " << 1000 * seconds << " | "
               << seconds / median(all.front().seconds) << " | " << 1000 * timed.first << " |\n";
   }
-  if (!settings.unprepared)
-    std::cout << "| prepare | | | " << 1000 * preparing << " |\n"
-              << "| the memory that it takes behind the training | | | " << 1000 * taking << " |\n";
 }
 
 }  // namespace

@@ -7,18 +7,13 @@ faults of a step; and four ranks against two, run in turns. Needs nothing but Py
 """
 
 import argparse
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
 
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "peers"))
 
-def run(command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+from peers import run  # noqa: E402
 
 
 def main():
@@ -39,7 +34,7 @@ def main():
         ("2 processes", [lockstep, "run", "-n", 2, program, *flags]),
         ("2 threads", [program, "--threads", 2, *flags]),
     ):
-        r = run(command)
+        r = run(command)[-1]
         print(f"{ways:22} {r['alone_ms']:8.2f} ms {r['at_once_ms']:7.2f} ms {r['paced_ms']:7.2f} ms "
               f"{r['together_ms']:7.2f} ms {r['ratio']:7.3f} {r['together_ms'] / r['paced_ms']:7.3f} "
               f"{r['faults_per_step']:7.2f}")
@@ -48,7 +43,7 @@ def main():
     times = {2: [], 4: []}
     for _ in range(options.rounds):
         for ranks in times:
-            times[ranks].append(run([lockstep, "run", "-n", ranks, program, *short])["together_ms"])
+            times[ranks].append(run([lockstep, "run", "-n", ranks, program, *short])[-1]["together_ms"])
     two, four = (statistics.median(times[ranks]) for ranks in (2, 4))
     print(f"\n4 processes against 2     {four:7.2f} ms {two:7.2f} ms {four / two:7.3f}")
 

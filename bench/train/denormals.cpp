@@ -61,13 +61,6 @@ std::shared_ptr<Layers> make_model() {
       nn::Linear(pixels, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(), nn::Linear(256, 10)));
 }
 
-/// The share of numbers that are denormals, told by their bits: arithmetic may flush them.
-double share_of_denormals(const at::Tensor& numbers) {
-  const at::Tensor magnitude = numbers.detach().view(at::kInt).bitwise_and(0x7fffffff);
-  const at::Tensor are_denormal = magnitude.gt(0).logical_and(magnitude.lt(0x00800000));
-  return are_denormal.to(at::kDouble).mean().item<double>();
-}
-
 class Run {
  public:
   Run(const Settings& settings, const lockstep::Group& world)
@@ -104,16 +97,6 @@ class Run {
     return time;
   }
 
-  /// Of the weights that read pixels, and of Adam's averages of their gradients and of the squares.
-  nlohmann::ordered_json denormals() {
-    const at::Tensor weight = model_->parameters().front();
-    const auto& state = static_cast<const torch::optim::AdamParamState&>(
-        *adam_.state().at(weight.unsafeGetTensorImpl()));
-    return {{"weights", share_of_denormals(weight)},
-            {"first_moments", share_of_denormals(state.exp_avg())},
-            {"second_moments", share_of_denormals(state.exp_avg_sq())}};
-  }
-
  private:
   Settings settings_;
   lockstep::Group world_;
@@ -133,29 +116,28 @@ std::pair<double, double> ends_of(const std::vector<double>& values) {
           median({values.end() - some, values.end()})};
 }
 
+/// A step's milliseconds in each epoch of the run, and of the run that began anew with the epoch.
+struct Epochs {
+  std::vector<double> run = {};
+  std::vector<double> fresh = {};
+};
+
 /// growth is that of a step beside one of the run that began anew with the epoch.
-void add_growth(nlohmann::ordered_json& result, const std::string& prefix,
-                const std::vector<double>& epochs, const std::vector<double>& fresh) {
-  std::vector<double> ratios(epochs.size());
-  std::ranges::transform(epochs, fresh, ratios.begin(), std::divides());
-  const auto [first, last] = ends_of(epochs);
-  const auto [fresh_first, fresh_last] = ends_of(fresh);
+void add_growth(nlohmann::ordered_json& result, const std::string& prefix, const Epochs& epochs) {
+  std::vector<double> ratios(epochs.run.size());
+  std::ranges::transform(epochs.run, epochs.fresh, ratios.begin(), std::divides());
+  const auto [first, last] = ends_of(epochs.run);
   const auto [first_ratio, last_ratio] = ends_of(ratios);
   result.update({{prefix + "first_ms", first},
                  {prefix + "last_ms", last},
-                 {prefix + "fresh_first_ms", fresh_first},
-                 {prefix + "fresh_last_ms", fresh_last},
-                 {prefix + "growth", last_ratio / first_ratio},
-                 {prefix + "epochs_ms", epochs},
-                 {prefix + "fresh_epochs_ms", fresh}});
+                 {prefix + "fresh_last_ms", ends_of(epochs.fresh).second},
+                 {prefix + "growth", last_ratio / first_ratio}});
 }
 
 void measure(const Settings& settings, const lockstep::Group& world) {
   Run run(settings, world);
-  std::vector<double> wall;
-  std::vector<double> processor;
-  std::vector<double> fresh_wall;
-  std::vector<double> fresh_processor;
+  Epochs wall;
+  Epochs processor;
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
     Run fresh(settings, world);
     for (int i = 0; i < settings.steps; ++i) {
@@ -163,19 +145,18 @@ void measure(const Settings& settings, const lockstep::Group& world) {
       fresh.step();
     }
     const Time step = run.epoch();
-    wall.push_back(step.wall);
-    processor.push_back(step.processor);
+    wall.run.push_back(step.wall);
+    processor.run.push_back(step.processor);
     const Time fresh_step = fresh.epoch();
-    fresh_wall.push_back(fresh_step.wall);
-    fresh_processor.push_back(fresh_step.processor);
+    wall.fresh.push_back(fresh_step.wall);
+    processor.fresh.push_back(fresh_step.processor);
   }
   if (world.rank() != 0) return;
   nlohmann::ordered_json result = {
       {"ranks", world.size()},
-      {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())},
-      {"share_of_denormals", run.denormals()}};
-  add_growth(result, "", wall, fresh_wall);
-  add_growth(result, "cpu_", processor, fresh_processor);
+      {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())}};
+  add_growth(result, "", wall);
+  add_growth(result, "cpu_", processor);
   std::cout << result.dump() << std::endl;
 }
 

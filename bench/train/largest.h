@@ -3,6 +3,9 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "lockstep/group.h"
 
@@ -23,6 +26,30 @@ double slowest_seconds(const Group& world, const Fn& fn) {
   fn();
   return largest(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
                  world);
+}
+
+/// What all ranks do at the same time, again and again.
+struct Timed {
+  std::string name;
+  std::function<void()> run;
+  std::function<void()> prepare = [] {};
+  double first = 0;                  ///< seconds of the first turn, which allocates memory
+  std::vector<double> seconds = {};  ///< of the slowest rank in each of the other turns
+};
+
+/// Runs all of them in turns: once, and so many more times. Ranks: all.
+inline void take_turns(std::vector<Timed>& all, int rounds, const Group& world) {
+  for (int round = 0; round <= rounds; ++round) {
+    for (auto& timed : all) {
+      timed.prepare();
+      const double seconds = slowest_seconds(world, timed.run);
+      if (round == 0) {
+        timed.first = seconds;
+      } else {
+        timed.seconds.push_back(seconds);
+      }
+    }
+  }
 }
 
 }  // namespace lockstep::bench

@@ -3,9 +3,8 @@
 // The memory is the sum of the ranks' proportional set sizes divided by their number, so that a
 // page that several ranks map counts once. It is taken between backward and update, when all
 // gradients exist, less that before the model was made. A small model has trained before, so that
-// the code that a step uses counts as memory of the process. The time, and what a host sends over
-// the link of tools/two-hosts, alternate with a training in float32 in which every rank has all
-// state. Rank 0 prints one JSON object.
+// the code that a step uses counts as memory of the process. The time alternates with that of a
+// training in float32 in which every rank has all state. Rank 0 prints one JSON object.
 //
 //   lockstep run -n 4 bench_memory --shard optimizer
 
@@ -14,7 +13,6 @@
 #include <torch/optim/adamw.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <functional>
@@ -36,7 +34,7 @@ struct Settings {
   std::string shard = "none";
   bool share_memory = false;
   bool fused = false;
-  std::string bf16;
+  std::string bf16 = {};
   std::int64_t batch_size = 16;
   int rounds = 5;
   int steps = 3;
@@ -45,12 +43,9 @@ struct Settings {
 /// Memory of this process. Units: bytes.
 double proportional_set_size() {
   std::ifstream file("/proc/self/smaps_rollup");
-  std::string word;
-  while (file >> word) {
-    if (word != "Pss:") continue;
+  for (std::string word; file >> word;) {
     double kib = 0;
-    file >> kib;
-    return kib * 1024;
+    if (word == "Pss:" && file >> kib) return kib * 1024;
   }
   throw std::runtime_error("/proc/self/smaps_rollup: expected Pss, found none");
 }
@@ -63,6 +58,14 @@ double memory(const lockstep::Group& world) {
   return sum.item<double>();
 }
 
+lockstep::DataParallelOptions options_of(const Settings& settings) {
+  lockstep::DataParallelOptions options;
+  if (settings.shard == "optimizer") options.shard = lockstep::Shard::optimizer;
+  if (settings.shard == "gradients") options.shard = lockstep::Shard::gradients;
+  options.share_memory = settings.share_memory;
+  return options;
+}
+
 /// Layers of the same kinds as those of mlp().
 nn::Sequential small_mlp() {
   return nn::Sequential(nn::Linear(784, 16), nn::ReLU(), nn::Linear(16, 10));
@@ -70,22 +73,22 @@ nn::Sequential small_mlp() {
 
 class Training {
  public:
-  Training(const Settings& settings, const lockstep::Group& world, nn::Sequential (*layers)(),
-           const lockstep::DataParallelOptions& how, bool fused, const std::string& bf16)
-      : data_(
-            torch::rand({settings.batch_size, 784}).to(bf16.empty() ? at::kFloat : at::kBFloat16)),
+  Training(const Settings& settings, const lockstep::Group& world, nn::Sequential (*layers)())
+      : data_(torch::rand({settings.batch_size, 784})
+                  .to(settings.bf16.empty() ? at::kFloat : at::kBFloat16)),
         target_(torch::randint(10, {settings.batch_size}, torch::kLong)) {
     world.in_turn([&] { model_ = std::make_shared<Layers>(layers()); });
     const auto options = torch::optim::AdamWOptions(1e-4);
-    if (!bf16.empty()) {
+    if (!settings.bf16.empty()) {
       model_->to(at::kBFloat16);
       base_ = std::make_unique<lockstep::FusedAdamW>(model_->parameters(), options,
-                                                     lockstep::parse_low_precision(bf16));
-    } else if (fused)
+                                                     lockstep::parse_low_precision(settings.bf16));
+    } else if (settings.fused)
       base_ = std::make_unique<lockstep::FusedAdamW>(model_->parameters(), options);
     else
       base_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), options);
-    optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(*base_, *model_, world, how);
+    optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(*base_, *model_, world,
+                                                                  options_of(settings));
   }
 
   /// before_update: called when all gradients exist.
@@ -116,48 +119,6 @@ class Training {
   at::Tensor target_;
 };
 
-/// Bytes that this host has sent over the link of tools/two-hosts; 0 elsewhere.
-double link_bytes() {
-  std::ifstream file("/sys/class/net/link0/statistics/tx_bytes");
-  double bytes = 0;
-  file >> bytes;
-  return bytes;
-}
-
-/// Of one step.
-struct Cost {
-  double milliseconds;  ///< of the slowest rank
-  double link_bytes;    ///< that this host sent
-};
-
-Cost cost(Training& training, int steps, const lockstep::Group& world) {
-  world.barrier().wait();
-  const double sent = link_bytes();
-  const double begin = now_us();
-  for (int i = 0; i < steps; ++i) training.update();
-  const double milliseconds = largest((now_us() - begin) / 1000 / steps, world);
-  return {.milliseconds = milliseconds, .link_bytes = (link_bytes() - sent) / steps};
-}
-
-/// The costs of all rounds.
-struct Costs {
-  std::vector<double> milliseconds;
-  std::vector<double> link_bytes;
-
-  void add(const Cost& cost) {
-    milliseconds.push_back(cost.milliseconds);
-    link_bytes.push_back(cost.link_bytes);
-  }
-};
-
-lockstep::DataParallelOptions options_of(const Settings& settings) {
-  lockstep::DataParallelOptions options;
-  if (settings.shard == "optimizer") options.shard = lockstep::Shard::optimizer;
-  if (settings.shard == "gradients") options.shard = lockstep::Shard::gradients;
-  options.share_memory = settings.share_memory;
-  return options;
-}
-
 /// Bytes a parameter that one of N ranks holds: the parameter, its gradient, AdamW's two means.
 double computed(const Settings& settings, double ranks) {
   if (!settings.bf16.empty()) {
@@ -172,30 +133,23 @@ double computed(const Settings& settings, double ranks) {
 
 void measure(const Settings& settings, const lockstep::Group& world) {
   torch::set_num_threads(1);
-  const auto training_of = [&](nn::Sequential (*layers)()) {
-    return Training(settings, world, layers, options_of(settings), settings.fused, settings.bf16);
+  const auto steps = [&](Training& training) {
+    for (int i = 0; i < settings.steps; ++i) training.update();
   };
-  training_of(small_mlp).update();
+  Training(settings, world, small_mlp).update();
   const double before = memory(world);
-  auto training = training_of(mlp);
+  Training training(settings, world, mlp);
   double with_gradients = 0;
   for (int i = 0; i < 3; ++i) {
     training.step([&] { with_gradients = memory(world); });
   }
-  const double after = memory(world) - before;
 
-  Training unsharded(settings, world, mlp, {}, settings.fused, "");
-  Costs own;
-  Costs others;
-  for (int round = 0; round <= settings.rounds; ++round) {
-    const auto a = cost(training, settings.steps, world);
-    const auto b = cost(unsharded, settings.steps, world);
-    if (round == 0) continue;  // the first steps allocate
-    own.add(a);
-    others.add(b);
-  }
-  const double step = median(own.milliseconds);
-  const double unsharded_step = median(others.milliseconds);
+  Training unsharded({.fused = settings.fused, .batch_size = settings.batch_size}, world, mlp);
+  std::vector<Timed> all{{"sharded", [&] { steps(training); }},
+                         {"unsharded", [&] { steps(unsharded); }}};
+  take_turns(all, settings.rounds, world);
+  const double step = 1000 * median(all[0].seconds) / settings.steps;
+  const double unsharded_step = 1000 * median(all[1].seconds) / settings.steps;
   if (world.rank() != 0) return;
   constexpr double mb = 1e6;
   const auto elements = static_cast<double>(training.elements());
@@ -206,16 +160,12 @@ void measure(const Settings& settings, const lockstep::Group& world) {
                                 {"bf16", settings.bf16},
                                 {"ranks", world.size()},
                                 {"parameters", training.elements()},
-                                {"computed_bytes_a_parameter", computed(settings, world.size())},
                                 {"computed_mb", computed(settings, world.size()) * elements / mb},
                                 {"whole_mb_before_the_update", with_gradients / mb},
                                 {"measured_mb_before_the_update", (with_gradients - before) / mb},
-                                {"measured_mb_after_it", after / mb},
                                 {"step_ms", step},
                                 {"unsharded_step_ms", unsharded_step},
-                                {"times_the_unsharded_step", step / unsharded_step},
-                                {"link_mb_a_step", median(own.link_bytes) / mb},
-                                {"unsharded_link_mb_a_step", median(others.link_bytes) / mb}}
+                                {"times_the_unsharded_step", step / unsharded_step}}
              .dump()
       << '\n';
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,9 +12,31 @@
 #include <utility>
 #include <vector>
 
+#include "core/numeric/digest.h"
+
 namespace lockstep::bench {
 
 namespace nn = torch::nn;
+
+/// Normal numbers that depend on the seed only.
+inline at::Tensor random_numbers(at::IntArrayRef sizes, std::int64_t seed) {
+  return at::empty(sizes).normal_(
+      0, 1, at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed)));
+}
+
+/// Gives the parameters values that depend on their order only.
+inline void set_parameters(nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  std::int64_t seed = 1;
+  for (auto& parameter : model.parameters()) {
+    parameter.copy_(random_numbers(parameter.sizes(), seed++) / 6);
+  }
+}
+
+/// Of contiguous memory.
+inline std::uint64_t digest(const at::Tensor& tensor) {
+  return detail::digest({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+}
 
 /// A Sequential as a module whose forward is no template.
 struct Layers : nn::Module {

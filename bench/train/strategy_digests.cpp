@@ -2,7 +2,6 @@
 // for each. Two versions of Lockstep that give the same digests on one machine compute the same
 // bits. bench/train/strategy_digests.py runs it on all backends and compares two builds.
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <lockstep/lockstep.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "core/numeric/digest.h"
+#include "models.h"
 
 namespace lockstep::bench::strategy_digests {
 namespace {
@@ -43,31 +43,18 @@ constexpr const char* strategies[] = {"fp32",
                                       "adasum:of=gradients",
                                       "warmup:10:topk:0.05"};
 
-/// Numbers that depend on the seed only.
-at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed) {
-  return at::empty(sizes).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
-}
-
-torch::nn::Sequential make_model() {
+std::uint64_t train(const std::string& strategy, const lockstep::Group& world) {
   torch::nn::Sequential model(torch::nn::Linear(40, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 33), torch::nn::Tanh(),
                               torch::nn::Linear(33, 10));
-  const torch::NoGradGuard no_grad;
-  std::uint64_t seed = 1;
-  for (auto& parameter : model->parameters())
-    parameter.copy_(random(parameter.sizes(), seed++) / 6);
-  return model;
-}
-
-std::uint64_t train(const std::string& strategy, const lockstep::Group& world) {
-  auto model = make_model();
+  set_parameters(*model);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   lockstep::DistributedOptimizer optimizer(
       sgd, *model, world,
       {.buckets = {.first = 1'000, .rest = 8'000}, .strategy = lockstep::parse_strategy(strategy)});
   for (int step = 0; step < steps; ++step) {
-    const auto seed = static_cast<std::uint64_t>(1'000 * step + world.rank());
-    const auto loss = model->forward(random({8, 40}, seed)).square().mean();
+    const auto inputs = random_numbers({8, 40}, 1'000 * step + world.rank());
+    const auto loss = model->forward(inputs).square().mean();
     optimizer.backward_and_update(loss);
   }
   std::vector<std::uint64_t> digests;
@@ -75,8 +62,7 @@ std::uint64_t train(const std::string& strategy, const lockstep::Group& world) {
     const auto mine = parameter.detach().contiguous();
     const auto all = at::empty({world.size() * mine.numel()});
     world.all_gather(all, mine.flatten()).wait();
-    digests.push_back(lockstep::detail::digest(
-        {static_cast<const std::byte*>(all.const_data_ptr()), all.nbytes()}));
+    digests.push_back(digest(all));
   }
   return lockstep::detail::digest(std::as_bytes(std::span(digests)));
 }

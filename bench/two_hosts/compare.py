@@ -19,8 +19,7 @@ ROOT = HERE.parent.parent
 PEERS = ROOT / "bench" / "peers"
 sys.path.insert(0, str(PEERS))
 
-from peers import KEEP_MEMORY, Failed, by_way, run, say  # noqa: E402
-from run import put_into  # noqa: E402
+from peers import KEEP_MEMORY, by_way, put_into, run, say, spread, table  # noqa: E402
 
 ADDRESS = "10.77.0.1"  # of the first host, as tools/two-hosts gives it
 SIZE = 25 << 20
@@ -108,37 +107,31 @@ def measure(rate, way):
 
 
 def shown(taken):
-    digits = 1 if min(taken) > 1 else 4
-    return f"{statistics.median(taken):.{digits}f} ({min(taken):.{digits}f} to {max(taken):.{digits}f})"
+    return spread(taken, 1 if min(taken) > 1 else 4)
 
 
 def link_alone(way, rate):
     return f"{way[4] * 8 / rate * 1e3:.3g}"
 
 
-def table(title, rate, ways, rows):
+def table_of_ways(title, rate, ways, rows):
     """A row for each way."""
-    lines = [f"| {title} | ms | the link alone, ms |", "|---|---|---|"]
-    for way, ms in by_way(rows, "ms").items():
-        lines.append(f"| {way} | {shown(ms)} | {link_alone(ways[way], rate)} |")
-    return "\n".join(lines) + "\n"
+    return table([title, "ms", "the link alone, ms"], *([way, shown(ms), link_alone(ways[way], rate)] for way, ms in by_way(rows, "ms").items()))
 
 
 def table_of_steps(title, rate, ways, rows):
     """A row for each strategy of Lockstep, with PyTorch's hook of the same name."""
     taken = by_way(rows, "ms")
-    lines = [f"| {title}: ms | the link alone | Lockstep | PyTorch | PyTorch at its best | at its best over Lockstep |",
-             "|---|---|---|---|---|---|"]
+    lines = [[f"{title}: ms", "the link alone", "Lockstep", "PyTorch", "PyTorch at its best", "at its best over Lockstep"]]
     for way, ms in taken.items():
         strategy = way.removeprefix("Lockstep, ")
         if way.startswith("PyTorch"):
             continue
         hook = strategy.split(":")[0]
         theirs = [taken.get(f"{name}, {hook}") for name in ("PyTorch", "PyTorch at its best")]
-        cells = [link_alone(ways[way], rate), shown(ms), *(shown(found) if found else "–" for found in theirs)]
-        cells.append(f"{statistics.median(theirs[1]) / statistics.median(ms):.2f}" if theirs[1] else "–")
-        lines.append(f"| {strategy} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        ratio = f"{statistics.median(theirs[1]) / statistics.median(ms):.2f}" if theirs[1] else "–"
+        lines.append([strategy, link_alone(ways[way], rate), shown(ms), *(shown(found) if found else "–" for found in theirs), ratio])
+    return table(*lines)
 
 
 def parse_arguments():
@@ -164,17 +157,13 @@ def main():
     options = parse_arguments()
     chosen = {name: work for name, work in works(options).items() if name in options.works}
     rows = {name: [] for name in chosen}
-    try:
-        for turn in range(options.turns):
-            for name, (_, _, tc_rate, ways) in chosen.items():
-                for way in ways:
-                    row = {"work": name, "turn": turn, "way": way, "ms": measure(tc_rate, ways[way])}
-                    rows[name].append(row)
-                    say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {row['ms']:.4g} ms")
-    except Failed as error:
-        sys.exit(str(error))
+    for turn in range(options.turns):
+        for name, (_, _, tc_rate, ways) in chosen.items():
+            for way in ways:
+                rows[name].append({"way": way, "ms": measure(tc_rate, ways[way])})
+                say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {rows[name][-1]['ms']:.4g} ms")
     text = f"Medians of {options.turns} turns (fastest to slowest).\n\n" + "\n".join(
-        (table_of_steps if name in ("mlp", "cnn") else table)(title, rate, ways, rows[name])
+        (table_of_steps if name in ("mlp", "cnn") else table_of_ways)(title, rate, ways, rows[name])
         for name, (title, rate, _, ways) in chosen.items())
     print(text)
     if options.docs:

@@ -43,45 +43,27 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(
   decline(Collective::broadcast, refusal);
 }
 
-ProcessGroupLockstep::Work ProcessGroupLockstep::begin_all_gather(Title title,
-                                                                  const Tensors& outputs,
-                                                                  const Tensors& inputs,
-                                                                  Progress::Terms terms) {
-  const auto work = make_work(title, inputs, {outputs});
-  Tensors from;
-  Tensors to;
-  bool copies = false;
+void ProcessGroupLockstep::begin_all_gather(const WorkPointer& work, const Tensors& outputs,
+                                            Tensors inputs, Progress::Terms terms) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    from.push_back(inputs[i].contiguous());
-    to.push_back(contiguous_memory(outputs[i]));
-    copies = copies || !to.back().is_same(outputs[i]);
-  }
-  // An input may be this rank's part of its output. Elsewhere in an output it would be overwritten.
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    for (std::size_t j = 0; j < to.size(); ++j) {
-      const auto* const part = static_cast<const std::byte*>(to[j].const_data_ptr()) +
-                               static_cast<std::size_t>(rank_) * bytes_of(from[i]);
-      const bool in_place = i == j && from[i].const_data_ptr() == part;
-      if (!in_place && overlap(from[i], to[j])) from[i] = from[i].clone();
+    auto& input = inputs[i];
+    input = input.contiguous();
+    // It may be this rank's part of its output. Elsewhere in an output it would be overwritten.
+    for (std::size_t j = 0; j < outputs.size(); ++j) {
+      const auto* const part = static_cast<const std::byte*>(outputs[j].const_data_ptr()) +
+                               static_cast<std::size_t>(rank_) * bytes_of(input);
+      const bool in_place = i == j && input.const_data_ptr() == part;
+      if (!in_place && overlap(input, outputs[j])) input = input.clone();
     }
-    work->keep(from[i]);
+    work->keep(input);
+    work->keep(outputs[i]);
   }
-  if (copies) {
-    work->then([to, outputs] {
-      for (std::size_t i = 0; i < to.size(); ++i) {
-        auto output = outputs[i];
-        if (!to[i].is_same(output)) output.copy_(to[i]);
-      }
-    });
-  }
-  for (const auto& tensor : to) work->keep(tensor);
   progress_->submit(work, terms, [&](Progress::Scope scope) {
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      scope.parts.operations.push_back(scope.world.all_gather(from[i].data_ptr(), to[i].data_ptr(),
-                                                              bytes_of(from[i]), DType::u8));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      scope.parts.operations.push_back(scope.world.all_gather(
+          inputs[i].data_ptr(), outputs[i].data_ptr(), bytes_of(inputs[i]), DType::u8));
     }
   });
-  return work;
 }
 
 /// outputs[i] has, for each rank, that rank's inputs in order.
@@ -135,29 +117,21 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_coalesced(
     expect_dense(operation, list);
     for (std::size_t i = 0; i < list.size(); ++i) expect_alike(operation, {list[i], inputs[i]});
   }
-  Tensors from;
-  Tensors to;
+  Tensors memory;
   for (const auto& input : inputs) {
-    from.push_back(input.contiguous());
-    to.push_back(at::empty({size_, input.numel()}, input.options()));
+    memory.push_back(at::empty({size_, input.numel()}, input.options()));
   }
   const auto work =
       make_work({OpType::ALLGATHER_COALESCED, "lockstep:all_gather"}, inputs, outputs);
-  for (const auto& tensor : from) work->keep(tensor);
-  work->then([to, outputs] {
+  work->then([memory, outputs] {
     for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-      for (std::size_t i = 0; i < to.size(); ++i) {
+      for (std::size_t i = 0; i < memory.size(); ++i) {
         auto output = outputs[rank][i];
-        output.copy_(to[i][static_cast<std::int64_t>(rank)].view(output.sizes()));
+        output.copy_(memory[i][static_cast<std::int64_t>(rank)].view(output.sizes()));
       }
     }
   });
-  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      scope.parts.operations.push_back(scope.world.all_gather(from[i].data_ptr(), to[i].data_ptr(),
-                                                              bytes_of(from[i]), DType::u8));
-    }
-  });
+  begin_all_gather(work, memory, inputs, {options.timeout, options.asyncOp});
   return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::all_gather, refusal);
@@ -178,8 +152,23 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_into_tensor_coalesced
     expect_dense(operation, Tensors{inputs[i], outputs[i]});
     expect_elements(operation, outputs[i], inputs[i], size_);
   }
-  return begin_all_gather({OpType::_ALLGATHER_BASE, "lockstep:all_gather"}, outputs, inputs,
-                          {options.timeout, options.asyncOp});
+  const auto work = make_work({OpType::_ALLGATHER_BASE, "lockstep:all_gather"}, inputs, {outputs});
+  Tensors memory;
+  bool copies = false;
+  for (const auto& output : outputs) {
+    memory.push_back(contiguous_memory(output));
+    copies = copies || !memory.back().is_same(output);
+  }
+  if (copies) {
+    work->then([memory, outputs] {
+      for (std::size_t i = 0; i < memory.size(); ++i) {
+        auto output = outputs[i];
+        if (!memory[i].is_same(output)) output.copy_(memory[i]);
+      }
+    });
+  }
+  begin_all_gather(work, memory, inputs, {options.timeout, options.asyncOp});
+  return work;
 } catch (const std::invalid_argument& refusal) {
   decline(Collective::all_gather, refusal);
 }

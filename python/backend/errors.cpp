@@ -2,15 +2,15 @@
 
 #include <c10/util/Exception.h>
 
-#include <stdexcept>
-
 #include "lockstep/error.h"
 
 namespace lockstep_torch {
 
-void refuse(const char* operation, const std::string& what) {
-  throw std::invalid_argument(std::string("lockstep ") + operation + ": " + what);
+std::invalid_argument refusal(const char* operation, const std::string& what) {
+  return std::invalid_argument(std::string("lockstep ") + operation + ": " + what);
 }
+
+void refuse(const char* operation, const std::string& what) { throw refusal(operation, what); }
 
 void fail(const std::string& text) { C10_THROW_ERROR(DistBackendError, text); }
 

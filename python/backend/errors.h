@@ -1,11 +1,14 @@
 #pragma once
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 
 namespace lockstep_torch {
 
-/// Throws std::invalid_argument, which Python sees as ValueError: "lockstep all_reduce: ".
+/// "lockstep all_reduce: " and the text. Python sees it as ValueError.
+std::invalid_argument refusal(const char* operation, const std::string& what);
+/// Throws refusal().
 [[noreturn]] void refuse(const char* operation, const std::string& what);
 
 /// Throws c10::DistBackendError, which Python sees as torch.distributed.DistBackendError.

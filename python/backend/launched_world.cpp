@@ -37,11 +37,22 @@ bool uses_mpi(int rank, int size) {
          (backend == Backend::automatic && !launcher->one_host());
 }
 
-std::vector<std::string> own_addresses(bool one_host) {
+const World& launched_world(std::chrono::milliseconds timeout) {
+  static const World world{lockstep::detail::join_world(
+      {.timeout = timeout,
+       // PyTorch's threads and denormals stay as the program has set them.
+       .flush_denormals = lockstep::flushes_denormals(),
+       .threads = {.set_number = [](int) { return at::get_num_threads(); },
+                   .flush_denormals = [](bool) {}},
+       .progress = lockstep::ProgressMode::wait})};
+  return world;
+}
+
+std::vector<std::string> own_addresses(const World& launched) {
   std::vector<std::string> texts;
-  const auto& name = Environment::get().interface;
-  if (!one_host) {
-    for (const auto& interface : lockstep::control::usable_interfaces(name)) {
+  if (std::ranges::max(launched.communicator->hosts()) > 0) {
+    for (const auto& interface :
+         lockstep::control::usable_interfaces(Environment::get().interface)) {
       for (const auto& address : interface.addresses) texts.push_back(address.host());
     }
   }
@@ -49,27 +60,9 @@ std::vector<std::string> own_addresses(bool one_host) {
   return texts;
 }
 
-LaunchedWorld& LaunchedWorld::join(std::chrono::milliseconds timeout) {
-  static LaunchedWorld world(timeout);
-  return world;
-}
-
-LaunchedWorld::LaunchedWorld(std::chrono::milliseconds timeout)
-    : world_{lockstep::detail::join_world(
-          {.timeout = timeout,
-           // PyTorch's threads and denormals stay as the program has set them.
-           .flush_denormals = lockstep::flushes_denormals(),
-           .threads = {.set_number = [](int) { return at::get_num_threads(); },
-                       .flush_denormals = [](bool) {}},
-           .progress = lockstep::ProgressMode::wait})} {}
-
-bool LaunchedWorld::on_one_host() const {
-  return std::ranges::max(world_.communicator->hosts()) == 0;
-}
-
-std::string LaunchedWorld::from_rank_0(int rank, int size, const std::string& text) const {
-  const std::lock_guard lock(*world_.mutex);
-  auto& world = *world_.communicator;
+std::string from_rank_0(const World& launched, int rank, int size, const std::string& text) {
+  const std::lock_guard lock(*launched.mutex);
+  auto& world = *launched.communicator;
   const std::array<std::int64_t, 3> own{rank, size, static_cast<std::int64_t>(text.size())};
   std::vector<std::array<std::int64_t, 3>> all(static_cast<std::size_t>(world.size()));
   world.all_gather(own.data(), all.data(), own.size(), DType::i64).wait();

@@ -19,31 +19,18 @@ std::optional<std::pair<int, int>> launched_by_mpi();
 /// size: number of ranks of the default group; 0 if it is unknown.
 bool uses_mpi(int rank, int size);
 
-/// The addresses by which other ranks may reach this process: those of its network interfaces, or
-/// of LOCKSTEP_INTERFACE.
-/// one_host: loopback only.
-std::vector<std::string> own_addresses(bool one_host);
+/// The world of all processes that the launcher has started. A process joins it in the first call,
+/// and leaves it when the process ends. Its mutex is that of every group over MPI. Ranks: all.
+/// Throws: lockstep::Error.
+const World& launched_world(std::chrono::milliseconds timeout);
 
-/// The world of all processes that the launcher has started. A process joins it at most once, and
-/// leaves it when the process ends.
-class LaunchedWorld {
- public:
-  /// Joins the world in the first call. Ranks: all.
-  /// Throws: lockstep::Error.
-  static LaunchedWorld& join(std::chrono::milliseconds timeout);
+/// The addresses by which other ranks of the launched world may reach this process: those of its
+/// network interfaces, or of LOCKSTEP_INTERFACE. Of a world on one host, loopback only.
+std::vector<std::string> own_addresses(const World& launched);
 
-  /// Its mutex is that of every group over MPI.
-  const World& world() const { return world_; }
-  bool on_one_host() const;
-
-  /// Rank 0's text on every rank. Ranks: all; each passes its rank and number of ranks in PyTorch.
-  /// Throws: c10::DistBackendError, on every rank, if these are others than in MPI on some rank.
-  std::string from_rank_0(int rank, int size, const std::string& text) const;
-
- private:
-  explicit LaunchedWorld(std::chrono::milliseconds timeout);
-
-  World world_;
-};
+/// Rank 0's text on every rank of the launched world. Ranks: all.
+/// rank, size: those of PyTorch.
+/// Throws: c10::DistBackendError, on every rank, if these are others than in MPI on some rank.
+std::string from_rank_0(const World& launched, int rank, int size, const std::string& text);
 
 }  // namespace lockstep_torch

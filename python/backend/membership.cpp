@@ -64,25 +64,18 @@ std::string new_job() {
   return c10::str("torch ", ::getpid(), " ", number++, " ", random(), random());
 }
 
-/// The host of a member, and whether the member can use MPI.
-struct Place {
-  std::string host;  ///< ranks with the same host share memory
-  bool by_mpi;
+/// The host of a member and a line end; "mpi" follows if the member can use MPI. Ranks with the
+/// same host share memory.
+std::string place_of(const Membership& membership) {
+  const auto& host = Environment::get().host;
+  const bool is_default = membership.ranks.empty();
+  const auto rank = static_cast<std::size_t>(membership.rank);
+  const bool by_mpi = uses_mpi(is_default ? membership.rank : membership.ranks[rank],
+                               is_default ? membership.size : 0);
+  return (host.empty() ? lockstep::detail::this_host() : host) + (by_mpi ? "\nmpi" : "\n");
+}
 
-  static Place of(const Membership& membership) {
-    const auto& host = Environment::get().host;
-    const bool is_default = membership.ranks.empty();
-    const auto rank = static_cast<std::size_t>(membership.rank);
-    return {.host = host.empty() ? lockstep::detail::this_host() : host,
-            .by_mpi = uses_mpi(is_default ? membership.rank : membership.ranks[rank],
-                               is_default ? membership.size : 0)};
-  }
-  static Place from(const std::string& text) {
-    const auto host = text.find('\n');
-    return {.host = text.substr(0, host), .by_mpi = text.substr(host) == "\nmpi"};
-  }
-  std::string text() const { return host + (by_mpi ? "\nmpi" : "\n"); }
-};
+std::string host_of(const std::string& place) { return place.substr(0, place.find('\n')); }
 
 // How the members of a group exchange data: the beginning of its job's name.
 constexpr std::string_view in_memory = "job ";
@@ -90,26 +83,26 @@ constexpr std::string_view over_mpi = "mpi ";
 constexpr std::string_view over_tcp = "tcp ";
 
 /// The answer of rank 0: the name of a new job.
-std::string answer(c10d::Store& store, const Place& own, int size) {
+std::string answer(c10d::Store& store, const std::string& own, int size) {
   bool one_host = true;
-  bool by_mpi = own.by_mpi;
+  bool by_mpi = own.ends_with("\nmpi");
   for (int rank = 1; rank < size; ++rank) {
-    const auto place = Place::from(get(store, host_key(rank)));
-    one_host = one_host && place.host == own.host;
-    by_mpi = by_mpi && place.by_mpi;
+    const auto place = get(store, host_key(rank));
+    one_host = one_host && host_of(place) == host_of(own);
+    by_mpi = by_mpi && place.ends_with("\nmpi");
   }
   return std::string(one_host ? in_memory : by_mpi ? over_mpi : over_tcp) + new_job();
 }
 
 /// The answer of rank 0, after the members have told it their places.
 std::string exchange(c10d::Store& store, const Membership& membership) {
-  const auto own = Place::of(membership);
+  const auto own = place_of(membership);
   if (membership.rank == 0) {
     const auto job = answer(store, own, membership.size);
     set(store, job_key, job);
     return job;
   }
-  set(store, host_key(membership.rank), own.text());
+  set(store, host_key(membership.rank), own);
   return get(store, job_key);
 }
 
@@ -172,33 +165,24 @@ struct DefaultGroup {
   }
 };
 
-/// The default groups of this process, by their stores.
-class DefaultGroups {
- public:
-  static DefaultGroups& of_this_process() {
-    static DefaultGroups groups;
-    return groups;
-  }
+std::mutex default_groups_mutex;
+std::vector<DefaultGroup> default_groups;  ///< of this process, one of each store
 
-  void add(DefaultGroup&& group) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(groups_, [&](const DefaultGroup& other) {
-      return other.store.expired() || other.store.lock() == group.store.lock();
-    });
-    groups_.push_back(std::move(group));
-  }
-  std::optional<DefaultGroup> find(const c10::intrusive_ptr<c10d::Store>& store) const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& group : groups_) {
-      if (group.store.lock() == store) return group;
-    }
-    return std::nullopt;
-  }
+void add_default_group(DefaultGroup&& group) {
+  const std::lock_guard lock(default_groups_mutex);
+  std::erase_if(default_groups, [&](const DefaultGroup& other) {
+    return other.store.expired() || other.store.lock() == group.store.lock();
+  });
+  default_groups.push_back(std::move(group));
+}
 
- private:
-  mutable std::mutex mutex_;
-  std::vector<DefaultGroup> groups_;
-};
+std::optional<DefaultGroup> find_default_group(const c10::intrusive_ptr<c10d::Store>& store) {
+  const std::lock_guard lock(default_groups_mutex);
+  for (const auto& group : default_groups) {
+    if (group.store.lock() == store) return group;
+  }
+  return std::nullopt;
+}
 
 /// The store behind all prefixes.
 c10::intrusive_ptr<c10d::Store> underlying(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -232,7 +216,7 @@ lockstep::host::Options options(std::chrono::milliseconds timeout) {
 
 World join_over_mpi(c10d::Store& store, const Membership& membership, const std::string& job,
                     std::chrono::milliseconds timeout) {
-  const auto& launched = LaunchedWorld::join(timeout).world();
+  const auto& launched = launched_world(timeout);
   auto& all = *launched.communicator;
   auto members = membership.ranks;
   if (members.empty()) {
@@ -294,9 +278,8 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
   const auto& [rank, size, name, ranks] = membership;
   const bool is_default = ranks.empty();
   const auto shared = underlying(store);
-  auto& known = DefaultGroups::of_this_process();
   return with_python_errors([&, rank = rank, size = size] {
-    const auto parent = is_default ? std::nullopt : known.find(shared);
+    const auto parent = is_default ? std::nullopt : find_default_group(shared);
     const auto job = parent ? parent->job + " group " + name : exchange(*store, membership);
     const auto check = parent ? parent->check(ranks) : JoinCheck();
     World world;
@@ -312,12 +295,12 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
     // Every rank has read the answer now, and rank 0 the places.
     if (!parent) remove(*store, rank == 0 ? job_key : host_key(rank));
     if (is_default) {
-      known.add({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
-                 .job = job,
-                 .memory = memory,
-                 .communicator = world.communicator,
-                 .mutex = world.mutex,
-                 .hosts = world.communicator->hosts()});
+      add_default_group({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
+                         .job = job,
+                         .memory = memory,
+                         .communicator = world.communicator,
+                         .mutex = world.mutex,
+                         .hosts = world.communicator->hosts()});
     }
     return world;
   });

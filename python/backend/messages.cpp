@@ -5,6 +5,7 @@
 #include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/tensors.h"
+#include "core/text.h"
 
 namespace lockstep_torch {
 
@@ -62,14 +63,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::barrier(const c10d::BarrierOpti
                [&](lockstep::Communicator& world) { return world.barrier(); });
 }
 
-/// The tag of messages of an operation that this backend composes of messages. c10d's tags are not
-/// negative ints.
-enum class ReservedTag : std::uint32_t { monitored_barrier = 0x8000'0000 };
-
 /// Rank 0 receives a message from every rank, and then answers all. A timeout of 0 is no time.
 void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
                                             bool wait_all_ranks) {
-  constexpr auto tag = static_cast<std::uint32_t>(ReservedTag::monitored_barrier);
+  constexpr std::uint32_t tag = 0x8000'0000;  // c10d's tags are not negative ints
   const auto limit = options.timeout.count() >= 0 ? options.timeout : progress_->timeout();
   const auto until = Clock::now() + limit;
   const auto left = [&] {
@@ -89,22 +86,20 @@ void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
   for (int rank = 1; rank < size_; ++rank) {
     arrivals.push_back(begin_recv(title, at::zeros({1}, at::kByte), rank, tag, terms));
   }
-  std::string missing;
-  int missing_ranks = 0;
+  std::vector<int> missing;
   for (int rank = 1; rank < size_; ++rank) {
     if (progress_->wait(*arrivals[static_cast<std::size_t>(rank - 1)], left())) {
       arrivals[static_cast<std::size_t>(rank - 1)]->wait(milliseconds(0));
       continue;
     }
-    missing += c10::str(missing.empty() ? "" : ", ", rank);
-    ++missing_ranks;
+    missing.push_back(rank);
     if (!wait_all_ranks) break;
   }
-  if (missing_ranks > 0) {
+  if (!missing.empty()) {
     const auto text = c10::str(
-        missing_ranks > 1 ? "Ranks " : "Rank ", missing, " failed to pass monitoredBarrier in ",
-        limit.count(), " ms; find out what they do, or pass a longer timeout (lockstep, rank 0 of ",
-        size_, ")");
+        missing.size() > 1 ? "Ranks " : "Rank ", lockstep::detail::joined(missing, ", "),
+        " failed to pass monitoredBarrier in ", limit.count(),
+        " ms; find out what they do, or pass a longer timeout (lockstep, rank 0 of ", size_, ")");
     progress_->fail(text);
     fail(text);
   }

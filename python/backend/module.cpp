@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -16,9 +17,9 @@
 #include "backend/process_group.h"
 #include "backend/strategy_hook.h"
 
-namespace {
+namespace lockstep_torch {
 
-void release_interpreter_lock(const std::function<void()>& function) {
+void without_interpreter_lock(const std::function<void()>& function) {
   if (!Py_IsInitialized() || !PyGILState_Check()) {
     function();
     return;
@@ -27,11 +28,15 @@ void release_interpreter_lock(const std::function<void()>& function) {
   function();
 }
 
-void raise_python_signals() {
+void raise_signals() {
   if (!Py_IsInitialized()) return;
   const py::gil_scoped_acquire acquired;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
+
+}  // namespace lockstep_torch
+
+namespace {
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -70,15 +75,15 @@ std::pair<int, std::vector<std::string>> addresses_from_rank_0(int rank, int siz
                                                                double timeout_seconds) {
   const py::gil_scoped_release released;
   return lockstep_torch::with_python_errors([&] {
-    const auto& launched = lockstep_torch::LaunchedWorld::join(milliseconds_of(timeout_seconds));
+    const auto& launched = lockstep_torch::launched_world(milliseconds_of(timeout_seconds));
     std::string text;
-    if (launched.world().communicator->rank() == 0) {
+    if (launched.communicator->rank() == 0) {
       text = std::to_string(port);
-      for (const auto& address : lockstep_torch::own_addresses(launched.on_one_host())) {
+      for (const auto& address : lockstep_torch::own_addresses(launched)) {
         text += " " + address;
       }
     }
-    std::istringstream words(launched.from_rank_0(rank, size, text));
+    std::istringstream words(lockstep_torch::from_rank_0(launched, rank, size, text));
     std::pair<int, std::vector<std::string>> answer;
     words >> answer.first;
     for (std::string address; words >> address;) answer.second.push_back(address);
@@ -119,8 +124,16 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> exchange(
       c10::PyObjectType::get()));
 }
 
-void define_strategy_hook(py::module_& module) {
+}  // namespace
+
+PYBIND11_MODULE(_backend, module) {
   using Released = py::call_guard<py::gil_scoped_release>;
+  module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
+             py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
+  module.def("stop_groups", stop_groups);
+  module.def("launched_by_mpi", lockstep_torch::launched_by_mpi);
+  module.def("addresses_from_rank_0", addresses_from_rank_0, py::arg("rank"), py::arg("size"),
+             py::arg("port"), py::arg("timeout_seconds"));
   py::class_<StrategyHook, std::shared_ptr<StrategyHook>>(module, "StrategyHook")
       .def(py::init<const std::string&, const StrategyHook::Parameters&>(), py::arg("text"),
            py::arg("parameters"))
@@ -129,18 +142,4 @@ void define_strategy_hook(py::module_& module) {
       .def("step", &StrategyHook::step, Released())
       .def("state", &StrategyHook::state, Released())
       .def("load", &StrategyHook::load, py::arg("step"), py::arg("state"), Released());
-}
-
-}  // namespace
-
-PYBIND11_MODULE(_backend, module) {
-  lockstep_torch::without_interpreter_lock = release_interpreter_lock;
-  lockstep_torch::raise_signals = raise_python_signals;
-  module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
-             py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
-  module.def("stop_groups", stop_groups);
-  module.def("launched_by_mpi", lockstep_torch::launched_by_mpi);
-  module.def("addresses_from_rank_0", addresses_from_rank_0, py::arg("rank"), py::arg("size"),
-             py::arg("port"), py::arg("timeout_seconds"));
-  define_strategy_hook(module);
 }

@@ -17,10 +17,6 @@ namespace lockstep_torch {
 using c10d::OpType;
 using lockstep::detail::Announcement;
 
-void (*without_interpreter_lock)(const std::function<void()>&) = [](const auto& function) {
-  function();
-};
-
 ProcessGroupLockstep::ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store,
                                            const Membership& membership,
                                            std::chrono::milliseconds timeout)

@@ -17,9 +17,9 @@
 
 namespace lockstep_torch {
 
-/// Calls a function that waits for threads. The Python module sets it, so that the calling thread
-/// releases the interpreter's lock meanwhile.
-extern void (*without_interpreter_lock)(const std::function<void()>& function);
+/// Calls a function that waits for threads. The calling thread releases the interpreter's lock
+/// meanwhile, if it has it. In module.cpp.
+void without_interpreter_lock(const std::function<void()>& function);
 
 /// A c10d reduction over tensors of one dtype. Complex numbers are pairs of real numbers.
 struct Reduction {
@@ -119,7 +119,8 @@ class ProcessGroupLockstep final : public c10d::Backend {
   Work begin_reduce_scatter(Title title, const Tensors& outputs, const Tensors& inputs,
                             const std::vector<std::vector<std::size_t>>& counts,
                             const c10d::ReduceOp& op, Progress::Terms terms);
-  Work begin_all_gather(Title title, const Tensors& outputs, const Tensors& inputs,
+  /// all_gather of each input into its output, which is contiguous memory.
+  void begin_all_gather(const WorkPointer& work, const Tensors& outputs, Tensors inputs,
                         Progress::Terms terms);
   /// Parts of any size, in contiguous memory in the order of the ranks.
   void begin_all_to_all(const WorkPointer& work, const at::Tensor& output, const at::Tensor& input,

@@ -10,6 +10,7 @@
 #include "backend/pauses.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
+#include "core/text.h"
 #include "lockstep/error.h"
 
 // Note [Which thread advances operations]
@@ -36,15 +37,7 @@ int ranks_of_this_host(const lockstep::Communicator& world) {
   return static_cast<int>(std::ranges::count(hosts, hosts[static_cast<std::size_t>(world.rank())]));
 }
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
-}
-
 }  // namespace
-
-void (*raise_signals)() = [] {};
 
 Progress::Progress(World world, milliseconds timeout)
     : shared_mutex_(std::move(world.mutex)),
@@ -223,8 +216,8 @@ void Progress::expect_in_time(const BackendWork& work, std::vector<int> missing)
   const auto waited = std::chrono::duration_cast<milliseconds>(now - work.parts.begun).count();
   const auto text =
       c10::str("lockstep ", work.name(), " rank ", world_->rank(), " of ", world_->size(),
-               ": Timed out waiting ", waited, " ms",
-               missing.empty() ? std::string() : " for ranks " + list(missing),
+               ": Timed out waiting ", waited, " ms", missing.empty() ? "" : " for ranks ",
+               lockstep::detail::joined(missing, ", "),
                "; give the process group a longer timeout, or find out what these ranks do");
   world_->fail_with({.kind = lockstep::detail::Failure::Kind::timeout,
                      .rank = missing.empty() ? -1 : missing.front(),

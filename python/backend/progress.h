@@ -19,8 +19,8 @@
 namespace lockstep_torch {
 
 /// Throws what a signal raises in the interpreter, as Ctrl-C does. Called on the main thread,
-/// without the interpreter's lock.
-extern void (*raise_signals)();
+/// without the interpreter's lock. In module.cpp.
+void raise_signals();
 
 /// Advances the operations of one process group, and admits any number of threads to its
 /// Communicator. Threads that wait for a Work advance all operations. While no thread waits, a

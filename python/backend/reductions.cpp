@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <optional>
@@ -166,16 +167,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
   // The numbers of elements first.
   const auto own = at::full({1}, mine._nnz(), at::kLong);
   const auto numbers = at::empty({size_}, at::kLong);
-  begin_all_gather({OpType::ALLGATHER, "lockstep:all_gather"}, {numbers}, {own},
-                   {options.timeout, false})
-      ->wait();
+  const auto counting = make_work({OpType::ALLGATHER, "lockstep:all_gather"}, {own}, {{numbers}});
+  begin_all_gather(counting, {numbers}, {own}, {options.timeout, false});
+  counting->wait(std::chrono::milliseconds(0));
   const auto work =
       make_work({OpType::_ALLREDUCE_SPARSE, "lockstep:sparse_all_reduce"}, tensors, {tensors});
   const auto index_bytes = static_cast<std::size_t>(mine.sparse_dim()) * sizeof(std::int64_t);
-  std::size_t value_bytes = values.element_size();
-  for (std::int64_t d = 1; d < values.dim(); ++d) {
-    value_bytes *= static_cast<std::size_t>(values.size(d));
-  }
+  const auto value_bytes =
+      values.itemsize() * static_cast<std::size_t>(c10::multiply_integers(values.sizes().slice(1)));
   std::vector<std::size_t> index_counts;
   std::vector<std::size_t> value_counts;
   for (int rank = 0; rank < size_; ++rank) {

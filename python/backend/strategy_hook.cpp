@@ -47,14 +47,6 @@ lockstep::Strategy parsed(const std::string& text) {
   });
 }
 
-std::exception_ptr refusal(const std::string& what) {
-  try {
-    refuse(StrategyHook::operation, what);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 /// The exception that the autograd engine translates to the same one of Python as other calls do.
 std::exception_ptr autograd_error(const std::exception_ptr& error) {
   try {
@@ -138,7 +130,8 @@ void StrategyHook::join(const std::shared_ptr<Progress>& progress) {
 void StrategyHook::leave() {
   const std::lock_guard lock(mutex_);
   if (is_running()) {
-    unusable_ = refusal("the process group was destroyed during a backward; make another Strategy");
+    unusable_ = std::make_exception_ptr(refusal(
+        operation, "the process group was destroyed during a backward; make another Strategy"));
   }
   backward_.clear();
   in_backward_ = false;
@@ -159,7 +152,7 @@ std::size_t StrategyHook::position_of(const Entry& entry) const {
 }
 
 void StrategyHook::expect_own_model(const c10d::GradBucket& bucket) const {
-  if (first_backward_ && !model_is_known_) return;
+  if (!model_is_known_) return;
   for (const auto& parameter : bucket.getParameters()) {
     if (parameters_.contains(parameter.unsafeGetTensorImpl())) continue;
     refuse(
@@ -175,10 +168,12 @@ void StrategyHook::continue_backward(const c10d::GradBucket& bucket) {
   const auto index = bucket.getIndex();
   if (in_backward_ && index <= last_index_) {
     if (is_running()) {
-      unusable_ = refusal(c10::str(
-          "got bucket ", index, " before the backward with bucket ", last_index_,
-          " was complete, expected the buckets of one DDP model in order; make one Strategy for "
-          "each model, and after an exception in a backward another DDP model and Strategy"));
+      unusable_ = std::make_exception_ptr(refusal(
+          operation,
+          c10::str("got bucket ", index, " before the backward with bucket ", last_index_,
+                   " was complete, expected the buckets of one DDP model in order; make one "
+                   "Strategy for each model, and after an exception in a backward another DDP "
+                   "model and Strategy")));
       std::rethrow_exception(unusable_);
     }
     end_backward();  // DDP skipped the last bucket
@@ -200,7 +195,7 @@ void StrategyHook::continue_backward(const c10d::GradBucket& bucket) {
 
 void StrategyHook::end_backward() {
   in_backward_ = false;
-  first_backward_ = false;
+  model_is_known_ = true;
   ++step_;
 }
 

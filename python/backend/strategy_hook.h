@@ -68,7 +68,6 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
 
   /// A bucket of DDP with its exchange.
   struct Entry {
-    std::vector<const at::TensorImpl*> parameters;
     std::optional<lockstep::Bucket> bucket;  ///< in the group's memory
     std::unique_ptr<lockstep::Exchange> exchange;
     std::vector<at::Tensor> residuals;  ///< by slice, undefined for none; of the exchange
@@ -110,7 +109,7 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
 
   std::recursive_mutex mutex_;  ///< a callback of a future may call state()
   lockstep::Strategy strategy_;
-  bool model_is_known_;
+  bool model_is_known_;  ///< by the caller, or by the first backward
   struct Parameter {
     std::string name;
     at::Tensor tensor;  ///< keeps its address from being used again
@@ -127,7 +126,6 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
   bool loaded_ = false;  ///< carried_ is from load(), and no backward has used it yet
 
   std::int64_t step_ = 0;
-  bool first_backward_ = true;
   bool in_backward_ = false;
   bool callback_queued_ = false;
   std::vector<Entry*> backward_;  ///< entries of the current backward, in DDP's order

@@ -24,12 +24,12 @@ StrategyHook::Entry& StrategyHook::entry_for(const c10d::GradBucket& bucket) {
                                ", expected dense gradients; make the embedding with sparse=False"));
   }
   const auto parameters = bucket.getParameters();
-  const auto same = [](const at::TensorImpl* identity, const at::Tensor& parameter) {
-    return identity == parameter.unsafeGetTensorImpl();
+  const auto same = [](const lockstep::Bucket::Slice& slice, const at::Tensor& parameter) {
+    return slice.parameter.is_same(parameter);
   };
   if (entries_.size() <= index) entries_.resize(index + 1);
   if (const auto& entry = entries_[index];
-      entry && std::ranges::equal(entry->parameters, parameters, same) &&
+      entry && std::ranges::equal(entry->bucket->slices(), parameters, same) &&
       entry->bucket->values().scalar_type() == buffer.scalar_type()) {
     return *entry;
   }
@@ -59,7 +59,6 @@ std::unique_ptr<StrategyHook::Entry> StrategyHook::make_entry(const c10d::GradBu
   std::vector<lockstep::Bucket::Slice> slices;
   std::size_t offset = 0;
   for (const auto& parameter : bucket.getParameters()) {
-    entry->parameters.push_back(parameter.unsafeGetTensorImpl());
     slices.push_back({.name = parameters_.at(parameter.unsafeGetTensorImpl()).name,
                       .parameter = parameter,
                       .offset = offset});

@@ -66,12 +66,6 @@ at::Tensor contiguous_memory(const at::Tensor& tensor) {
 
 namespace {
 
-std::int64_t elements_of(const std::vector<at::Tensor>& tensors) {
-  std::int64_t elements = 0;
-  for (const auto& tensor : tensors) elements += tensor.numel();
-  return elements;
-}
-
 /// The memory of contiguous tensors that follow one another in one storage; undefined for others.
 at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
   const auto& first = tensors.front();
@@ -88,8 +82,10 @@ at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 at::Tensor memory_of(const std::vector<at::Tensor>& tensors) {
-  const auto shared = consecutive(tensors);
-  return shared.defined() ? shared : at::empty({elements_of(tensors)}, tensors.front().options());
+  if (const auto shared = consecutive(tensors); shared.defined()) return shared;
+  std::int64_t elements = 0;
+  for (const auto& tensor : tensors) elements += tensor.numel();
+  return at::empty({elements}, tensors.front().options());
 }
 
 bool overlap(const at::Tensor& one, const at::Tensor& other) {

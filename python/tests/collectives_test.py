@@ -1,10 +1,10 @@
 """Every operation of torch.distributed: results as computed from the inputs of all ranks."""
 
+import concurrent.futures
 import datetime
 import functools
 import os
 import resource
-import threading
 import unittest
 
 import torch
@@ -95,30 +95,28 @@ def copies(rank, size):
         all_inputs = [input_of(r, dtype) if dtype != torch.float8_e4m3fn else mine for r in range(size)]
 
         def same(got, expected, what):
-            expect(got.view(torch.uint8), expected.view(torch.uint8), f"{what} of {dtype}")
+            for one, other in zip(got, expected, strict=True):
+                expect(one.view(torch.uint8), other.view(torch.uint8), f"{what} of {dtype}")
 
         for root in range(size):
             tensor = mine.clone()
             dist.broadcast(tensor, root)
-            same(tensor, all_inputs[root], "broadcast")
+            same([tensor], [all_inputs[root]], "broadcast")
             outputs = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
             dist.gather(mine, outputs, root)
-            for got, expected in zip(outputs or [], all_inputs):
-                same(got, expected, "gather")
+            same(outputs or all_inputs, all_inputs, "gather")
             output = torch.empty_like(mine)
             dist.scatter(output, [t.clone() for t in all_inputs] if rank == root else None, root)
-            same(output, mine, "scatter")
+            same([output], [mine], "scatter")
         outputs = [torch.empty_like(mine) for _ in range(size)]
         dist.all_gather(outputs, mine)
-        for got, expected in zip(outputs, all_inputs):
-            same(got, expected, "all_gather")
+        same(outputs, all_inputs, "all_gather")
         flat = torch.empty((2 * size, 3), dtype=dtype)
         dist.all_gather_into_tensor(flat, mine)
-        same(flat, torch.cat([t.view(torch.uint8) for t in all_inputs]).view(dtype), "all_gather_into_tensor")
+        same(flat.split(2), all_inputs, "all_gather_into_tensor")
         outputs = [torch.empty_like(mine) for _ in range(size)]
         dist.all_to_all(outputs, [mine] * size)
-        for got, expected in zip(outputs, all_inputs):
-            same(got, expected, "all_to_all")
+        same(outputs, all_inputs, "all_to_all")
     # Parts of one tensor, whose memory is used in place, also where the input is such a part.
     whole = torch.arange(float(3 * size)).reshape(size, 3)
     dist.all_gather(list(whole), torch.full((3,), float(rank)))
@@ -215,30 +213,17 @@ def asynchronous(rank, size):
     expect(future.then(again).wait(), torch.full((3,), total * size), "all_reduce in a callback")
     # A group for each thread, and all threads wait in one group.
     groups = [dist.new_group() for _ in range(3)]
-    errors = []
 
     def use(group):
-        try:
-            for _ in range(50):
-                tensor = torch.full((100,), float(rank))
-                dist.all_reduce(tensor, group=group)
-                expect(tensor, torch.full((100,), total), "all_reduce in a thread")
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(50):
+            tensor = torch.full((100,), float(rank))
+            dist.all_reduce(tensor, group=group)
+            expect(tensor, torch.full((100,), total), "all_reduce in a thread")
 
-    threads = [threading.Thread(target=use, args=(group,)) for group in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
-    threads = [threading.Thread(target=work.wait) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with concurrent.futures.ThreadPoolExecutor(20) as threads:
+        list(threads.map(use, groups))
+        works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
+        list(threads.map(lambda work: work.wait(), works))
 
 
 def groups(rank, size):
@@ -312,40 +297,19 @@ def limit_address_space(rank):
 
 
 class CollectivesTest(unittest.TestCase):
-    def test_reductions(self):
-        for size in (1, 2, 3):
-            ranks.run(reductions, size)
-
-    def test_copies(self):
-        for size in (1, 2, 3):
-            ranks.run(copies, size)
-
-    def test_messages(self):
-        for size in (2, 3):
-            ranks.run(messages, size)
-
-    def test_asynchronous(self):
-        for size in (2, 3):
-            ranks.run(asynchronous, size)
-
-    def test_groups(self):
-        for size in (2, 4):
-            ranks.run(groups, size)
-
-    def test_many_groups(self):
-        ranks.run(many_groups, 2)
+    test_reductions = ranks.test(reductions, 1, 2, 3)
+    test_copies = ranks.test(copies, 1, 2, 3)
+    test_messages = ranks.test(messages, 2, 3)
+    test_asynchronous = ranks.test(asynchronous, 2, 3)
+    test_groups = ranks.test(groups, 2, 4)
+    test_many_groups = ranks.test(many_groups, 2)
+    test_memory = ranks.test(memory, 2)
+    test_buckets_in_limited_address_space = ranks.test(buckets, 2, 4, before=limit_address_space)
+    test_memory_in_limited_address_space = ranks.test(memory, 2, 4, before=limit_address_space)
 
     def test_buckets(self):
         shared = [ranks.run(buckets, 2, before=lambda _: setattr(torch.cuda, "device_count", lambda: gpus)) for gpus in (0, 1)]
         self.assertEqual(shared, [[True, True], [False, False]])
-
-    def test_memory(self):
-        ranks.run(memory, 2)
-
-    def test_limited_address_space(self):
-        for size in (2, 4):
-            for function in (buckets, memory):
-                ranks.run(function, size, before=limit_address_space)
 
 
 if __name__ == "__main__":

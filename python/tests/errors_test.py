@@ -197,28 +197,17 @@ def forked(rank, size):
 
 
 class ErrorsTest(unittest.TestCase):
-    def test_invalid_arguments(self):
-        ranks.run(invalid_arguments, 2)
-
-    def test_refused_arguments(self):
-        for size in (2, 3):
-            ranks.run(refused, size)
-
-    def test_mismatch(self):
-        ranks.run(mismatch, 2)
-
-    def test_timeout(self):
-        ranks.run(timeout, 2)
-
-    def test_message_of_another_size(self):
-        ranks.run(wrong_size, 2)
+    test_invalid_arguments = ranks.test(invalid_arguments, 2)
+    test_refused_arguments = ranks.test(refused, 2, 3)
+    test_mismatch = ranks.test(mismatch, 2)
+    test_timeout = ranks.test(timeout, 2)
+    test_message_of_another_size = ranks.test(wrong_size, 2)
+    test_interrupt = ranks.test(interrupted, 2)
+    test_forked_child = ranks.test(forked, 2)
 
     def test_killed_rank(self):
         seconds = ranks.run(killed, 3, ends=(2,))
         self.assertLess(max(seconds[:2]), 30)
-
-    def test_interrupt(self):
-        ranks.run(interrupted, 2)
 
     def test_long_wait(self):
         self.assertLess(ranks.run(waits_long, 2)[0], 0.02)
@@ -226,9 +215,6 @@ class ErrorsTest(unittest.TestCase):
     def test_killed_rank_before_a_group(self):
         seconds = ranks.run(killed_before_a_group, 4, ends=(3,))
         self.assertLess(max(seconds[:3]), 30)
-
-    def test_forked_child(self):
-        ranks.run(forked, 2)
 
     def test_another_torch(self):
         with unittest.mock.patch.object(torch, "__version__", "2.1.2+cpu"):

@@ -81,25 +81,14 @@ def another_group(rank, size, random_size):
 OPERATIONS = (all_reduce, many_at_once, chained, in_threads, ring, another_group)
 
 
-def end_by_signal():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def end_with_pending_operations():
     sys.kept = [dist.all_reduce(torch.ones(1000), async_op=True), dist.group.WORLD.recv_anysource([torch.ones(1)], 3)]
-    sys.exit(0)
 
 
 def end_with_waiting_threads():
     work = dist.group.WORLD.recv_anysource([torch.ones(1)], 3)
     for _ in range(2):
         threading.Thread(target=wait_quietly, args=(work,), daemon=True).start()
-    sys.exit(0)
-
-
-def end_after_destroy():
-    dist.destroy_process_group()
-    sys.exit(0)
 
 
 def end_by_exception():
@@ -109,29 +98,21 @@ def end_by_exception():
 def end_after_fork():
     faulthandler.cancel_dump_traceback_later()  # its thread is not in the child
     child = os.fork()
-    sys.exit(0 if child == 0 or os.waitpid(child, 0)[1] == 0 else 5)
+    return 0 if child == 0 or os.waitpid(child, 0)[1] == 0 else 5
 
 
-# How a rank ends early, with the exit status that os.waitpid() returns. "at once": the parent kills the rank at some time.
+# How a rank ends early: what it calls before it exits with the result, and the status that os.waitpid() returns. "at once": the
+# parent kills the rank at some time.
 WAYS = {
-    "not": None,
-    "at once": signal.SIGKILL,
-    "by signal": signal.SIGKILL,
-    "by os._exit": 7 << 8,
-    "with pending operations": 0,
-    "with waiting threads": 0,
-    "after destroy": 0,
-    "by an exception": 1 << 8,
-    "after a fork": 0,
-}
-ENDS = {
-    "by signal": end_by_signal,
-    "by os._exit": lambda: os._exit(7),
-    "with pending operations": end_with_pending_operations,
-    "with waiting threads": end_with_waiting_threads,
-    "after destroy": end_after_destroy,
-    "by an exception": end_by_exception,
-    "after a fork": end_after_fork,
+    "not": (None, 0),
+    "at once": (None, signal.SIGKILL),
+    "by signal": (lambda: os.kill(os.getpid(), signal.SIGKILL), signal.SIGKILL),
+    "by os._exit": (lambda: os._exit(7), 7 << 8),
+    "with pending operations": (end_with_pending_operations, 0),
+    "with waiting threads": (end_with_waiting_threads, 0),
+    "after destroy": (dist.destroy_process_group, 0),
+    "by an exception": (end_by_exception, 1 << 8),
+    "after a fork": (end_after_fork, 0),
 }
 
 
@@ -141,13 +122,13 @@ def run_rank(rank, size, seed, path, way, victim):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(LIMIT_SECONDS - 5)  # where a rank hangs
     program = random.Random(seed)  # the same on all ranks
-    end_step = program.randrange(12)
+    end_step, end = program.randrange(12), WAYS[way][0]
     try:
         dist.init_process_group("lockstep", init_method=f"file://{path}", rank=rank, world_size=size, timeout=GROUP_TIMEOUT)
         for step in range(12):
             operation, count = program.choice(OPERATIONS), program.choice((1, 5, 1000, 300_000))
-            if rank == victim and step == end_step and way in ENDS:
-                ENDS[way]()
+            if rank == victim and step == end_step and end:
+                sys.exit(end())
             operation(rank, size, count)
         if (rank + seed) % 2:
             dist.destroy_process_group()
@@ -180,10 +161,10 @@ def run_round(size, seed):
             child, status = os.waitpid(-1, os.WNOHANG)
             if child in children:
                 rank = children.pop(child)
-                expected = WAYS[way] if rank == victim else 0
+                expected = WAYS[way][1] if rank == victim else 0
                 # A rank may complete its program before it is killed, or fail before it ends itself.
-                if status not in (expected or 0, 0):
-                    faults.append(f"rank {rank} ended with status {status}, expected {expected or 0}")
+                if status not in (expected, 0):
+                    faults.append(f"rank {rank} ended with status {status}, expected {expected:d}")
             elif time.monotonic() - begin > LIMIT_SECONDS:
                 for child, rank in children.items():
                     faults.append(f"rank {rank} did not end in {LIMIT_SECONDS} s")

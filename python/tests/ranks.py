@@ -73,6 +73,15 @@ def run(function, size=2, backend="lockstep", ends=(), before=lambda rank: None,
     return [got.get(rank) for rank in range(size)]
 
 
+def test(function, *sizes, **options):
+    """A test that runs the function in worlds of these sizes, as run() does."""
+    def run_all(_):
+        for size in sizes:
+            run(function, size, **options)
+
+    return run_all
+
+
 def create_group(store, rank, size, name="", members=()):
     """The backend of a group, without PyTorch's own steps. members: ranks of the default group; () makes a default group."""
     options = dist.distributed_c10d._DistributedBackendOptions()

@@ -439,68 +439,38 @@ def subgroups(rank, size):
     expect_close(got, {name: reference.mean([arrays(size, 0)[r][name] for r in members]) for name in SHAPES}, "subgroup")
 
 
-def guide_example():
+def runs_the_guide(rank, size):
     guide = pathlib.Path(__file__).parents[2] / "docs/guides/python.md"
     blocks = [text.split("```")[0] for text in guide.read_text().split("```python\n")[1:]]
-    found, = [block for block in blocks if "strategy_hook" in block]
-    return found
-
-
-def runs_the_guide(rank, size):
+    example, = [block for block in blocks if "strategy_hook" in block]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         names = {}
-        exec(guide_example(), names)
+        exec(example, names)
         assert torch.load(f"strategy{rank}.pt")["step"] == 100
         error = (names["model"].module.weight.t() - names["target"]).square().mean()
         assert error < 0.01 * names["target"].square().mean(), error
 
 
 class StrategyTest(unittest.TestCase):
-    def test_results(self):
-        for size in (1, 2, 3):
-            ranks.run(results, size)
-
-    def test_fp32_is_plain_ddp(self):
-        ranks.run(plain, 2)
-
-    def test_options_of_ddp(self):
-        ranks.run(options_of_ddp, 2)
-
-    def test_accumulated_gradients(self):
-        ranks.run(accumulated, 2)
-
-    def test_unused_parameters(self):
-        ranks.run(unused, 2)
-
-    def test_uneven_inputs(self):
-        ranks.run(joined, 2)
-
-    def test_state(self):
-        ranks.run(saved_and_loaded, 2)
+    test_results = ranks.test(results, 1, 2, 3)
+    test_fp32_is_plain_ddp = ranks.test(plain, 2)
+    test_options_of_ddp = ranks.test(options_of_ddp, 2)
+    test_accumulated_gradients = ranks.test(accumulated, 2)
+    test_unused_parameters = ranks.test(unused, 2)
+    test_uneven_inputs = ranks.test(joined, 2)
+    test_state = ranks.test(saved_and_loaded, 2)
+    test_refused_texts = ranks.test(refused_texts, 1)
+    test_refused_models = ranks.test(refused_models, 2)
+    test_refusal_of_one_rank = ranks.test(refused_on_one_rank, 3)
+    test_another_backend = ranks.test(another_backend, 2, backend="gloo")
+    test_subgroups = ranks.test(subgroups, 3)
+    test_example_of_the_guide = ranks.test(runs_the_guide, 2)
 
     def test_state_of_another_number_of_ranks(self):
         saved = ranks.run(state_of_two_ranks, 2)
         for size in (1, 3):
             ranks.run(other_number_of_ranks(saved), size)
-
-    def test_refused_texts(self):
-        ranks.run(refused_texts, 1)
-
-    def test_refused_models(self):
-        ranks.run(refused_models, 2)
-
-    def test_refusal_of_one_rank(self):
-        ranks.run(refused_on_one_rank, 3)
-
-    def test_another_backend(self):
-        ranks.run(another_backend, 2, "gloo")
-
-    def test_subgroups(self):
-        ranks.run(subgroups, 3)
-
-    def test_example_of_the_guide(self):
-        ranks.run(runs_the_guide, 2)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ death     rank 1 gets SIGKILL while rank 0 waits: rank 0 until it exits, the lau
 A file is on a way if one of its functions is called. Builds are not optimised, so that no function is inlined.
 """
 
-import argparse
 import collections
 import os
 import pathlib
@@ -21,7 +20,6 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 WAYS = {"gradient": 0, "run": 0, "death": 137}  # and the exit code of the launcher
 LAUNCHER = "lockstep::cli::(anonymous namespace)::run(lockstep::cli::(anonymous namespace)::RunArguments&"
 PROJECT = ("src", "include", "extras", "cli")
@@ -32,12 +30,12 @@ PROGRAM_LENGTH = 4096  # of a record in recorder.cpp
 FLAGS = "-O0 -g1 -gdwarf-4 -DHWY_COMPILE_ONLY_STATIC"
 
 
-def build(folder, root, jobs):
+def build(folder, root):
     torch = subprocess.run([root / "tools" / "bootstrap", "build"], check=True, capture_output=True, text=True)
     subprocess.run(["cmake", "-S", HERE, "-B", folder, "-G", "Ninja", f"-DLOCKSTEP_SOURCE={root}",
                     f"-DTorch_DIR={torch.stdout.strip()}", "-DCMAKE_BUILD_TYPE=Debug",
                     f"-DCMAKE_CXX_FLAGS_DEBUG={FLAGS}"], check=True, stdout=sys.stderr)
-    subprocess.run(["cmake", "--build", folder, "--parallel", str(jobs), "--target", "ways_recorder", "ways_program",
+    subprocess.run(["cmake", "--build", folder, "--parallel", str(os.cpu_count()), "--target", "ways_recorder", "ways_program",
                     "lockstep_cli"], check=True, stdout=sys.stderr)
 
 
@@ -88,7 +86,8 @@ def files_of(program, addresses, root):
 
 
 def follow(folder, root):
-    """Runs each way and prints its files."""
+    """Builds, runs each way and prints its files."""
+    build(folder, root)
     launcher = folder / "lockstep" / "cli" / "lockstep"
     within = f"lockstep:{address_of(launcher, LAUNCHER)}"
     for way, expected in WAYS.items():
@@ -104,18 +103,3 @@ def follow(folder, root):
         print(f"{way}: {len(files)} files ({parts})")
         for name in sorted(files):
             print(f"  {name}")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
-    folder, root = arguments.build.resolve(), arguments.root.resolve()
-    build(folder, root, arguments.jobs)
-    follow(folder, root)
-
-
-if __name__ == "__main__":
-    main()
