@@ -25,20 +25,6 @@ std::string describe_difference(std::uint64_t number, int from, int to,
                       "the order in which they were sent");
 }
 
-std::string describe_tags(std::uint32_t expected,
-                          std::span<const std::pair<int, std::uint32_t>> messages) {
-  constexpr std::size_t most = 4;
-  if (messages.empty()) return {};
-  auto text = concat(", expected tag ", expected, ", got ");
-  const auto shown = messages.first(std::min(messages.size(), most));
-  for (std::size_t i = 0; i < shown.size(); ++i) {
-    const auto& [rank, tag] = shown[i];
-    text += concat(i == 0 ? "" : ", ", "tag ", tag, " from rank ", rank);
-  }
-  if (messages.size() > most) text += concat(" and ", messages.size() - most, " more");
-  return text;
-}
-
 std::string no_memory_for_early(std::size_t bytes, std::uint32_t tag, int from) {
   return concat("no memory for the copy of a message of ", bytes, " bytes with tag ", tag,
                 " from rank ", from,
@@ -100,11 +86,9 @@ std::string operation_text(const Announcement& announcement) {
   if (announcement.peer >= 0) text += concat(" root ", announcement.peer);
   const std::size_t dimensions = announcement.dimensions;
   if (dimensions == 0) return text + concat(" of ", plural(announcement.count, "element"));
-  text += " [";
-  for (std::size_t i = 0; i < std::min(dimensions, Announcement::most_dimensions); ++i) {
-    text += concat(i == 0 ? "" : ", ", announcement.shape[i]);
-  }
-  return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
+  constexpr std::size_t most = Announcement::most_dimensions;
+  const auto shown = std::span(announcement.shape).first(std::min(dimensions, most));
+  return concat(text, " [", joined(shown, ", "), dimensions > most ? ", …]" : "]");
 }
 
 bool is_refusal(const Announcement& announcement) {
