@@ -84,8 +84,6 @@ class GroupRequest : public BackendRequest {
   Group& group() const { return static_cast<Group&>(backend_group()); }
 };
 
-class RankContext;
-
 /// Base of the communicators of backends whose RankContext polls and waits for operations.
 class BackendCommunicator : public Communicator,
                             public std::enable_shared_from_this<BackendCommunicator> {

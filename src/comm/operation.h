@@ -214,9 +214,8 @@ class Shape {
   bool is_source(int member) const {
     const bool rooted = operation_.collective == Collective::broadcast ||
                         operation_.collective == Collective::scatter;
-    return has_sources() && (!rooted || member == operation_.peer);
+    return operation_.collective != Collective::barrier && (!rooted || member == operation_.peer);
   }
-  bool has_sources() const { return operation_.collective != Collective::barrier; }
   /// Number of parts of each source's input: 1, or one for every member.
   int parts() const { return parted_ ? size_ : 1; }
   /// Elements of a part of a source's input. If the operation has counts of its own, this rank

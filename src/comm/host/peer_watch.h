@@ -33,7 +33,6 @@ class ProcessWatch {
 /// Watches the launcher, the process that started the ranks. Its end ends their world.
 class LauncherWatch {
  public:
-  LauncherWatch() = default;
   /// A pid of 0 or 1 watches nothing.
   LauncherWatch(pid_t pid, std::string name);
 
