@@ -54,13 +54,6 @@ bool overlap(const Operation& operation, int rank, Buffers elements) {
   return source != target || end - begin > bytes(operation.part(rank));
 }
 
-/// Elements that a rank contributes.
-std::size_t contributed(const Operation& operation, int rank, int size) {
-  if (operation.has_own_counts()) return operation.part_begin(size);
-  const bool of_every_rank = operation.collective == Collective::all_to_all;
-  return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
-}
-
 }  // namespace
 
 Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
@@ -77,9 +70,11 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   const int source = operation.collective == Collective::recv ? operation.peer : any_source;
   std::optional<detail::ObservedOperation> observed;
   if (observer_ != nullptr) {
+    const bool is_to_all = operation.collective == Collective::all_to_all;
+    const auto contributed = is_to_all ? operation.part_begin(size_) : operation.part(rank_);
     observed = {.collective = operation.collective,
                 .source = operation.source,
-                .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
+                .bytes = contributed * size_of(operation.wire_dtype())};
   }
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
