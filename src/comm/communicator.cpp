@@ -16,21 +16,19 @@ namespace {
 using detail::concat;
 using detail::plural;
 
+constexpr int no_peer = -1;
+
 /// An operation whose ranks have buffers, or parts, of these elements.
 Operation operation_of(Collective collective, DType dtype, const void* input, void* output,
-                       Parts parts, int peer = -1) {
+                       Parts parts, int peer = no_peer, ReduceOp reduce = ReduceOp::sum) {
   return {.collective = collective,
+          .reduce = reduce,
           .dtype = dtype,
           .input = static_cast<const std::byte*>(input),
           .output = static_cast<std::byte*>(output),
           .count = parts.count,
           .counts = {parts.counts.begin(), parts.counts.end()},
           .peer = peer};
-}
-
-Operation&& reducing(Operation&& operation, ReduceOp op) {
-  operation.reduce = op;
-  return std::move(operation);
 }
 
 /// Whether this rank's input and output share elements. A part of this rank that is at its place in
@@ -215,23 +213,22 @@ std::byte* Communicator::at_place(std::uint64_t) const {
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
                               Issue options) {
   return issue(
-      reducing(operation_of(Collective::all_reduce, dtype, data, data, count), reduction.op),
+      operation_of(Collective::all_reduce, dtype, data, data, count, no_peer, reduction.op),
       std::move(options), reduction.factor);
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
                               Issue options) {
   auto operation =
-      reducing(operation_of(Collective::all_reduce, DType::f32, data, data, count), op);
+      operation_of(Collective::all_reduce, DType::f32, data, data, count, no_peer, op);
   operation.wire = wire;
   return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
                           Issue options) {
-  return issue(
-      reducing(operation_of(Collective::reduce, dtype, data, data, count, root), reduction.op),
-      std::move(options), reduction.factor);
+  return issue(operation_of(Collective::reduce, dtype, data, data, count, root, reduction.op),
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
@@ -248,7 +245,7 @@ Work Communicator::all_gather(const void* input, void* output, Parts parts, DTyp
 Work Communicator::reduce_scatter(const void* input, void* output, Parts parts, DType dtype,
                                   Reduction reduction, Issue options) {
   return issue(
-      reducing(operation_of(Collective::reduce_scatter, dtype, input, output, parts), reduction.op),
+      operation_of(Collective::reduce_scatter, dtype, input, output, parts, no_peer, reduction.op),
       std::move(options), reduction.factor);
 }
 
