@@ -62,14 +62,9 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
 
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  if (options.records) {
-    auto recorder = detail::FlightRecorder::create(
-        {.backend = "host", .rank = context->world_rank(rank), .size = size});
-    if (recorder != nullptr) recorder->set_on_host(members);
-    context->set_recorder(std::move(recorder));
-  }
-  auto communicator = std::make_shared<HostCommunicator>(std::move(context), std::move(members),
-                                                         rank, block, false, 0);
+  auto communicator =
+      std::make_shared<HostCommunicator>(context, std::move(members), rank, block, false, 0);
+  if (options.records) context->set_recorder(detail::FlightRecorder::create(*communicator));
   communicator->join();
   expect_same_denormals(arena, rank);
   log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
