@@ -44,7 +44,8 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
       world_(std::move(world)),
       options_(options),
       heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
-      peers_(*world_, options) {}
+      peers_(*world_, options),
+      launcher_(options.launcher, options.launcher_name) {}
 
 HostRankContext::~HostRankContext() {
   stop_listening();
@@ -70,7 +71,7 @@ void HostRankContext::interrupt() noexcept {
 }
 
 bool HostRankContext::launcher_runs() {
-  const auto ended = peers_.launcher_ended();
+  const auto ended = launcher_.ended();
   if (ended) world_->fail({.text = *ended});
   return !ended;
 }

@@ -132,6 +132,7 @@ class HostRankContext final : public detail::RankContext,
   std::vector<Block> retired_;
   unsigned calls_ = 0;  ///< calls of check_launcher_regularly()
   PeerWatch peers_;
+  LauncherWatch launcher_;
   std::optional<PublishedWait> published_;       ///< the current wait
   std::map<std::vector<int>, int> new_worlds_;   ///< how many were named, for each list of ranks
   int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined

@@ -57,8 +57,7 @@ PeerWatch::PeerWatch(World& world, const Options& options)
       watches_(options.watch),
       supervised_(options.supervised),
       pid_namespace_(detail::pid_namespace()),
-      peers_(static_cast<std::size_t>(world.size())),
-      launcher_(options.launcher, options.launcher_name) {}
+      peers_(static_cast<std::size_t>(world.size())) {}
 
 pid_t PeerWatch::pid_of(int rank) const {
   return host::pid_of(world_.arena().rank(rank), pid_namespace_);

@@ -47,8 +47,8 @@ class LauncherWatch {
 /// Publishes the pid of a rank's process, with the pid namespace of this process.
 void publish_pid(RankState& state, pid_t pid);
 
-/// Watches the processes of the other ranks and of the launcher, for one rank. Note [How ranks
-/// watch processes] is in peer_watch.cpp.
+/// Watches the processes of the other ranks, for one rank. Note [How ranks watch processes] is in
+/// peer_watch.cpp.
 class PeerWatch {
  public:
   PeerWatch(World& world, const Options& options);
@@ -57,8 +57,6 @@ class PeerWatch {
   RankStatus status_of(int rank);
   /// Whether a signal has stopped the rank's process.
   bool is_stopped(int rank) const;
-  /// The error text if the launcher has ended.
-  std::optional<std::string> launcher_ended() const { return launcher_.ended(); }
   /// Waits for the end of the rank's process, at most 1 s. Does nothing for a rank of this process.
   void await_end(int rank) const;
 
@@ -77,7 +75,6 @@ class PeerWatch {
   bool supervised_;
   std::uint64_t pid_namespace_;
   std::vector<Peer> peers_;
-  LauncherWatch launcher_;
 };
 
 }  // namespace lockstep::host
