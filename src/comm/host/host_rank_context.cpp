@@ -54,7 +54,8 @@ HostRankContext::~HostRankContext() {
 }
 
 void HostRankContext::on_crash(const detail::Crash& crash) noexcept {
-  world_->fail_by_crash(rank(), detail::crash_text(world_rank(rank()), crash).view());
+  const auto text = detail::crash_text(world_rank(rank()), crash);
+  world_->fail(Failure::Kind::crashed, rank(), -1, text.view());
 }
 
 void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(), ranks, rank()); }

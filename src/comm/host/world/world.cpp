@@ -34,10 +34,6 @@ std::shared_ptr<World> World::attach(int fd, int size) {
 int World::size() const { return arena_->size(); }
 int World::fd() const { return arena_->fd(); }
 
-void World::fail_by_crash(int rank, std::string_view text) noexcept {
-  fail(Failure::Kind::crashed, rank, -1, text);
-}
-
 void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept {
   auto& header = arena_->header();
   const bool first = header.failed.write_once([&] {
