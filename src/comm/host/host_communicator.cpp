@@ -1,6 +1,7 @@
 #include "comm/host/host_communicator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 #include "comm/host/host.h"
@@ -21,7 +22,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
       owns_block_(owns_block),
       number_(number),
       progress_(static_cast<int>(members_.size())),
-      inbox_(*this) {
+      receives_(size()) {
   for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
   set_member_rank(block_, rank, context_->rank());
   context_->add(*this);
@@ -70,7 +71,7 @@ void HostCommunicator::join() {
 void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
   collectives_.clear();
   sends_.clear();
-  inbox_.clear();
+  receives_.close_all();
 }
 
 Work HostCommunicator::begin(Operation&& operation) {
@@ -95,8 +96,12 @@ Work HostCommunicator::start(Operation&& operation) {
 }
 
 Work HostCommunicator::begin_send(Operation&& operation) {
-  // This throws if memory is short, before the message has a number.
-  auto copy = SendRequest::copy_for(*context_, operation);
+  const std::size_t bytes = operation.count * size_of(operation.dtype);
+  std::shared_ptr<std::byte> copy;
+  if (bytes > 0 && context_->arena().offset_of(operation.input) == no_offset) {
+    copy = allocate(bytes);  // throws if memory is short, before the message has a number
+    std::memcpy(copy.get(), operation.input, bytes);
+  }
   number(operation);
   auto request = std::make_shared<SendRequest>(*this, std::move(operation), std::move(copy));
   sends_.push_back(request);
@@ -108,7 +113,12 @@ Work HostCommunicator::begin_send(Operation&& operation) {
 Work HostCommunicator::begin_recv(Operation&& operation) {
   number(operation);
   auto request = std::make_shared<RecvRequest>(*this, std::move(operation));
-  inbox_.add(request);
+  const auto early = receives_.take_message(request->operation());
+  if (early == nullptr) {
+    receives_.add(request);
+  } else if (request->copy(early->source, early->terms, early->data.get())) {
+    request->finish(early->source);
+  }
   poll();
   return Work(std::move(request));
 }
@@ -120,7 +130,7 @@ void HostCommunicator::check_processes(std::string_view label) {
 
 void HostCommunicator::poll() {
   advance_in_order(collectives_);
-  if (inbox_.has_open()) inbox_.advance();
+  if (receives_.has_open()) take_messages();
   if (sends_.empty()) return;
   for (const auto& request : sends_) request->advance();
   std::erase_if(sends_, [](const auto& request) { return request->complete(); });

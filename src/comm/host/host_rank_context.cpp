@@ -127,7 +127,7 @@ std::string HostRankContext::missing_text(std::span<const int> ranks) const {
 detail::WaitOf HostRankContext::publish_wait(const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
-    for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();
+    for (auto* one : groups()) static_cast<HostCommunicator*>(one)->publish_receives();
     published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
   }
   return live_waits(arena(), options_.world_ranks);
