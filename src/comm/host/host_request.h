@@ -100,6 +100,8 @@ class CollectiveRequest final : public HostRequest {
   bool has_result(int member) const {
     return operation().collective != Collective::reduce || member == operation().peer;
   }
+  /// Copies this rank's piece of a step without its own segment.
+  void copy_others(std::byte* to, const std::byte* from, std::uint64_t step) const;
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
   /// Copies a piece of a member's input to this rank's output. whole: bytes of a long copy that
