@@ -175,19 +175,14 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 }
 
 std::shared_ptr<Communicator> HostCommunicator::new_group(std::span<const int> members) {
-  std::vector<int> ranks;        // of the host world
-  std::vector<int> group_ranks;  // world ranks, for error texts
-  for (const int member : members) {
-    ranks.push_back(members_[static_cast<std::size_t>(member)]);
-    group_ranks.push_back(world_rank(member));
-  }
+  const auto ranks = detail::at_ranks(members_, members);  // of the host world
   const auto own = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
-  const auto [name, options] = [&] {
+  const auto name = [&] {
     const HostRankContext::CallGuard guard(*context_);
-    return std::pair(context_->name_of_new_world(ranks), context_->options());
+    return context_->name_of_new_world(ranks);
   }();
-  auto settings = options;
-  settings.world_ranks = std::move(group_ranks);
+  auto settings = context_->options();
+  settings.world_ranks = detail::at_ranks(world_ranks_, members);
   settings.map_heaps = false;
   settings.watch = true;
   settings.supervised = false;
