@@ -51,7 +51,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
   HostRankContext& context() const override { return *context_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
-  /// The record that PublishedWait publishes while this rank waits for the operation.
+  /// What this rank publishes while it waits for the operation.
   Waited waited(const Operation& operation) const;
   /// The members' world ranks, for error texts.
   std::span<const int> world_ranks() const { return world_ranks_; }

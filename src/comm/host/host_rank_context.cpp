@@ -128,7 +128,8 @@ detail::WaitOf HostRankContext::publish_wait(const detail::BackendRequest& opera
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
     for (auto* one : groups()) static_cast<HostCommunicator*>(one)->publish_receives();
-    published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
+    begin_wait(arena().rank(rank()).wait, group.waited(operation.operation()));
+    published_ = true;
   }
   return live_waits(arena(), options_.world_ranks);
 }

@@ -55,12 +55,6 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
 
 }  // namespace
 
-PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(state.wait) {
-  begin_wait(record_, waited);
-}
-
-PublishedWait::~PublishedWait() { end_wait(record_); }
-
 detail::WaitOf live_waits(const Arena& arena, std::vector<int> world_ranks) {
   if (world_ranks.empty()) {
     world_ranks.resize(static_cast<std::size_t>(arena.size()));

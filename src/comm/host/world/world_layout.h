@@ -190,7 +190,6 @@ struct BasicMailbox {
 };
 
 using Header = BasicHeader<StdAtomics>;
-using WaitRecord = BasicWaitRecord<StdAtomics>;
 using RankState = BasicRankState<StdAtomics>;
 using AnnouncementEntry = BasicAnnouncementEntry<StdAtomics>;
 using Mailbox = BasicMailbox<StdAtomics>;
