@@ -16,20 +16,16 @@ SendRequest::SendRequest(HostCommunicator& group, Operation&& operation,
       copy_(std::move(copy)) {}
 
 void SendRequest::advance() {
-  if (!steps_.advance([this](Mailbox& mailbox) { offer(mailbox); },
-                      [this] { group().wake(operation().peer); })) {
-    return;
-  }
+  const auto offer = [this](Mailbox& mailbox) {
+    const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
+    mailbox.offset = group().context().arena().offset_of(from);
+    mailbox.count = operation().count;
+    mailbox.tag = operation().tag;
+    mailbox.dtype = static_cast<std::uint8_t>(operation().dtype);
+  };
+  if (!steps_.advance(offer, [this] { group().wake(operation().peer); })) return;
   copy_.reset();
   set_complete();
-}
-
-void SendRequest::offer(Mailbox& mailbox) const {
-  const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
-  mailbox.offset = group().context().arena().offset_of(from);
-  mailbox.count = operation().count;
-  mailbox.tag = operation().tag;
-  mailbox.dtype = static_cast<std::uint8_t>(operation().dtype);
 }
 
 std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }

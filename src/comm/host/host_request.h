@@ -142,8 +142,6 @@ class SendRequest final : public HostRequest {
   std::vector<int> missing() const override;
 
  private:
-  void offer(Mailbox& mailbox) const;
-
   SendSteps<StdAtomics> steps_;
   std::shared_ptr<std::byte> copy_;
 };
