@@ -219,8 +219,7 @@ Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduct
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
                               Issue options) {
-  auto operation =
-      operation_of(Collective::all_reduce, DType::f32, data, data, count, no_peer, op);
+  auto operation = operation_of(Collective::all_reduce, DType::f32, data, data, count, no_peer, op);
   operation.wire = wire;
   return issue(std::move(operation), std::move(options));
 }
