@@ -34,6 +34,16 @@ constexpr auto long_wait = std::chrono::seconds(1);
 /// Time between two records of the ranks that a wait is for.
 constexpr auto between_records = std::chrono::milliseconds(100);
 
+/// Calls over() at most so many times, with pause() after each. Returns whether it returned true.
+template <class Over, class Pause>
+bool poll_times(int times, const Over& over, const Pause& pause) {
+  for (int i = 0; i < times; ++i) {
+    if (over()) return true;
+    pause();
+  }
+  return false;
+}
+
 }  // namespace
 
 /// A wait for one of several operations. The timeout is that of the operation with the least.
@@ -198,24 +208,6 @@ bool RankContext::finished(const BackendRequest& operation) {
 }
 
 template <class Over>
-bool RankContext::spin(const Over& over) {
-  for (int i = 0; i < settings_.policy.spins; ++i) {
-    if (over()) return true;
-    relax();
-  }
-  return false;
-}
-
-template <class Over>
-bool RankContext::yield(const Over& over) {
-  for (int i = 0; i < settings_.policy.yields; ++i) {
-    if (over()) return true;
-    ::sched_yield();
-  }
-  return false;
-}
-
-template <class Over>
 void RankContext::wait_long(LongWait& wait, const Over& finished) {
   auto over = until([&] {
     if (finished()) return true;
@@ -233,13 +225,14 @@ void RankContext::wait_long(LongWait& wait, const Over& finished) {
                                                                      wait.until - now))) {
       return;
     }
-    if (settings_.policy.must_poll && spin(finished)) return;
+    if (settings_.policy.must_poll && poll_times(settings_.policy.spins, finished, relax)) return;
   }
 }
 
 void RankContext::wait(const BackendRequest& operation) {
   const auto over = [&] { return finished(operation); };
-  if (spin(over) || yield(over)) return;
+  if (poll_times(settings_.policy.spins, over, relax)) return;
+  if (poll_times(settings_.policy.yields, over, ::sched_yield)) return;
   wait_long(operation);
 }
 
@@ -275,7 +268,8 @@ std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest*
     if (finished_or_stopped()) return true;
     return ++polls % polls_between_clock_readings == 0 && Clock::now() >= deadline;
   };
-  if (spin(over) || yield(over)) return first;
+  if (poll_times(settings_.policy.spins, over, relax)) return first;
+  if (poll_times(settings_.policy.yields, over, ::sched_yield)) return first;
   const std::stop_callback wake_up(stop, [this] { interrupt(); });
   LongWait wait(*this, operations, deadline, stop.stop_possible());
   wait_long(wait, finished_or_stopped);

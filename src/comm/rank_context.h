@@ -221,10 +221,6 @@ class RankContext {
   template <class Complete>
   bool poll_for(const Complete& complete, const BackendRequest& operation);
   struct LongWait;
-  template <class Over>
-  bool spin(const Over& over);
-  template <class Over>
-  bool yield(const Over& over);
   void wait_long(const BackendRequest& operation);
   template <class Over>
   void wait_long(LongWait& wait, const Over& over);
