@@ -146,7 +146,11 @@ struct Operation {
   std::size_t received(int rank) const {
     return has_own_counts() ? output_counts()[static_cast<std::size_t>(rank)] : part(rank);
   }
-  std::size_t received_begin(int rank) const;
+  std::size_t received_begin(int rank) const {
+    if (!has_own_counts()) return part_begin(rank);
+    const auto before = output_counts().first(static_cast<std::size_t>(rank));
+    return std::accumulate(before.begin(), before.end(), std::size_t{0});
+  }
   Buffers buffers(int rank, int size) const {
     const std::size_t own = part(rank);
     const std::size_t all = part_begin(size);

@@ -253,9 +253,7 @@ void CollectiveRequest::move(std::uint64_t step) {
       }
       return;
     case Collective::all_to_all:
-      for (int source = 0; source < group().size(); ++source) {
-        pull(source, rank, output + operation().received_begin(source) * element, step);
-      }
+      pull_all(step);
       return;
     case Collective::barrier:
     case Collective::send:
@@ -277,8 +275,9 @@ void CollectiveRequest::pull(int source, int part, std::byte* output, std::uint6
 
 void CollectiveRequest::pull_all(std::uint64_t step) {
   const std::size_t element = size_of(operation().dtype);
+  const int part = shape_.parts() > 1 ? group().rank() : 0;
   for (int source = 0; source < group().size(); ++source) {
-    pull(source, 0, operation().output + operation().part_begin(source) * element, step);
+    pull(source, part, operation().output + operation().received_begin(source) * element, step);
   }
 }
 

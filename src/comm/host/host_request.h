@@ -107,7 +107,7 @@ class CollectiveRequest final : public HostRequest {
   /// Copies a piece of a member's input to this rank's output. whole: bytes of a long copy that
   /// includes the piece and bypasses the caches; 0 for none.
   void pull(int source, int part, std::byte* output, std::uint64_t step, std::size_t whole = 0);
-  /// Copies all members' inputs to this rank's output.
+  /// Copies all members' inputs, or their parts for this rank, to this rank's output.
   void pull_all(std::uint64_t step);
   static bool reaches(std::span<const std::uint64_t> offsets);
   /// Copies this rank's input to all members' outputs.
