@@ -155,7 +155,6 @@ struct NumberedSplit {
   /// have different numbers.
   std::int64_t number;
   std::vector<int> ranks;  ///< of the new group, by (key, rank); empty for a negative color
-  int rank;                ///< this rank's index in ranks
 };
 
 /// last_number: the highest number of the groups that this rank is or was a member of. Collective.

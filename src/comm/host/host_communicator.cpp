@@ -13,9 +13,11 @@
 namespace lockstep::inline v0_2::host {
 
 HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
-                                   std::vector<int> members, int rank, Block block, bool owns_block,
+                                   std::vector<int> members, Block block, bool owns_block,
                                    int number)
-    : BackendCommunicator(rank, static_cast<int>(members.size())),
+    : BackendCommunicator(
+          static_cast<int>(std::ranges::find(members, context->rank()) - members.begin()),
+          static_cast<int>(members.size())),
       context_(std::move(context)),
       members_(std::move(members)),
       block_(block),
@@ -24,7 +26,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
       progress_(static_cast<int>(members_.size())),
       receives_(size()) {
   for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
-  set_member_rank(block_, rank, context_->rank());
+  set_member_rank(block_, rank(), context_->rank());
   context_->add(*this);
 }
 
@@ -166,7 +168,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
                     {.rank = short_of_memory, .operation = "split"});
   }
   auto made = std::make_shared<HostCommunicator>(
-      context_, detail::at_ranks(members_, group_ranks), part.rank,
+      context_, detail::at_ranks(members_, group_ranks),
       Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members), owner,
       static_cast<int>(part.number));
   made->join();

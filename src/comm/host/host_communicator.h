@@ -24,8 +24,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
  public:
   /// members are ranks of the host world in the order of the group. owns_block: this member owns
   /// the block's memory. number identifies the group among the groups of a rank; 0 is the world.
-  HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, int rank,
-                   Block block, bool owns_block, int number);
+  HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, Block block,
+                   bool owns_block, int number);
   ~HostCommunicator() override;
 
   std::string_view backend() const override { return "host"; }
