@@ -48,8 +48,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
 
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  auto communicator =
-      std::make_shared<HostCommunicator>(context, std::move(members), block, false, 0);
+  auto communicator = std::make_shared<HostCommunicator>(context, std::move(members), block, 0);
   if (options.records) context->set_recorder(detail::FlightRecorder::create(*communicator));
   communicator->join();
   // With different settings, a sum would depend on the rank that computes it.

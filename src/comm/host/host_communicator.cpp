@@ -13,15 +13,13 @@
 namespace lockstep::inline v0_2::host {
 
 HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
-                                   std::vector<int> members, Block block, bool owns_block,
-                                   int number)
+                                   std::vector<int> members, Block block, int number)
     : BackendCommunicator(
           static_cast<int>(std::ranges::find(members, context->rank()) - members.begin()),
           static_cast<int>(members.size())),
       context_(std::move(context)),
       members_(std::move(members)),
       block_(block),
-      owns_block_(owns_block),
       number_(number),
       progress_(static_cast<int>(members_.size())),
       receives_(size()) {
@@ -34,7 +32,7 @@ HostCommunicator::~HostCommunicator() {
   context_->remove(*this);
   if (context_->in_child()) return;
   block_.leave();
-  if (owns_block_) context_->retire(block_);
+  if (number_ > 0 && rank() == 0) context_->retire(block_);  // split() has allocated it
 }
 
 std::shared_ptr<std::byte> HostCommunicator::allocate(std::size_t bytes) {
@@ -145,11 +143,10 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
   // The first member allocates the block in its own memory.
   const int members = static_cast<int>(group_ranks.size());
-  const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
   constexpr auto none = static_cast<std::int64_t>(no_offset);
   detail::SplitChoice mine{.color = color, .key = key, .own = none};
   std::exception_ptr shortage;
-  if (owner) {
+  if (!group_ranks.empty() && group_ranks.front() == rank()) {
     try {
       mine.own = static_cast<std::int64_t>(context_->allocate_block(members));
     } catch (const CommError&) {
@@ -169,7 +166,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   }
   auto made = std::make_shared<HostCommunicator>(
       context_, detail::at_ranks(members_, group_ranks),
-      Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members), owner,
+      Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members),
       static_cast<int>(part.number));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));

@@ -22,10 +22,11 @@ namespace lockstep::inline v0_2::host {
 /// One rank's communicator of one group of a host world.
 class HostCommunicator final : public detail::BackendCommunicator {
  public:
-  /// members are ranks of the host world in the order of the group. owns_block: this member owns
-  /// the block's memory. number identifies the group among the groups of a rank; 0 is the world.
+  /// members are ranks of the host world in the order of the group. number identifies the group
+  /// among the groups of a rank; 0 is the world. The first member of another group owns the memory
+  /// of the block.
   HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, Block block,
-                   bool owns_block, int number);
+                   int number);
   ~HostCommunicator() override;
 
   std::string_view backend() const override { return "host"; }
@@ -87,7 +88,6 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::vector<int> members_;
   std::vector<int> world_ranks_;
   Block block_;
-  bool owns_block_;
   int number_;
   Progress progress_;
   std::array<std::size_t, Block::ring> slots_{};
