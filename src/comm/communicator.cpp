@@ -55,12 +55,9 @@ bool overlap(const Operation& operation, int rank, Buffers elements) {
 }  // namespace
 
 Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
-  operation.timeout = issue.timeout;
-  operation.shape = std::move(issue.shape);
-  operation.source = issue.source == Source{} ? source_ : issue.source;
-  operation.owner = std::move(issue.owner);
-  operation.part_of = std::move(issue.part_of);
-  operation.in_order = issue.in_order || !matches_by_tag();
+  operation.issue = std::move(issue);
+  if (operation.issue.source == Source{}) operation.issue.source = source_;
+  if (!matches_by_tag()) operation.issue.in_order = true;
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
@@ -71,7 +68,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
     const bool is_to_all = operation.collective == Collective::all_to_all;
     const auto contributed = is_to_all ? operation.part_begin(size_) : operation.part(rank_);
     observed = {.collective = operation.collective,
-                .source = operation.source,
+                .source = operation.issue.source,
                 .bytes = contributed * size_of(operation.wire_dtype())};
   }
   Work work = begin(std::move(operation));
@@ -102,7 +99,8 @@ void Communicator::premultiply(Operation& operation, double factor) {
   operation.input = copy.get();
   if (whole) operation.output = copy.get();
   using Owners = std::pair<std::shared_ptr<const void>, std::shared_ptr<std::byte>>;
-  operation.owner = std::make_shared<Owners>(std::move(operation.owner), std::move(copy));
+  auto& owner = operation.issue.owner;
+  owner = std::make_shared<Owners>(std::move(owner), std::move(copy));
 }
 
 void Communicator::multiply(const std::byte* input, std::byte* output, std::size_t count,
@@ -182,8 +180,8 @@ void Communicator::check(const Operation& operation) const {
                              &bytes)) {
     refuse(operation, "got ", longest, " elements, expected no more than memory can hold");
   }
-  if (operation.timeout.count() < 0) {
-    refuse(operation, "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more");
+  if (const auto timeout = operation.issue.timeout.count(); timeout < 0) {
+    refuse(operation, "got a timeout of ", timeout, " ms, expected 0 or more");
   }
   const auto buffers = operation.buffers(rank_, size_);
   const bool has_no_input = buffers.input > 0 && operation.input == nullptr;
@@ -301,12 +299,7 @@ Work Communicator::reissue(const Operation& operation) {
   auto again = operation;
   again.sequence = 0;
   again.group = 0;
-  Issue options{.timeout = again.timeout,
-                .shape = std::move(again.shape),
-                .source = again.source,
-                .owner = std::move(again.owner),
-                .part_of = std::move(again.part_of),
-                .in_order = again.in_order};
+  auto options = std::move(again.issue);
   return issue(std::move(again), std::move(options));
 }
 

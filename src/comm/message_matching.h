@@ -34,7 +34,7 @@ inline bool accepts(const Operation& receive, int source) {
 }
 /// Whether it takes messages with this tag, too.
 inline bool accepts(const Operation& receive, int source, std::uint32_t tag) {
-  return accepts(receive, source) && (receive.in_order || receive.tag == tag);
+  return accepts(receive, source) && (receive.issue.in_order || receive.tag == tag);
 }
 
 /// The ranks that a recv from any source waits for: the other members that have not left, or all

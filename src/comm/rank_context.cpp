@@ -331,7 +331,7 @@ void RankContext::check_time(LongWait& wait) {
   record({.kind = Failure::Kind::timeout,
           .rank = lowest(missing),
           .text = concat(operation.operation().label(), operation.of_group(),
-                         in_parentheses(operation.operation().source), " waited ",
+                         in_parentheses(operation.operation().issue.source), " waited ",
                          wait.limit.count() / 1000.0, " s for ", missing_text(missing),
                          operation.note())});
   propagate_failure();

@@ -57,7 +57,7 @@ Waited HostCommunicator::waited(const Operation& operation) const {
           .collective = operation.collective,
           .peer = operation.is_message() ? operation.peer : -1,
           .sequence = operation.sequence,
-          .source = operation.source};
+          .source = operation.issue.source};
 }
 
 void HostCommunicator::join() {

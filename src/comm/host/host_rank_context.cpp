@@ -83,8 +83,8 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
       operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
   fail_by_end(local_rank(*ended),
-              concat(operation.operation().label(), in_parentheses(operation.operation().source),
-                     operation.note()));
+              concat(operation.operation().label(),
+                     in_parentheses(operation.operation().issue.source), operation.note()));
   throw_failure(operation.where());
 }
 
