@@ -21,7 +21,8 @@ class ProcessWatch {
   /// The process must be in this process's pid namespace. If it does not exist, it has ended.
   explicit ProcessWatch(pid_t pid);
 
-  bool ended() const;
+  /// Whether the process has ended, or ends within this time.
+  bool ended(std::chrono::milliseconds within = {}) const;
   /// Readable when the process has ended; -1 if it cannot be watched.
   int fd() const { return fd_.get(); }
 
