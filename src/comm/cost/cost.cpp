@@ -146,8 +146,7 @@ Traffic mpi_all_gather(const Placement& placement, double bytes) {
 }
 
 Traffic mpi_all_to_all(const Placement& placement, double bytes) {
-  if (placement.ranks < 2) return {};
-  return announced(placement) + to_all(placement, bytes / placement.ranks);
+  return mpi_all_gather(placement, bytes / placement.ranks);
 }
 
 }  // namespace lockstep
