@@ -78,16 +78,14 @@ TEST(Deadlock, OfMessagesIsFound) {
 }
 
 /// Publishes a wait of a rank until the end of the scope.
-class PublishedWait {
- public:
-  PublishedWait(host::RankState& state, const host::Waited& waited) : state_(state) {
-    host::begin_wait(state_.wait, waited);
+struct PublishedWait {
+  PublishedWait(host::RankState& of_rank, const host::Waited& waited) : state(of_rank) {
+    host::begin_wait(state.wait, waited);
   }
-  ~PublishedWait() { host::end_wait(state_.wait); }
+  ~PublishedWait() { host::end_wait(state.wait); }
   PublishedWait(const PublishedWait&) = delete;
 
- private:
-  host::RankState& state_;
+  host::RankState& state;
 };
 
 /// A world whose ranks do nothing, and what they say that they wait in.
