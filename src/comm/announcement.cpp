@@ -25,20 +25,6 @@ std::string describe_difference(std::uint64_t number, int from, int to,
                       "the order in which they were sent");
 }
 
-std::string describe_tags(std::uint32_t expected,
-                          std::span<const std::pair<int, std::uint32_t>> messages) {
-  constexpr std::size_t most = 4;
-  if (messages.empty()) return {};
-  auto text = concat(", expected tag ", expected, ", got ");
-  const auto shown = messages.first(std::min(messages.size(), most));
-  for (std::size_t i = 0; i < shown.size(); ++i) {
-    const auto& [rank, tag] = shown[i];
-    text += concat(i == 0 ? "" : ", ", "tag ", tag, " from rank ", rank);
-  }
-  if (messages.size() > most) text += concat(" and ", messages.size() - most, " more");
-  return text;
-}
-
 std::string no_memory_for_early(std::size_t bytes, std::uint32_t tag, int from) {
   return concat("no memory for the copy of a message of ", bytes, " bytes with tag ", tag,
                 " from rank ", from,
@@ -64,9 +50,9 @@ std::uint64_t fingerprint(const Operation& operation) {
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
                                  << 24;
   // mix() adds its arguments: without the factors, differences of two fields could cancel.
+  const auto& issue = operation.issue;
   const std::uint64_t scattered =
-      kind * 0xd6e8feb86659fd93 +
-      std::bit_cast<std::uint64_t>(operation.source) * 0xa0761d6478bd642f;
+      kind * 0xd6e8feb86659fd93 + std::bit_cast<std::uint64_t>(issue.source) * 0xa0761d6478bd642f;
   std::uint64_t state = mix(scattered, operation.count);
   if (operation.wire) {
     const auto& wire = *operation.wire;
@@ -79,8 +65,8 @@ std::uint64_t fingerprint(const Operation& operation) {
   } else {
     for (const auto count : operation.counts) state = mix(state, count);
   }
-  if (operation.source.content == Source::Content::refusal) return state;  // the shape is a text
-  for (const auto extent : operation.shape) state = mix(state, static_cast<std::uint64_t>(extent));
+  if (issue.source.content == Source::Content::refusal) return state;  // the shape is a text
+  for (const auto extent : issue.shape) state = mix(state, static_cast<std::uint64_t>(extent));
   return state;
 }
 
@@ -100,11 +86,9 @@ std::string operation_text(const Announcement& announcement) {
   if (announcement.peer >= 0) text += concat(" root ", announcement.peer);
   const std::size_t dimensions = announcement.dimensions;
   if (dimensions == 0) return text + concat(" of ", plural(announcement.count, "element"));
-  text += " [";
-  for (std::size_t i = 0; i < std::min(dimensions, Announcement::most_dimensions); ++i) {
-    text += concat(i == 0 ? "" : ", ", announcement.shape[i]);
-  }
-  return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
+  constexpr std::size_t most = Announcement::most_dimensions;
+  const auto shown = std::span(announcement.shape).first(std::min(dimensions, most));
+  return concat(text, " [", joined(shown, ", "), dimensions > most ? ", …]" : "]");
 }
 
 bool is_refusal(const Announcement& announcement) {
@@ -142,9 +126,9 @@ const char* remedy(const Source& got, const Source& expected) {
 }  // namespace
 
 void announce(Announcement& announcement, const Operation& operation) {
-  if (operation.part_of != nullptr) return announce(announcement, *operation.part_of);
+  if (operation.issue.part_of != nullptr) return announce(announcement, *operation.issue.part_of);
   announcement.fingerprint = fingerprint(operation);
-  announcement.source = operation.source;
+  announcement.source = operation.issue.source;
   announcement.count =
       operation.counts.empty()
           ? operation.count
@@ -155,10 +139,10 @@ void announce(Announcement& announcement, const Operation& operation) {
   announcement.dtype = static_cast<std::uint8_t>(operation.dtype);
   announcement.wire =
       operation.wire ? static_cast<std::uint8_t>(1 + static_cast<int>(operation.wire->dtype)) : 0;
-  const std::size_t dimensions = operation.shape.size();
+  const std::size_t dimensions = operation.issue.shape.size();
   constexpr std::size_t most = Announcement::most_dimensions;
   announcement.dimensions = static_cast<std::uint8_t>(std::min(dimensions, most + 1));
-  std::copy_n(operation.shape.begin(), std::min(dimensions, most), announcement.shape);
+  std::copy_n(operation.issue.shape.begin(), std::min(dimensions, most), announcement.shape);
 }
 
 std::string of_group(int number, std::span<const int> ranks) {
@@ -169,7 +153,7 @@ std::string of_group(int number, std::span<const int> ranks) {
 
 std::string describe_difference(const Operation& operation, int group, std::span<const int> ranks,
                                 std::string_view what) {
-  const auto* const whole = operation.part_of.get();
+  const auto* const whole = operation.issue.part_of.get();
   return concat("collective #", operation.announced().sequence,
                 whole != nullptr ? of_group(whole->group, {}) : of_group(group, ranks),
                 " differs between ranks: ", what);

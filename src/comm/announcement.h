@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "comm/operation.h"
 #include "lockstep/types.h"
@@ -29,12 +28,6 @@ inline MessageTerms terms_of(const Operation& operation) {
 /// The error text about message `number` between world ranks from and to, whose terms differ.
 std::string describe_difference(std::uint64_t number, int from, int to,
                                 const MessageTerms& expected, const MessageTerms& got);
-
-/// A text such as ", expected tag 8, got tag 7 from rank 0". It names the tag of a recv and the
-/// messages that its rank got instead, by the world rank and the tag of each. Empty if there are
-/// none.
-std::string describe_tags(std::uint32_t expected,
-                          std::span<const std::pair<int, std::uint32_t>> messages);
 
 /// The error text about a message from a world rank for whose copy there is no memory.
 std::string no_memory_for_early(std::size_t bytes, std::uint32_t tag, int from);

@@ -130,14 +130,13 @@ std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice
 
 NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64_t last_number) {
   const auto choices = exchange_choices(group, {.color = color, .key = key, .own = last_number});
-  NumberedSplit part{.number = 0, .ranks = {}, .rank = 0};
+  NumberedSplit part{.number = 0, .ranks = {}};
   for (std::size_t rank = 0; rank < choices.size(); ++rank) {
     part.number = std::max(part.number, choices[rank].own + 1);
     if (color >= 0 && choices[rank].color == color) part.ranks.push_back(static_cast<int>(rank));
   }
   std::ranges::stable_sort(part.ranks, {},
                            [&](int rank) { return choices[static_cast<std::size_t>(rank)].key; });
-  part.rank = static_cast<int>(std::ranges::find(part.ranks, group.rank()) - part.ranks.begin());
   return part;
 }
 

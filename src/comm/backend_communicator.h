@@ -84,8 +84,6 @@ class GroupRequest : public BackendRequest {
   Group& group() const { return static_cast<Group&>(backend_group()); }
 };
 
-class RankContext;
-
 /// Base of the communicators of backends whose RankContext polls and waits for operations.
 class BackendCommunicator : public Communicator,
                             public std::enable_shared_from_this<BackendCommunicator> {
@@ -157,7 +155,6 @@ struct NumberedSplit {
   /// have different numbers.
   std::int64_t number;
   std::vector<int> ranks;  ///< of the new group, by (key, rank); empty for a negative color
-  int rank;                ///< this rank's index in ranks
 };
 
 /// last_number: the highest number of the groups that this rank is or was a member of. Collective.

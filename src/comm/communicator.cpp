@@ -16,21 +16,19 @@ namespace {
 using detail::concat;
 using detail::plural;
 
+constexpr int no_peer = -1;
+
 /// An operation whose ranks have buffers, or parts, of these elements.
 Operation operation_of(Collective collective, DType dtype, const void* input, void* output,
-                       Parts parts, int peer = -1) {
+                       Parts parts, int peer = no_peer, ReduceOp reduce = ReduceOp::sum) {
   return {.collective = collective,
+          .reduce = reduce,
           .dtype = dtype,
           .input = static_cast<const std::byte*>(input),
           .output = static_cast<std::byte*>(output),
           .count = parts.count,
           .counts = {parts.counts.begin(), parts.counts.end()},
           .peer = peer};
-}
-
-Operation&& reducing(Operation&& operation, ReduceOp op) {
-  operation.reduce = op;
-  return std::move(operation);
 }
 
 /// Whether this rank's input and output share elements. A part of this rank that is at its place in
@@ -54,22 +52,12 @@ bool overlap(const Operation& operation, int rank, Buffers elements) {
   return source != target || end - begin > bytes(operation.part(rank));
 }
 
-/// Elements that a rank contributes.
-std::size_t contributed(const Operation& operation, int rank, int size) {
-  if (operation.has_own_counts()) return operation.part_begin(size);
-  const bool of_every_rank = operation.collective == Collective::all_to_all;
-  return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
-}
-
 }  // namespace
 
 Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
-  operation.timeout = issue.timeout;
-  operation.shape = std::move(issue.shape);
-  operation.source = issue.source == Source{} ? source_ : issue.source;
-  operation.owner = std::move(issue.owner);
-  operation.part_of = std::move(issue.part_of);
-  operation.in_order = issue.in_order || !matches_by_tag();
+  operation.issue = std::move(issue);
+  if (operation.issue.source == Source{}) operation.issue.source = source_;
+  if (!matches_by_tag()) operation.issue.in_order = true;
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
@@ -77,9 +65,11 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   const int source = operation.collective == Collective::recv ? operation.peer : any_source;
   std::optional<detail::ObservedOperation> observed;
   if (observer_ != nullptr) {
+    const bool is_to_all = operation.collective == Collective::all_to_all;
+    const auto contributed = is_to_all ? operation.part_begin(size_) : operation.part(rank_);
     observed = {.collective = operation.collective,
-                .source = operation.source,
-                .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
+                .source = operation.issue.source,
+                .bytes = contributed * size_of(operation.wire_dtype())};
   }
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
@@ -109,7 +99,8 @@ void Communicator::premultiply(Operation& operation, double factor) {
   operation.input = copy.get();
   if (whole) operation.output = copy.get();
   using Owners = std::pair<std::shared_ptr<const void>, std::shared_ptr<std::byte>>;
-  operation.owner = std::make_shared<Owners>(std::move(operation.owner), std::move(copy));
+  auto& owner = operation.issue.owner;
+  owner = std::make_shared<Owners>(std::move(owner), std::move(copy));
 }
 
 void Communicator::multiply(const std::byte* input, std::byte* output, std::size_t count,
@@ -189,8 +180,8 @@ void Communicator::check(const Operation& operation) const {
                              &bytes)) {
     refuse(operation, "got ", longest, " elements, expected no more than memory can hold");
   }
-  if (operation.timeout.count() < 0) {
-    refuse(operation, "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more");
+  if (const auto timeout = operation.issue.timeout.count(); timeout < 0) {
+    refuse(operation, "got a timeout of ", timeout, " ms, expected 0 or more");
   }
   const auto buffers = operation.buffers(rank_, size_);
   const bool has_no_input = buffers.input > 0 && operation.input == nullptr;
@@ -220,23 +211,21 @@ std::byte* Communicator::at_place(std::uint64_t) const {
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
                               Issue options) {
   return issue(
-      reducing(operation_of(Collective::all_reduce, dtype, data, data, count), reduction.op),
+      operation_of(Collective::all_reduce, dtype, data, data, count, no_peer, reduction.op),
       std::move(options), reduction.factor);
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
                               Issue options) {
-  auto operation =
-      reducing(operation_of(Collective::all_reduce, DType::f32, data, data, count), op);
+  auto operation = operation_of(Collective::all_reduce, DType::f32, data, data, count, no_peer, op);
   operation.wire = wire;
   return issue(std::move(operation), std::move(options));
 }
 
 Work Communicator::reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
                           Issue options) {
-  return issue(
-      reducing(operation_of(Collective::reduce, dtype, data, data, count, root), reduction.op),
-      std::move(options), reduction.factor);
+  return issue(operation_of(Collective::reduce, dtype, data, data, count, root, reduction.op),
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
@@ -253,7 +242,7 @@ Work Communicator::all_gather(const void* input, void* output, Parts parts, DTyp
 Work Communicator::reduce_scatter(const void* input, void* output, Parts parts, DType dtype,
                                   Reduction reduction, Issue options) {
   return issue(
-      reducing(operation_of(Collective::reduce_scatter, dtype, input, output, parts), reduction.op),
+      operation_of(Collective::reduce_scatter, dtype, input, output, parts, no_peer, reduction.op),
       std::move(options), reduction.factor);
 }
 
@@ -310,12 +299,7 @@ Work Communicator::reissue(const Operation& operation) {
   auto again = operation;
   again.sequence = 0;
   again.group = 0;
-  Issue options{.timeout = again.timeout,
-                .shape = std::move(again.shape),
-                .source = again.source,
-                .owner = std::move(again.owner),
-                .part_of = std::move(again.part_of),
-                .in_order = again.in_order};
+  auto options = std::move(again.issue);
   return issue(std::move(again), std::move(options));
 }
 

@@ -20,19 +20,6 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Optional arguments of every operation.
-struct Issue {
-  std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
-  std::vector<std::int64_t> shape = {};
-  Source source = {};  ///< part of the program that issues it; default: source()
-  std::shared_ptr<const void> owner = {};
-  /// The operation of another group that this one is a stage of. Members announce that operation
-  /// instead of this one.
-  std::shared_ptr<const Operation> part_of = {};
-  /// A message is matched with the next one of its two ranks, not by tag. Their tags must agree.
-  bool in_order = false;
-};
-
 /// The elements of the ranks' parts: as many for each rank, or counts[r] for rank r. Every rank
 /// passes the same counts.
 struct Parts {

@@ -14,6 +14,7 @@
 
 #include "comm/announcement.h"
 #include "comm/operation.h"
+#include "core/text.h"
 #include "lockstep/types.h"
 
 // Note [How receives are matched]
@@ -33,7 +34,7 @@ inline bool accepts(const Operation& receive, int source) {
 }
 /// Whether it takes messages with this tag, too.
 inline bool accepts(const Operation& receive, int source, std::uint32_t tag) {
-  return accepts(receive, source) && (receive.in_order || receive.tag == tag);
+  return accepts(receive, source) && (receive.issue.in_order || receive.tag == tag);
 }
 
 /// The ranks that a recv from any source waits for: the other members that have not left, or all
@@ -118,15 +119,21 @@ class MessageMatching {
   }
 
   /// ", expected tag 8, got tag 7 from rank 0" for the early messages from the sources of the
-  /// receive; "" for none.
+  /// receive; "" for none. Senders are named by their world ranks.
   std::string describe_early(const Operation& receive,
                              const std::function<int(int member)>& world_rank) const {
-    std::vector<std::pair<int, std::uint32_t>> messages;
+    constexpr std::size_t most = 4;
+    std::vector<std::string> messages;
     for (const auto& message : early_) {
       if (!accepts(receive, message->source)) continue;
-      messages.emplace_back(world_rank(message->source), message->terms.tag);
+      const int sender = world_rank(message->source);
+      messages.push_back(concat("tag ", message->terms.tag, " from rank ", sender));
     }
-    return describe_tags(receive.tag, messages);
+    if (messages.empty()) return {};
+    const auto count = messages.size();
+    messages.resize(std::min(count, most));
+    return concat(", expected tag ", receive.tag, ", got ", joined(messages, ", "),
+                  count > most ? concat(" and ", count - most, " more") : "");
   }
 
   /// Forgets the open receives.

@@ -1,7 +1,6 @@
 #include "comm/operation.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/enum_names.h"
 #include "core/text.h"
@@ -65,12 +64,6 @@ std::string_view name(Collective collective) {
       "all_reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all",
       "send", "recv", "barrier", "reduce");
   return collectives.of(collective);
-}
-
-std::size_t Operation::received_begin(int rank) const {
-  if (!has_own_counts()) return part_begin(rank);
-  const auto before = output_counts().first(static_cast<std::size_t>(rank));
-  return std::accumulate(before.begin(), before.end(), std::size_t{0});
 }
 
 std::string Operation::label() const {

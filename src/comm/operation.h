@@ -69,6 +69,25 @@ struct Buffers {
   std::size_t output = 0;
 };
 
+struct Operation;
+
+/// Optional arguments of every operation.
+struct Issue {
+  std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
+  /// The shape of the caller's tensor, for the comparison between ranks; empty for raw memory.
+  std::vector<std::int64_t> shape = {};
+  /// The part of the program that issues the operation, for the comparison between ranks. Default:
+  /// Communicator::source().
+  Source source = {};
+  /// Owner of the buffers, kept until the operation is complete.
+  std::shared_ptr<const void> owner = {};
+  /// The operation of another group that this one is a stage of. Members announce that operation
+  /// instead of this one.
+  std::shared_ptr<const Operation> part_of = {};
+  /// A message is matched with the next one of its two ranks, not by tag. Their tags must agree.
+  bool in_order = false;
+};
+
 /// The arguments of one collective or message.
 struct Operation {
   Collective collective = Collective::barrier;
@@ -90,18 +109,8 @@ struct Operation {
   /// Root of broadcast, reduce, gather and scatter; the other rank of a message, or any_source.
   int peer = -1;
   std::uint32_t tag = 0;
-  bool in_order = false;  ///< a message that is matched in order, whose tags must then agree
-  std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
-  std::uint64_t sequence = 0;           ///< number in its group, from 1; set by begin()
-
-  /// The shape of the caller's tensor, for the comparison between ranks; empty for raw memory.
-  std::vector<std::int64_t> shape = {};
-  /// The part of the program that issues the operation, for the comparison between ranks.
-  Source source = {};
-  /// Owner of the buffers, kept until the operation is complete.
-  std::shared_ptr<const void> owner = {};
-  /// The operation of another group that this one is a stage of. Members announce it instead.
-  std::shared_ptr<const Operation> part_of = {};
+  Issue issue = {};
+  std::uint64_t sequence = 0;  ///< number in its group, from 1; set by begin()
   int group = 0;  ///< of an operation that has stages: the number of its group; 0 for the world
 
   /// The dtype in which elements are sent.
@@ -146,7 +155,11 @@ struct Operation {
   std::size_t received(int rank) const {
     return has_own_counts() ? output_counts()[static_cast<std::size_t>(rank)] : part(rank);
   }
-  std::size_t received_begin(int rank) const;
+  std::size_t received_begin(int rank) const {
+    if (!has_own_counts()) return part_begin(rank);
+    const auto before = output_counts().first(static_cast<std::size_t>(rank));
+    return std::accumulate(before.begin(), before.end(), std::size_t{0});
+  }
   Buffers buffers(int rank, int size) const {
     const std::size_t own = part(rank);
     const std::size_t all = part_begin(size);
@@ -178,7 +191,7 @@ struct Operation {
   }
 
   /// The operation that members announce.
-  const Operation& announced() const { return part_of != nullptr ? *part_of : *this; }
+  const Operation& announced() const { return issue.part_of ? *issue.part_of : *this; }
 
   /// "all_reduce #17", for error texts.
   std::string label() const;
@@ -214,9 +227,8 @@ class Shape {
   bool is_source(int member) const {
     const bool rooted = operation_.collective == Collective::broadcast ||
                         operation_.collective == Collective::scatter;
-    return has_sources() && (!rooted || member == operation_.peer);
+    return operation_.collective != Collective::barrier && (!rooted || member == operation_.peer);
   }
-  bool has_sources() const { return operation_.collective != Collective::barrier; }
   /// Number of parts of each source's input: 1, or one for every member.
   int parts() const { return parted_ ? size_ : 1; }
   /// Elements of a part of a source's input. If the operation has counts of its own, this rank

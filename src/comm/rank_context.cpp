@@ -34,6 +34,16 @@ constexpr auto long_wait = std::chrono::seconds(1);
 /// Time between two records of the ranks that a wait is for.
 constexpr auto between_records = std::chrono::milliseconds(100);
 
+/// Calls over() at most so many times, with pause() after each. Returns whether it returned true.
+template <class Over, class Pause>
+bool poll_times(int times, const Over& over, const Pause& pause) {
+  for (int i = 0; i < times; ++i) {
+    if (over()) return true;
+    pause();
+  }
+  return false;
+}
+
 }  // namespace
 
 /// A wait for one of several operations. The timeout is that of the operation with the least.
@@ -45,8 +55,8 @@ struct RankContext::LongWait {
         operations(any_of),
         operation(**std::ranges::min_element(
             any_of, {},
-            [&](const auto* one) { return wait_limit(one->operation(), in.timeout_); })),
-        limit(wait_limit(operation.operation(), in.timeout_)),
+            [&](const auto* one) { return wait_limit(one->operation(), in.settings_.timeout); })),
+        limit(wait_limit(operation.operation(), in.settings_.timeout)),
         deadline(limit),
         until(end),
         is_bound(any_of.size() == 1 && !can_stop && end == Clock::time_point::max()) {
@@ -79,13 +89,7 @@ struct RankContext::LongWait {
       is_recorded() ? context.recorder_->stall_warning() : std::chrono::milliseconds(0);
 };
 
-RankContext::RankContext(const Settings& settings)
-    : backend_(settings.backend),
-      rank_(settings.rank),
-      timeout_(settings.timeout),
-      policy_(settings.policy),
-      has_mutex_(settings.has_mutex),
-      pid_(::getpid()) {}
+RankContext::RankContext(const Settings& settings) : settings_(settings), pid_(::getpid()) {}
 
 RankContext::~RankContext() = default;
 
@@ -109,15 +113,16 @@ void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
 void RankContext::expect_own_process() const {
   if (!in_child()) return;
   throw InvalidArgument(
-      concat(backend_, ": rank ", rank_, " is used in process ", ::getpid(), ", a forked child of ",
-             pid_, " that joined the world; use its groups in the process that joined"));
+      concat(settings_.backend, ": rank ", rank(), " is used in process ", ::getpid(),
+             ", a forked child of ", pid_,
+             " that joined the world; use its groups in the process that joined"));
 }
 
 inline RankContext& RankContext::CallGuard::admitted(RankContext& context) {
-  if (context.has_mutex_) context.expect_usable_thread();
+  if (context.settings_.has_mutex) context.expect_usable_thread();
   context.expect_own_process();
   if (!context.used_.exchange(true, std::memory_order_acquire)) return context;
-  throw InvalidArgument(concat(context.backend_, ": rank ", context.rank_,
+  throw InvalidArgument(concat(context.settings_.backend, ": rank ", context.rank(),
                                " is used by two threads at once; its groups belong to one thread "
                                "at a time"));
 }
@@ -140,7 +145,7 @@ RankContext::CallGuard::~CallGuard() {
 }
 
 std::unique_lock<std::mutex> RankContext::lock() {
-  return has_mutex_ ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
+  return settings_.has_mutex ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
 }
 
 void RankContext::start_progress_thread() {
@@ -152,7 +157,7 @@ void RankContext::start_progress_thread() {
 
 bool RankContext::poll() {
   const bool progressed = advance();
-  if (has_mutex_) {
+  if (settings_.has_mutex) {
     for (auto* group : groups_) group->release(complete_);
   }
   return progressed;
@@ -203,24 +208,6 @@ bool RankContext::finished(const BackendRequest& operation) {
 }
 
 template <class Over>
-bool RankContext::spin(const Over& over) {
-  for (int i = 0; i < policy_.spins; ++i) {
-    if (over()) return true;
-    relax();
-  }
-  return false;
-}
-
-template <class Over>
-bool RankContext::yield(const Over& over) {
-  for (int i = 0; i < policy_.yields; ++i) {
-    if (over()) return true;
-    ::sched_yield();
-  }
-  return false;
-}
-
-template <class Over>
 void RankContext::wait_long(LongWait& wait, const Over& finished) {
   auto over = until([&] {
     if (finished()) return true;
@@ -231,20 +218,21 @@ void RankContext::wait_long(LongWait& wait, const Over& finished) {
     const auto now = Clock::now();
     if (now >= wait.until) return;
     if (std::exchange(progressed_, false)) wait.last_progress = now;
-    if (policy_.must_poll && now - wait.last_progress <= yield_time) {
+    if (settings_.policy.must_poll && now - wait.last_progress <= yield_time) {
       if (over.is_ready()) return;
       ::sched_yield();
     } else if (sleep_unless(over, std::min<std::chrono::nanoseconds>(wait.deadline.nap(),
                                                                      wait.until - now))) {
       return;
     }
-    if (policy_.must_poll && spin(finished)) return;
+    if (settings_.policy.must_poll && poll_times(settings_.policy.spins, finished, relax)) return;
   }
 }
 
 void RankContext::wait(const BackendRequest& operation) {
   const auto over = [&] { return finished(operation); };
-  if (spin(over) || yield(over)) return;
+  if (poll_times(settings_.policy.spins, over, relax)) return;
+  if (poll_times(settings_.policy.yields, over, ::sched_yield)) return;
   wait_long(operation);
 }
 
@@ -280,7 +268,8 @@ std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest*
     if (finished_or_stopped()) return true;
     return ++polls % polls_between_clock_readings == 0 && Clock::now() >= deadline;
   };
-  if (spin(over) || yield(over)) return first;
+  if (poll_times(settings_.policy.spins, over, relax)) return first;
+  if (poll_times(settings_.policy.yields, over, ::sched_yield)) return first;
   const std::stop_callback wake_up(stop, [this] { interrupt(); });
   LongWait wait(*this, operations, deadline, stop.stop_possible());
   wait_long(wait, finished_or_stopped);
@@ -295,7 +284,7 @@ bool RankContext::sleep_unless(Condition& over, std::chrono::nanoseconds /*longe
 
 void RankContext::check_long_wait(LongWait& wait) {
   const auto now = Clock::now();
-  if (now - wait.checked >= policy_.between_checks) {
+  if (now - wait.checked >= settings_.policy.between_checks) {
     wait.checked = now;
     for (const auto* operation : wait.operations) {
       check(*operation);
@@ -313,9 +302,9 @@ WaitOf RankContext::publish_wait(const BackendRequest& /*operation*/) {
 
 void RankContext::check_deadlock(LongWait& wait, Clock::time_point now) {
   if (!wait.is_bound || wait.deadline.elapsed() < long_wait) return;
-  if (wait.searched && now - *wait.searched < policy_.between_searches) return;
+  if (wait.searched && now - *wait.searched < settings_.policy.between_searches) return;
   wait.searched = now;
-  const auto found = find_deadlock(publish_wait(wait.operation), world_rank(rank_));
+  const auto found = find_deadlock(publish_wait(wait.operation), world_rank(rank()));
   const auto before = std::exchange(wait.deadlock, found);
   if (!wait.deadlock || wait.deadlock != before) return;
   record({.kind = Failure::Kind::mismatch,
@@ -342,7 +331,7 @@ void RankContext::check_time(LongWait& wait) {
   record({.kind = Failure::Kind::timeout,
           .rank = lowest(missing),
           .text = concat(operation.operation().label(), operation.of_group(),
-                         in_parentheses(operation.operation().source), " waited ",
+                         in_parentheses(operation.operation().issue.source), " waited ",
                          wait.limit.count() / 1000.0, " s for ", missing_text(missing),
                          operation.note())});
   propagate_failure();
@@ -367,9 +356,10 @@ void RankContext::fail(const Failure& failure) noexcept {
   if (in_child()) return;
   raised_failure_.set_raised();
   // If another rank is at fault, the text names it already.
-  const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank_);
+  const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank());
   try {
-    record(is_own ? failure.with(concat("rank ", world_rank(rank_), ": ", failure.text)) : failure);
+    record(is_own ? failure.with(concat("rank ", world_rank(rank()), ": ", failure.text))
+                  : failure);
   } catch (const std::bad_alloc&) {
     record(failure.with(failure.text));
   }

@@ -55,7 +55,7 @@ class RankContext {
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
 
-  int rank() const { return rank_; }
+  int rank() const { return settings_.rank; }
   /// Whether this is a forked child of the rank's process. The child is not a rank.
   bool in_child() const noexcept { return process_.in_child(); }
 
@@ -129,7 +129,7 @@ class RankContext {
   virtual void fail(const Failure& failure) noexcept;
   /// The failure by an exception in this rank's program.
   Failure failure_of_program(Failure::Kind kind, std::string_view text) const noexcept {
-    return Failure{.kind = kind, .rank = world_rank(rank_)}.with(text);
+    return Failure{.kind = kind, .rank = world_rank(rank())}.with(text);
   }
   /// The failure that ended the world, the same on all ranks. Under a CallGuard or lock().
   Failure first_failure() { return failure(); }
@@ -221,10 +221,6 @@ class RankContext {
   template <class Complete>
   bool poll_for(const Complete& complete, const BackendRequest& operation);
   struct LongWait;
-  template <class Over>
-  bool spin(const Over& over);
-  template <class Over>
-  bool yield(const Over& over);
   void wait_long(const BackendRequest& operation);
   template <class Over>
   void wait_long(LongWait& wait, const Over& over);
@@ -236,11 +232,7 @@ class RankContext {
   std::size_t pending() const;
   ProgressThread::Outcome advance_in_progress_thread();
 
-  std::string_view backend_;
-  int rank_;
-  std::chrono::milliseconds timeout_;
-  WaitPolicy policy_;
-  bool has_mutex_;
+  Settings settings_;
   std::mutex mutex_;
   ForkGuard process_;
   pid_t pid_;                      ///< of the process that joined the world

@@ -55,7 +55,6 @@ class Request {
 
   /// Time in which this rank has reduced and copied data for the operation.
   std::chrono::nanoseconds worked() const { return worked_; }
-  const RequestInterval& interval() const { return interval_; }
 
   /// Reports the begin of the operation to the observer. wait_observed() reports its end.
   void observe(std::shared_ptr<OperationObserver> observer, const ObservedOperation& operation) {

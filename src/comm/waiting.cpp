@@ -16,7 +16,8 @@ bool fit_cores(int ranks, int threads_per_rank, int cores) {
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world) {
   // The limit that waiting.h names.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
-  return std::min(operation.timeout.count() > 0 ? operation.timeout : world, longest);
+  const auto own = operation.issue.timeout;
+  return std::min(own.count() > 0 ? own : world, longest);
 }
 
 std::string missing_text(std::span<const int> ranks,

@@ -106,7 +106,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
 
 /// Ranks compare the operation in the host world, without its data.
 Work NcclCommunicator::announce(const Operation& operation) {
-  Issue issue{.timeout = operation.timeout,
+  Issue issue{.timeout = operation.issue.timeout,
               .part_of = std::make_shared<const Operation>(operation),
               .in_order = true};  // NCCL has no tags
   if (operation.collective == Collective::send) {

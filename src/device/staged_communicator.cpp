@@ -61,7 +61,7 @@ Work StagedCommunicator::exchange_on_host(const Operation& operation, const Tran
   };
   on_host.input = data(transfer.input);
   on_host.output = data(transfer.output);
-  on_host.owner = {};
+  on_host.issue.owner = {};
   return host().reissue(on_host);
 }
 

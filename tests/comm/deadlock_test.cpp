@@ -77,6 +77,17 @@ TEST(Deadlock, OfMessagesIsFound) {
             HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")));
 }
 
+/// Publishes a wait of a rank until the end of the scope.
+struct PublishedWait {
+  PublishedWait(host::RankState& of_rank, const host::Waited& waited) : state(of_rank) {
+    host::begin_wait(state.wait, waited);
+  }
+  ~PublishedWait() { host::end_wait(state.wait); }
+  PublishedWait(const PublishedWait&) = delete;
+
+  host::RankState& state;
+};
+
 /// A world whose ranks do nothing, and what they say that they wait in.
 class Waits : public ::testing::Test {
  protected:
@@ -91,7 +102,7 @@ class Waits : public ::testing::Test {
   void begin(int rank, std::uint64_t sequence) {
     block_.membership(rank).issued.store(sequence + 1);
   }
-  host::PublishedWait wait(int rank, std::uint64_t sequence) {
+  PublishedWait wait(int rank, std::uint64_t sequence) {
     return {arena_.rank(rank), waited(rank, Collective::barrier, sequence)};
   }
   host::Waited waited(int rank, Collective collective, std::uint64_t sequence) {
@@ -110,7 +121,7 @@ class Waits : public ::testing::Test {
   std::optional<detail::Deadlock> found_by(int rank) const {
     return detail::find_deadlock(host::live_waits(arena_), rank);
   }
-  host::PublishedWait wait(int rank, Collective collective, int peer) {
+  PublishedWait wait(int rank, Collective collective, int peer) {
     return {arena_.rank(rank), message(rank, collective, peer)};
   }
 
@@ -131,12 +142,12 @@ TEST_F(Waits, ForRanksThatComputeOrHaveBegunTheOperationAreNoDeadlock) {
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);
-  auto second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
+  auto second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
   const auto found = found_by(0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found, found_by(1));
   EXPECT_EQ(found->rank_at_fault(), 1);
-  second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
+  second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
   EXPECT_NE(found, found_by(0));
   second.reset();
   EXPECT_FALSE(found_by(0));
@@ -149,7 +160,7 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
   std::thread ranks([&] {
     while (!over) {
       { const auto first = wait(0, 2); }
-      { const host::PublishedWait second(arena_.rank(1), message_from_rank_0()); }
+      { const PublishedWait second(arena_.rank(1), message_from_rank_0()); }
     }
   });
   int found = 0;

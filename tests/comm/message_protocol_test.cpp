@@ -134,7 +134,7 @@ TEST_F(MessageProtocol, AReceiverTakesMessagesOnlyForAnOpenReceive) {
 TEST_F(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
   Three memory{};
   auto recv = operation(Collective::recv, 1, memory);
-  recv.in_order = true;
+  recv.issue.in_order = true;
   messages::Receive receive(recv);
   receives_.add(receive);
   transport_.end(Channel::offers, 0, terms(2));

@@ -104,15 +104,6 @@ Traffic host_direct(int ranks, double bytes) {
   return {.synchronizations = 2, .moved = 2 * ranks * bytes};
 }
 
-Traffic host_staged(int ranks, double bytes) {
-  if (ranks < 2) return {};
-  constexpr double chunk = 256 << 10;
-  // Each rank copies all but its own segment into a chunk and out of it. Chunks stay in the cache.
-  const double copied = (ranks - 1) * bytes;
-  return {.synchronizations = 1 + 2 * std::max(1.0, bytes / chunk),
-          .moved = 2 * ranks * bytes + 2 * copied};
-}
-
 Traffic mpi_direct(const Placement& placement, double bytes) {
   const double ranks = placement.ranks;
   if (placement.ranks < 2) return {};
@@ -155,8 +146,7 @@ Traffic mpi_all_gather(const Placement& placement, double bytes) {
 }
 
 Traffic mpi_all_to_all(const Placement& placement, double bytes) {
-  if (placement.ranks < 2) return {};
-  return announced(placement) + to_all(placement, bytes / placement.ranks);
+  return mpi_all_gather(placement, bytes / placement.ranks);
 }
 
 }  // namespace lockstep
@@ -171,25 +161,6 @@ std::string this_host() {
   std::array<char, 64> network{};
   if (::readlink("/proc/self/ns/net", network.data(), network.size() - 1) < 0) network[0] = '\0';
   return boot + " " + network.data();
-}
-
-std::vector<int> numbered_hosts(std::span<const std::uint64_t> host_ids) {
-  std::vector<int> numbers;
-  std::vector<std::uint64_t> known;
-  for (const auto host : host_ids) {
-    const auto found = std::ranges::find(known, host);
-    numbers.push_back(static_cast<int>(found - known.begin()));
-    if (found == known.end()) known.push_back(host);
-  }
-  return numbers;
-}
-
-std::vector<int> hosts_of(std::span<const int> ranks, std::span<const int> hosts) {
-  std::vector<std::uint64_t> of_ranks;
-  for (const int rank : ranks) {
-    of_ranks.push_back(static_cast<std::uint64_t>(hosts[static_cast<std::size_t>(rank)]));
-  }
-  return numbered_hosts(of_ranks);
 }
 
 }  // namespace lockstep::detail

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,10 +13,17 @@ std::string this_host();
 
 /// The host index of each rank, given the ranks' host ids. Hosts are numbered in the order of their
 /// first ranks.
-std::vector<int> numbered_hosts(std::span<const std::uint64_t> host_ids);
-
-/// The host index of each of these ranks, renumbered in the order of the hosts' first ranks.
-std::vector<int> hosts_of(std::span<const int> ranks, std::span<const int> hosts);
+template <class Id>
+std::vector<int> numbered_hosts(const std::vector<Id>& host_ids) {
+  std::vector<int> numbers;
+  std::vector<Id> known;
+  for (const Id host : host_ids) {
+    const auto found = std::ranges::find(known, host);
+    numbers.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(host);
+  }
+  return numbers;
+}
 
 }  // namespace lockstep::detail
 
@@ -73,11 +80,9 @@ struct Costs {
   double of_processor(const Traffic& traffic, const Placement& placement) const;
 };
 
-/// An all_reduce of ranks of one host: with buffers in group memory (direct), and in other memory
-/// (staged).
+/// An all_reduce of ranks of one host, with buffers in group memory.
 /// Units: bytes of one rank's buffer.
 Traffic host_direct(int ranks, double bytes);
-Traffic host_staged(int ranks, double bytes);
 
 /// An all_reduce over MPI only.
 /// Units: bytes of one rank's buffer.

@@ -66,7 +66,7 @@ class FlightRecorder final : private CrashListener {
                  .ended = 0,
                  .sequence = operation.sequence,
                  .bytes = bytes,
-                 .source = std::bit_cast<std::uint64_t>(operation.source),
+                 .source = std::bit_cast<std::uint64_t>(operation.issue.source),
                  .peer = peer,
                  .group = group,
                  .collective = operation.collective,

@@ -82,7 +82,8 @@ Summed summed(ReduceOp op, int ranks) {
 
 /// The optional arguments of the stages of an operation.
 Issue issue_of_stages(const Operation& operation) {
-  return {.timeout = operation.timeout, .part_of = std::make_shared<const Operation>(operation)};
+  return {.timeout = operation.issue.timeout,
+          .part_of = std::make_shared<const Operation>(operation)};
 }
 
 /// Ordinary memory, which the process can return, unlike the group's.
@@ -189,7 +190,7 @@ constexpr std::size_t least_gathered_in_shards = 64 << 10;
 
 Task HierarchicalCommunicator::task(detail::TaskRequest& request) {
   const auto& operation = request.operation();
-  if (operation.source.content == Source::Content::refusal) return refusal(operation);
+  if (operation.issue.source.content == Source::Content::refusal) return refusal(operation);
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
   if (floats && topology_.hosts > 1) {
     if (operation.collective == Collective::all_reduce) return in_shards(operation);

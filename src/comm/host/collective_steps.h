@@ -144,7 +144,6 @@ class CollectiveSteps {
   }
 
   Path path() const { return plan_.path; }
-  std::uint64_t steps() const { return plan_.steps; }
 
  private:
   enum class Stage { queued, announced, stepping, finishing };

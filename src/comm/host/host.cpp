@@ -28,20 +28,6 @@ std::string available() {
   return {};
 }
 
-namespace {
-
-/// With different settings, a sum would depend on the rank that computes it.
-void expect_same_denormals(const Arena& arena, int own_rank) {
-  for (int rank = 1; rank < arena.size(); ++rank) {
-    detail::expect_same_denormals(detail::concat("init rank ", own_rank, " of ", arena.size()),
-                                  static_cast<std::size_t>(rank),
-                                  arena.rank(rank).flushes_denormals,
-                                  arena.rank(0).flushes_denormals);
-  }
-}
-
-}  // namespace
-
 std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
                                      const Options& options) {
   const int size = world->size();
@@ -62,16 +48,15 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
 
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  if (options.records) {
-    auto recorder = detail::FlightRecorder::create(
-        {.backend = "host", .rank = context->world_rank(rank), .size = size});
-    if (recorder != nullptr) recorder->set_on_host(members);
-    context->set_recorder(std::move(recorder));
-  }
-  auto communicator = std::make_shared<HostCommunicator>(std::move(context), std::move(members),
-                                                         rank, block, false, 0);
+  auto communicator = std::make_shared<HostCommunicator>(context, std::move(members), block, 0);
+  if (options.records) context->set_recorder(detail::FlightRecorder::create(*communicator));
   communicator->join();
-  expect_same_denormals(arena, rank);
+  // With different settings, a sum would depend on the rank that computes it.
+  for (int other = 1; other < size; ++other) {
+    detail::expect_same_denormals(
+        detail::concat("init rank ", rank, " of ", size), static_cast<std::size_t>(other),
+        arena.rank(other).flushes_denormals, arena.rank(0).flushes_denormals);
+  }
   log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
   return communicator;
 }

@@ -173,6 +173,18 @@ detail::Range CollectiveRequest::my_segment(detail::Range piece) const {
   return detail::slice_of(piece.length, size_of(operation().dtype), group().rank(), group().size());
 }
 
+void CollectiveRequest::copy_others(std::byte* to, const std::byte* from,
+                                    std::uint64_t step) const {
+  const std::size_t element = size_of(operation().dtype);
+  const detail::Range whole = range(group().rank(), 0, step);
+  const detail::Range mine = my_segment(whole);
+  const std::size_t after = mine.begin + mine.length;
+  if (mine.begin > 0) std::memcpy(to, from, mine.begin * element);
+  if (whole.length > after) {
+    std::memcpy(to + after * element, from + after * element, (whole.length - after) * element);
+  }
+}
+
 void CollectiveRequest::copy_in(std::uint64_t step) {
   const detail::WorkTimer timer(worked_);
   const int rank = group().rank();
@@ -180,23 +192,13 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
   const std::size_t element = size_of(operation().dtype);
   std::byte* chunk = group().block().chunk(rank, step);
   populate(chunk, Block::chunk_bytes, group().populated_chunk(step));
-  const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
-    if (elements > 0) std::memcpy(to, from, elements * element);
-  };
-  if (reduces_by_segments()) {
-    // This rank reduces its own segment in place; other members read only the rest.
-    const detail::Range whole = range(rank, 0, step);
-    const detail::Range mine = my_segment(whole);
-    const std::byte* from = piece(rank, 0, step);
-    const std::size_t after = mine.begin + mine.length;
-    copy(chunk, from, mine.begin);
-    copy(chunk + after * element, from + after * element, whole.length - after);
-    return;
-  }
+  // This rank reduces its own segment in place; other members read only the rest.
+  if (reduces_by_segments()) return copy_others(chunk, piece(rank, 0, step), step);
   for (int part = 0; part < shape_.parts(); ++part) {
     if (part == rank && shape_.parts() > 1) continue;
-    copy(chunk + static_cast<std::size_t>(part) * piece_elements_ * element,
-         piece(rank, part, step), range(rank, part, step).length);
+    const std::size_t bytes = range(rank, part, step).length * element;
+    std::byte* to = chunk + static_cast<std::size_t>(part) * piece_elements_ * element;
+    if (bytes > 0) std::memcpy(to, piece(rank, part, step), bytes);
   }
 }
 
@@ -206,17 +208,8 @@ void CollectiveRequest::copy_out(std::uint64_t step) {
       offsets_[static_cast<std::size_t>(rank)] != no_offset) {
     return;
   }
-  const std::size_t element = size_of(operation().dtype);
-  const detail::Range whole = range(rank, 0, step);
-  const detail::Range mine = my_segment(whole);
-  const std::byte* from = group().block().chunk(rank, step);
-  std::byte* to = piece(rank, 0, step);
-  const std::size_t after = mine.begin + mine.length;
   const detail::WorkTimer timer(worked_);
-  if (mine.begin > 0) std::memcpy(to, from, mine.begin * element);
-  if (whole.length > after) {
-    std::memcpy(to + after * element, from + after * element, (whole.length - after) * element);
-  }
+  copy_others(piece(rank, 0, step), group().block().chunk(rank, step), step);
 }
 
 void CollectiveRequest::work(std::uint64_t step) {
@@ -260,9 +253,7 @@ void CollectiveRequest::move(std::uint64_t step) {
       }
       return;
     case Collective::all_to_all:
-      for (int source = 0; source < group().size(); ++source) {
-        pull(source, rank, output + operation().received_begin(source) * element, step);
-      }
+      pull_all(step);
       return;
     case Collective::barrier:
     case Collective::send:
@@ -284,8 +275,9 @@ void CollectiveRequest::pull(int source, int part, std::byte* output, std::uint6
 
 void CollectiveRequest::pull_all(std::uint64_t step) {
   const std::size_t element = size_of(operation().dtype);
+  const int part = shape_.parts() > 1 ? group().rank() : 0;
   for (int source = 0; source < group().size(); ++source) {
-    pull(source, 0, operation().output + operation().part_begin(source) * element, step);
+    pull(source, part, operation().output + operation().received_begin(source) * element, step);
   }
 }
 

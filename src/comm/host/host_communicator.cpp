@@ -1,6 +1,7 @@
 #include "comm/host/host_communicator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 #include "comm/host/host.h"
@@ -12,18 +13,18 @@
 namespace lockstep::inline v0_2::host {
 
 HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
-                                   std::vector<int> members, int rank, Block block, bool owns_block,
-                                   int number)
-    : BackendCommunicator(rank, static_cast<int>(members.size())),
+                                   std::vector<int> members, Block block, int number)
+    : BackendCommunicator(
+          static_cast<int>(std::ranges::find(members, context->rank()) - members.begin()),
+          static_cast<int>(members.size())),
       context_(std::move(context)),
       members_(std::move(members)),
       block_(block),
-      owns_block_(owns_block),
       number_(number),
       progress_(static_cast<int>(members_.size())),
-      inbox_(*this) {
+      receives_(size()) {
   for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
-  set_member_rank(block_, rank, context_->rank());
+  set_member_rank(block_, rank(), context_->rank());
   context_->add(*this);
 }
 
@@ -31,7 +32,7 @@ HostCommunicator::~HostCommunicator() {
   context_->remove(*this);
   if (context_->in_child()) return;
   block_.leave();
-  if (owns_block_) context_->retire(block_);
+  if (number_ > 0 && rank() == 0) context_->retire(block_);  // split() has allocated it
 }
 
 std::shared_ptr<std::byte> HostCommunicator::allocate(std::size_t bytes) {
@@ -56,7 +57,7 @@ Waited HostCommunicator::waited(const Operation& operation) const {
           .collective = operation.collective,
           .peer = operation.is_message() ? operation.peer : -1,
           .sequence = operation.sequence,
-          .source = operation.source};
+          .source = operation.issue.source};
 }
 
 void HostCommunicator::join() {
@@ -70,7 +71,7 @@ void HostCommunicator::join() {
 void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
   collectives_.clear();
   sends_.clear();
-  inbox_.clear();
+  receives_.close_all();
 }
 
 Work HostCommunicator::begin(Operation&& operation) {
@@ -95,8 +96,12 @@ Work HostCommunicator::start(Operation&& operation) {
 }
 
 Work HostCommunicator::begin_send(Operation&& operation) {
-  // This throws if memory is short, before the message has a number.
-  auto copy = SendRequest::copy_for(*context_, operation);
+  const std::size_t bytes = operation.count * size_of(operation.dtype);
+  std::shared_ptr<std::byte> copy;
+  if (bytes > 0 && context_->arena().offset_of(operation.input) == no_offset) {
+    copy = allocate(bytes);  // throws if memory is short, before the message has a number
+    std::memcpy(copy.get(), operation.input, bytes);
+  }
   number(operation);
   auto request = std::make_shared<SendRequest>(*this, std::move(operation), std::move(copy));
   sends_.push_back(request);
@@ -108,7 +113,12 @@ Work HostCommunicator::begin_send(Operation&& operation) {
 Work HostCommunicator::begin_recv(Operation&& operation) {
   number(operation);
   auto request = std::make_shared<RecvRequest>(*this, std::move(operation));
-  inbox_.add(request);
+  const auto early = receives_.take_message(request->operation());
+  if (early == nullptr) {
+    receives_.add(request);
+  } else if (request->copy(early->source, early->terms, early->data.get())) {
+    request->finish(early->source);
+  }
   poll();
   return Work(std::move(request));
 }
@@ -120,7 +130,7 @@ void HostCommunicator::check_processes(std::string_view label) {
 
 void HostCommunicator::poll() {
   advance_in_order(collectives_);
-  if (inbox_.has_open()) inbox_.advance();
+  if (receives_.has_open()) take_messages();
   if (sends_.empty()) return;
   for (const auto& request : sends_) request->advance();
   std::erase_if(sends_, [](const auto& request) { return request->complete(); });
@@ -133,11 +143,10 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
   // The first member allocates the block in its own memory.
   const int members = static_cast<int>(group_ranks.size());
-  const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
   constexpr auto none = static_cast<std::int64_t>(no_offset);
   detail::SplitChoice mine{.color = color, .key = key, .own = none};
   std::exception_ptr shortage;
-  if (owner) {
+  if (!group_ranks.empty() && group_ranks.front() == rank()) {
     try {
       mine.own = static_cast<std::int64_t>(context_->allocate_block(members));
     } catch (const CommError&) {
@@ -156,8 +165,8 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
                     {.rank = short_of_memory, .operation = "split"});
   }
   auto made = std::make_shared<HostCommunicator>(
-      context_, detail::at_ranks(members_, group_ranks), part.rank,
-      Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members), owner,
+      context_, detail::at_ranks(members_, group_ranks),
+      Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members),
       static_cast<int>(part.number));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
@@ -165,19 +174,14 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 }
 
 std::shared_ptr<Communicator> HostCommunicator::new_group(std::span<const int> members) {
-  std::vector<int> ranks;        // of the host world
-  std::vector<int> group_ranks;  // world ranks, for error texts
-  for (const int member : members) {
-    ranks.push_back(members_[static_cast<std::size_t>(member)]);
-    group_ranks.push_back(world_rank(member));
-  }
+  const auto ranks = detail::at_ranks(members_, members);  // of the host world
   const auto own = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
-  const auto [name, options] = [&] {
+  const auto name = [&] {
     const HostRankContext::CallGuard guard(*context_);
-    return std::pair(context_->name_of_new_world(ranks), context_->options());
+    return context_->name_of_new_world(ranks);
   }();
-  auto settings = options;
-  settings.world_ranks = std::move(group_ranks);
+  auto settings = context_->options();
+  settings.world_ranks = detail::at_ranks(world_ranks_, members);
   settings.map_heaps = false;
   settings.watch = true;
   settings.supervised = false;

@@ -15,16 +15,18 @@
 #include "comm/host/host_rank_context.h"
 #include "comm/host/host_request.h"
 #include "comm/host/world/block.h"
+#include "comm/message_matching.h"
 
 namespace lockstep::inline v0_2::host {
 
 /// One rank's communicator of one group of a host world.
 class HostCommunicator final : public detail::BackendCommunicator {
  public:
-  /// members are ranks of the host world in the order of the group. owns_block: this member owns
-  /// the block's memory. number identifies the group among the groups of a rank; 0 is the world.
-  HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, int rank,
-                   Block block, bool owns_block, int number);
+  /// members are ranks of the host world in the order of the group. number identifies the group
+  /// among the groups of a rank; 0 is the world. The first member of another group owns the memory
+  /// of the block.
+  HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, Block block,
+                   int number);
   ~HostCommunicator() override;
 
   std::string_view backend() const override { return "host"; }
@@ -50,7 +52,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
   HostRankContext& context() const override { return *context_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
-  /// The record that PublishedWait publishes while this rank waits for the operation.
+  /// What this rank publishes while it waits for the operation.
   Waited waited(const Operation& operation) const;
   /// The members' world ranks, for error texts.
   std::span<const int> world_ranks() const { return world_ranks_; }
@@ -58,7 +60,11 @@ class HostCommunicator final : public detail::BackendCommunicator {
   /// The bytes of an eager slot and of a chunk of this member that it has populated.
   std::size_t& populated_slot(std::uint64_t sequence) { return slots_[sequence % Block::ring]; }
   std::size_t& populated_chunk(std::uint64_t step) { return chunks_[step % Block::chunks]; }
-  Inbox& inbox() { return inbox_; }
+  /// The receives of this rank, and the messages that came before their receives. Note [How
+  /// receives are matched] is in message_matching.h.
+  auto& receives() { return receives_; }
+  /// Publishes the number of open receives for each member, for the detection of deadlocks.
+  void publish_receives() const;
   void wake(int member) const {
     context_->wake(std::span(&members_[static_cast<std::size_t>(member)], 1));
   }
@@ -70,12 +76,18 @@ class HostCommunicator final : public detail::BackendCommunicator {
   Work begin_recv(Operation&& operation);
   /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
+  /// Takes messages from the mailboxes of members from which this rank has an open receive.
+  void take_messages();
+  /// Takes the message of the mailbox. Returns whether there was one.
+  bool take_from(int source);
+  /// Keeps a copy of a message. Returns false if memory is short: the world has failed.
+  bool keep(int source, const detail::MessageTerms& terms, const std::byte* data);
+  Mailbox& mailbox_from(int source) const { return block_.mailbox(source, rank()); }
 
   std::shared_ptr<HostRankContext> context_;
   std::vector<int> members_;
   std::vector<int> world_ranks_;
   Block block_;
-  bool owns_block_;
   int number_;
   Progress progress_;
   std::array<std::size_t, Block::ring> slots_{};
@@ -83,7 +95,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; only the first advances through its steps
   std::vector<std::shared_ptr<SendRequest>> sends_;
-  Inbox inbox_;
+  detail::MessageMatching<std::shared_ptr<RecvRequest>, std::unique_ptr<detail::TakenMessage>>
+      receives_;
 };
 
 }  // namespace lockstep::host

@@ -44,7 +44,8 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
       world_(std::move(world)),
       options_(options),
       heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
-      peers_(*world_, options) {}
+      peers_(*world_, options),
+      launcher_(options.launcher, options.launcher_name) {}
 
 HostRankContext::~HostRankContext() {
   stop_listening();
@@ -53,7 +54,8 @@ HostRankContext::~HostRankContext() {
 }
 
 void HostRankContext::on_crash(const detail::Crash& crash) noexcept {
-  world_->fail_by_crash(rank(), detail::crash_text(world_rank(rank()), crash).view());
+  const auto text = detail::crash_text(world_rank(rank()), crash);
+  world_->fail(Failure::Kind::crashed, rank(), -1, text.view());
 }
 
 void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(), ranks, rank()); }
@@ -70,7 +72,7 @@ void HostRankContext::interrupt() noexcept {
 }
 
 bool HostRankContext::launcher_runs() {
-  const auto ended = peers_.launcher_ended();
+  const auto ended = launcher_.ended();
   if (ended) world_->fail({.text = *ended});
   return !ended;
 }
@@ -81,8 +83,8 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
       operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
   fail_by_end(local_rank(*ended),
-              concat(operation.operation().label(), in_parentheses(operation.operation().source),
-                     operation.note()));
+              concat(operation.operation().label(),
+                     in_parentheses(operation.operation().issue.source), operation.note()));
   throw_failure(operation.where());
 }
 
@@ -125,8 +127,9 @@ std::string HostRankContext::missing_text(std::span<const int> ranks) const {
 detail::WaitOf HostRankContext::publish_wait(const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
-    for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();
-    published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
+    for (auto* one : groups()) static_cast<HostCommunicator*>(one)->publish_receives();
+    begin_wait(arena().rank(rank()).wait, group.waited(operation.operation()));
+    published_ = true;
   }
   return live_waits(arena(), options_.world_ranks);
 }

@@ -8,10 +8,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/flight/deadlock.h"
@@ -25,18 +25,6 @@
 #include "core/system/crash_handler.h"
 
 namespace lockstep::inline v0_2::host {
-
-/// Publishes a wait of this rank until the end of the scope.
-class PublishedWait {
- public:
-  PublishedWait(RankState& state, const Waited& waited);
-  ~PublishedWait();
-  PublishedWait(const PublishedWait&) = delete;
-  PublishedWait& operator=(const PublishedWait&) = delete;
-
- private:
-  WaitRecord& record_;
-};
 
 /// The published waits of the ranks of the arena, for detail::find_deadlock(). Any rank may call
 /// it. world_ranks: of the ranks of the arena; empty: the same numbers.
@@ -86,7 +74,7 @@ class HostRankContext final : public detail::RankContext,
   /// Ends the published wait before this rank takes a message: other ranks compare the wait with
   /// what the rank has taken. If the rank still waits, it publishes the wait again.
   void end_published_wait() {
-    if (published_) published_.reset();
+    if (std::exchange(published_, false)) end_wait(arena().rank(rank()).wait);
   }
 
   /// Wakes those of these ranks that sleep, after data were published for them.
@@ -115,7 +103,7 @@ class HostRankContext final : public detail::RankContext,
   bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override;
   detail::WaitOf publish_wait(const detail::BackendRequest& operation) override;
-  void end_long_wait() noexcept override { published_.reset(); }
+  void end_long_wait() noexcept override { end_published_wait(); }
 
   void release_retired_blocks();
   /// Ends the world if its launcher has ended. Returns whether the launcher runs.
@@ -132,7 +120,8 @@ class HostRankContext final : public detail::RankContext,
   std::vector<Block> retired_;
   unsigned calls_ = 0;  ///< calls of check_launcher_regularly()
   PeerWatch peers_;
-  std::optional<PublishedWait> published_;       ///< the current wait
+  LauncherWatch launcher_;
+  bool published_ = false;                       ///< this rank publishes its current wait
   std::map<std::vector<int>, int> new_worlds_;   ///< how many were named, for each list of ranks
   int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined
 };

@@ -14,13 +14,11 @@
 #include "comm/host/collective_steps.h"
 #include "comm/host/message_steps.h"
 #include "comm/host/world/block.h"
-#include "comm/message_matching.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {
 
 class HostCommunicator;
-class HostRankContext;
 using HostRequest = detail::GroupRequest<HostCommunicator>;
 using Progress = BasicProgress<Block::ring>;
 
@@ -102,12 +100,14 @@ class CollectiveRequest final : public HostRequest {
   bool has_result(int member) const {
     return operation().collective != Collective::reduce || member == operation().peer;
   }
+  /// Copies this rank's piece of a step without its own segment.
+  void copy_others(std::byte* to, const std::byte* from, std::uint64_t step) const;
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
   /// Copies a piece of a member's input to this rank's output. whole: bytes of a long copy that
   /// includes the piece and bypasses the caches; 0 for none.
   void pull(int source, int part, std::byte* output, std::uint64_t step, std::size_t whole = 0);
-  /// Copies all members' inputs to this rank's output.
+  /// Copies all members' inputs, or their parts for this rank, to this rank's output.
   void pull_all(std::uint64_t step);
   static bool reaches(std::span<const std::uint64_t> offsets);
   /// Copies this rank's input to all members' outputs.
@@ -133,10 +133,7 @@ class CollectiveRequest final : public HostRequest {
 /// uses. The sender writes the offset of its input in the arena, or of a copy of the input.
 class SendRequest final : public HostRequest {
  public:
-  /// The copy of the input in the arena; null if the input is in the arena.
-  /// Throws: CommError if memory is short.
-  static std::shared_ptr<std::byte> copy_for(HostRankContext& context, const Operation& operation);
-
+  /// copy: of the input, in the arena; null if the input is in the arena.
   SendRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
 
   /// Publishes that this rank has begun the operation, for the detection of deadlocks.
@@ -145,18 +142,16 @@ class SendRequest final : public HostRequest {
   std::vector<int> missing() const override;
 
  private:
-  void offer(Mailbox& mailbox) const;
-
   SendSteps<StdAtomics> steps_;
   std::shared_ptr<std::byte> copy_;
 };
 
-/// A receive of this rank. The group's Inbox completes it.
+/// A receive of this rank, which the group completes when it takes the message.
 class RecvRequest final : public HostRequest {
  public:
   using HostRequest::HostRequest;
 
-  void advance() override;
+  void advance() override {}  // the group takes its message
   /// For a receive from any source: the ranks that may still send.
   std::vector<int> missing() const override;
   /// Names messages with other tags that this rank has got.
@@ -170,42 +165,6 @@ class RecvRequest final : public HostRequest {
 
  private:
   bool withdraw() override;
-};
-
-/// The receives of one rank in a group, and the messages that came before their receives. Note [How
-/// receives are matched] is in message_matching.h.
-class Inbox {
- public:
-  explicit Inbox(HostCommunicator& group);
-
-  /// Begins a receive: completes it by a message that came earlier, or adds it to the open ones.
-  void add(const std::shared_ptr<RecvRequest>& receive);
-  /// Removes an open receive. Returns whether it was open.
-  bool withdraw(const RecvRequest& receive) { return matching_.withdraw(receive.operation()); }
-  bool has_open() const { return matching_.has_open(); }
-  /// Takes messages from the mailboxes of members from which this rank has an open receive.
-  void advance();
-  /// Publishes the number of open receives for each member, for the detection of deadlocks.
-  void publish() const;
-
-  /// As MessageMatching.
-  std::string describe_early(const RecvRequest& receive) const {
-    return matching_.describe_early(receive.operation(),
-                                    [this](int member) { return world_rank(member); });
-  }
-  /// Forgets the open receives.
-  void clear() { matching_.close_all(); }
-
- private:
-  Mailbox& mailbox(int source) const;
-  int world_rank(int member) const;
-  /// Takes the message of the mailbox. Returns whether there was one.
-  bool take_from(int source);
-  bool keep(int source, const detail::MessageTerms& terms, const std::byte* data);
-
-  HostCommunicator& group_;
-  detail::MessageMatching<std::shared_ptr<RecvRequest>, std::unique_ptr<detail::TakenMessage>>
-      matching_;
 };
 
 }  // namespace lockstep::host

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/announcement.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/operation.h"
 #include "core/text.h"
@@ -21,11 +22,6 @@ namespace {
 
 using detail::concat;
 using detail::PendingWait;
-
-std::string group_text(const Waited& waited, const std::vector<int>& ranks) {
-  if (waited.number == 0) return "the world";
-  return concat("group ", waited.number, " (", detail::rank_list(ranks), ")");
-}
 
 /// The published wait of a rank of the arena, with world ranks.
 std::optional<PendingWait> published_wait(const Arena& arena, int rank,
@@ -51,18 +47,13 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
   }
   const Operation operation{
       .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
-  found.operation =
-      concat(operation.label(), " of ", group_text(waited, group), in_parentheses(waited.source));
+  const auto of_group =
+      waited.number == 0 ? " of the world" : detail::of_group(waited.number, group);
+  found.operation = concat(operation.label(), of_group, in_parentheses(waited.source));
   return found;
 }
 
 }  // namespace
-
-PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(state.wait) {
-  begin_wait(record_, waited);
-}
-
-PublishedWait::~PublishedWait() { end_wait(record_); }
 
 detail::WaitOf live_waits(const Arena& arena, std::vector<int> world_ranks) {
   if (world_ranks.empty()) {

@@ -17,9 +17,9 @@ namespace lockstep::inline v0_2::host {
 ProcessWatch::ProcessWatch(pid_t pid)
     : fd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))), ended_(!fd_ && errno == ESRCH) {}
 
-bool ProcessWatch::ended() const {
+bool ProcessWatch::ended(std::chrono::milliseconds within) const {
   pollfd process{.fd = fd(), .events = POLLIN, .revents = 0};
-  return ended_ || (fd_ && ::poll(&process, 1, 0) > 0);
+  return ended_ || (fd_ && ::poll(&process, 1, static_cast<int>(within.count())) > 0);
 }
 
 LauncherWatch::LauncherWatch(pid_t pid, std::string name) : name_(std::move(name)) {
@@ -57,8 +57,7 @@ PeerWatch::PeerWatch(World& world, const Options& options)
       watches_(options.watch),
       supervised_(options.supervised),
       pid_namespace_(detail::pid_namespace()),
-      peers_(static_cast<std::size_t>(world.size())),
-      launcher_(options.launcher, options.launcher_name) {}
+      peers_(static_cast<std::size_t>(world.size())) {}
 
 pid_t PeerWatch::pid_of(int rank) const {
   return host::pid_of(world_.arena().rank(rank), pid_namespace_);
@@ -87,11 +86,7 @@ bool PeerWatch::is_stopped(int rank) const {
 
 void PeerWatch::await_end(int rank) const {
   const pid_t pid = pid_of(rank);
-  if (pid == 0 || pid == ::getpid()) return;
-  const ProcessWatch process(pid);
-  pollfd end{.fd = process.fd(), .events = POLLIN, .revents = 0};
-  if (process.ended() || end.fd < 0) return;
-  ::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(end_timeout).count()));
+  if (pid != 0 && pid != ::getpid()) ProcessWatch(pid).ended(end_timeout);
 }
 
 }  // namespace lockstep::host

@@ -21,7 +21,8 @@ class ProcessWatch {
   /// The process must be in this process's pid namespace. If it does not exist, it has ended.
   explicit ProcessWatch(pid_t pid);
 
-  bool ended() const;
+  /// Whether the process has ended, or ends within this time.
+  bool ended(std::chrono::milliseconds within = {}) const;
   /// Readable when the process has ended; -1 if it cannot be watched.
   int fd() const { return fd_.get(); }
 
@@ -33,7 +34,6 @@ class ProcessWatch {
 /// Watches the launcher, the process that started the ranks. Its end ends their world.
 class LauncherWatch {
  public:
-  LauncherWatch() = default;
   /// A pid of 0 or 1 watches nothing.
   LauncherWatch(pid_t pid, std::string name);
 
@@ -48,8 +48,8 @@ class LauncherWatch {
 /// Publishes the pid of a rank's process, with the pid namespace of this process.
 void publish_pid(RankState& state, pid_t pid);
 
-/// Watches the processes of the other ranks and of the launcher, for one rank. Note [How ranks
-/// watch processes] is in peer_watch.cpp.
+/// Watches the processes of the other ranks, for one rank. Note [How ranks watch processes] is in
+/// peer_watch.cpp.
 class PeerWatch {
  public:
   PeerWatch(World& world, const Options& options);
@@ -58,8 +58,6 @@ class PeerWatch {
   RankStatus status_of(int rank);
   /// Whether a signal has stopped the rank's process.
   bool is_stopped(int rank) const;
-  /// The error text if the launcher has ended.
-  std::optional<std::string> launcher_ended() const { return launcher_.ended(); }
   /// Waits for the end of the rank's process, at most 1 s. Does nothing for a rank of this process.
   void await_end(int rank) const;
 
@@ -78,7 +76,6 @@ class PeerWatch {
   bool supervised_;
   std::uint64_t pid_namespace_;
   std::vector<Peer> peers_;
-  LauncherWatch launcher_;
 };
 
 }  // namespace lockstep::host

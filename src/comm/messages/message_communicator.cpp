@@ -234,7 +234,7 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::part(const std::vector
   const auto own = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   auto made = std::make_shared<MessageCommunicator>(
       context_, detail::at_ranks(group_.members, ranks), own, number);
-  made->set_placement(detail::hosts_of(ranks, hosts()));
+  made->set_placement(detail::numbered_hosts(detail::at_ranks(hosts(), ranks)));
   return made;
 }
 

@@ -147,7 +147,7 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
                .rank = rank,
                .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
                               " before ", operation.operation().label(),
-                              in_parentheses(operation.operation().source), operation.note(),
+                              in_parentheses(operation.operation().issue.source), operation.note(),
                               threw ? "" : detail::remedy_of_leaving)});
   propagate_failure();
   throw_failure(operation.where());

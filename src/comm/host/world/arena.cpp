@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/host/world/world.h"
+#include "core/system/files.h"
 #include "core/system/memory.h"
 #include "core/system/process.h"
 #include "core/text.h"
@@ -156,18 +157,6 @@ std::size_t mapped_bytes() {
   return in >> pages ? page_bytes(pages) : 0;
 }
 
-/// The value of "key:" in /proc/meminfo, in bytes.
-std::size_t first_number(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(key)) continue;
-    const auto digits = line.find_first_of("0123456789");
-    if (digits == std::string::npos) break;
-    return std::stoull(line.substr(digits)) * 1024;
-  }
-  return std::numeric_limits<std::size_t>::max();
-}
-
 /// Available memory, and the machine or control group that limits it.
 struct Available {
   std::size_t bytes;
@@ -175,7 +164,11 @@ struct Available {
 };
 
 Available available_memory() {
-  const Available machine{first_number("/proc/meminfo", "MemAvailable"), "on this machine"};
+  Available machine{std::numeric_limits<std::size_t>::max(), "on this machine"};
+  const auto memory = detail::fields("/proc/meminfo");
+  if (const auto found = memory.find("MemAvailable"); found != memory.end()) {
+    machine.bytes = std::stoull(found->second) * 1024;
+  }
   const auto group = MemoryGroups().available();
   if (!group || group->bytes > machine.bytes) return machine;
   return {group->bytes, concat("on this machine within control group ", group->group.string())};

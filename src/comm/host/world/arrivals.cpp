@@ -3,7 +3,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <filesystem>
@@ -80,18 +79,9 @@ constexpr std::size_t spare = 64;
 
 }  // namespace
 
-bool JoinedRanks::complete() const {
-  return std::find(joined_.begin(), joined_.end(), false) == joined_.end();
-}
-
 bool JoinedRanks::can_join(int rank) const {
   return rank > 0 && rank < static_cast<int>(joined_.size()) &&
          !joined_[static_cast<std::size_t>(rank)];
-}
-
-int JoinedRanks::lowest_missing() const {
-  const auto missing = std::ranges::find(joined_, false);
-  return missing == joined_.end() ? -1 : static_cast<int>(missing - joined_.begin());
 }
 
 void JoinedRanks::add(int rank, pid_t pid) {
@@ -100,12 +90,12 @@ void JoinedRanks::add(int rank, pid_t pid) {
   if (pid != 0) processes_.emplace_back(rank, ProcessWatch(pid));
 }
 
-std::string JoinedRanks::missing_text() const {
-  std::string text;
+std::vector<int> JoinedRanks::missing() const {
+  std::vector<int> ranks;
   for (std::size_t rank = 0; rank < joined_.size(); ++rank) {
-    if (!joined_[rank]) text += concat(text.empty() ? "" : ", ", rank);
+    if (!joined_[rank]) ranks.push_back(static_cast<int>(rank));
   }
-  return text;
+  return ranks;
 }
 
 std::optional<int> JoinedRanks::ended() const {

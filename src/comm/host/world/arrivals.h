@@ -40,12 +40,9 @@ class JoinedRanks {
     joined_[0] = true;
   }
 
-  bool complete() const;
+  std::vector<int> missing() const;
   bool can_join(int rank) const;
   void add(int rank, pid_t pid);
-  std::string missing_text() const;
-  /// -1 if all ranks have joined.
-  int lowest_missing() const;
   /// A rank that has joined and whose process has ended.
   std::optional<int> ended() const;
   /// Adds descriptors that become readable when a joined process ends.

@@ -46,9 +46,16 @@ class BasicBlock : public Sizes {
   int members() const { return members_; }
   std::byte* member_base(int member) const { return at<std::byte>(member, 0); }
 
-  static std::size_t bytes(int members);
+  static std::size_t bytes(int members) {
+    return head_bytes + static_cast<std::size_t>(members) * member_bytes(members);
+  }
   /// Bytes of one member's area. The first area begins at head_bytes.
-  static std::size_t member_bytes(int members);
+  static std::size_t member_bytes(int members) {
+    // Not a multiple of a page, so that equal offsets of two members do not map to the same cache
+    // set.
+    return round_up(mailboxes + static_cast<std::size_t>(members) * sizeof(Mailbox), page) +
+           17 * cache_line;
+  }
   static constexpr std::size_t head_bytes = round_up(sizeof(Attached), cache_line);
 
   /// Number of members that have not left the group.
@@ -96,19 +103,6 @@ class BasicBlock : public Sizes {
   std::byte* base_;
   int members_;
 };
-
-template <class Atomics, class Sizes>
-std::size_t BasicBlock<Atomics, Sizes>::member_bytes(int members) {
-  // Not a multiple of a page, so that equal offsets of two members do not map to the same cache
-  // set.
-  return round_up(mailboxes + static_cast<std::size_t>(members) * sizeof(Mailbox), page) +
-         17 * cache_line;
-}
-
-template <class Atomics, class Sizes>
-std::size_t BasicBlock<Atomics, Sizes>::bytes(int members) {
-  return head_bytes + static_cast<std::size_t>(members) * member_bytes(members);
-}
 
 using Block = BasicBlock<StdAtomics>;
 

@@ -156,7 +156,7 @@ std::shared_ptr<World> admit_ranks(const std::string& name, int size, Deadline& 
       fail({.kind = Failure::Kind::mismatch, .rank = hello.rank, .text = refusal});
     joined.add(hello.rank, pid);
   };
-  while (!joined.complete()) {
+  while (!joined.missing().empty()) {
     std::vector<pollfd> waiting{{.fd = listening.get(), .events = POLLIN, .revents = 0}};
     pending.watch(waiting);
     joined.watch(waiting);
@@ -171,16 +171,16 @@ std::shared_ptr<World> admit_ranks(const std::string& name, int size, Deadline& 
       fail({.kind = Failure::Kind::left,
             .rank = *rank,
             .text = concat(call, ": rank ", *rank, " of ", size, " ended while ranks ",
-                           joined.missing_text(), " had still to call ", call)});
+                           detail::joined(joined.missing(), ", "), " had still to call ", call)});
     }
     if (const auto why = check ? check() : std::nullopt) {
       fail({.text = concat(call, " rank 0 of ", size, ": ", *why)});
     }
-    if (!joined.complete() && until.passed()) {
+    if (const auto missing = joined.missing(); !missing.empty() && until.passed()) {
       fail({.kind = Failure::Kind::timeout,
-            .rank = joined.lowest_missing(),
+            .rank = missing.front(),
             .text = concat(call, ": rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                           " s for ranks ", joined.missing_text(), " to call ", call,
+                           " s for ranks ", detail::joined(missing, ", "), " to call ", call,
                            pending.dropped())});
     }
   }

@@ -1,7 +1,5 @@
 #include "comm/host/world/world.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "comm/host/world/arena.h"
@@ -10,15 +8,6 @@
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
-namespace {
-
-void copy_text(char* to, std::size_t capacity, std::string_view text) {
-  const std::size_t length = std::min(text.size(), capacity - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
-
-}  // namespace
 
 World::World(std::unique_ptr<Arena> arena) : arena_(std::move(arena)) {}
 World::~World() = default;
@@ -34,17 +23,14 @@ std::shared_ptr<World> World::attach(int fd, int size) {
 int World::size() const { return arena_->size(); }
 int World::fd() const { return arena_->fd(); }
 
-void World::fail_by_crash(int rank, std::string_view text) noexcept {
-  fail(Failure::Kind::crashed, rank, -1, text);
-}
-
 void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept {
   auto& header = arena_->header();
   const bool first = header.failed.write_once([&] {
     header.failed_rank = rank;
     header.failed_elsewhere = elsewhere;
     header.failure_kind = kind;
-    copy_text(header.failure_text, sizeof header.failure_text, text);
+    // New memory is zero, so the text ends where its copy does.
+    text.copy(header.failure_text, sizeof header.failure_text - 1);
   });
   if (first) wake_all(*arena_);
 }
@@ -93,13 +79,13 @@ std::optional<detail::ErrorRecord> World::error_of(int rank) const {
 }
 
 void World::leave(int rank, std::string_view how) noexcept {
-  copy_text(arena_->rank(rank).leave_text.text, sizeof(EndText), how);
+  how.copy(arena_->rank(rank).leave_text.text, sizeof(EndText) - 1);
   set_left(*arena_, rank);
 }
 
 void World::mark_ended(int rank, std::string_view how) noexcept {
   set_ended(*arena_, rank,
-            [&](RankState& state) { copy_text(state.end_text.text, sizeof(EndText), how); });
+            [&](RankState& state) { how.copy(state.end_text.text, sizeof(EndText) - 1); });
 }
 
 std::string_view World::end_text(int rank) const {

@@ -54,8 +54,8 @@ class World {
   void fail(const Failure& failure, int elsewhere = -1) noexcept {
     fail(failure.kind, failure.rank, elsewhere, failure.text);
   }
-  /// The same for a crash of a rank of this world. Async-signal-safe.
-  void fail_by_crash(int rank, std::string_view text) noexcept;
+  /// The same. Async-signal-safe.
+  void fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept;
   /// The failure that ended the world. If the rank at fault has recorded an error, that error.
   std::optional<Failure> failure() const;
   /// The world rank at fault, if it is on another host; else -1.
@@ -90,7 +90,6 @@ class World {
 
  private:
   explicit World(std::unique_ptr<Arena> arena);
-  void fail(Failure::Kind kind, int rank, int elsewhere, std::string_view text) noexcept;
 
   std::unique_ptr<Arena> arena_;
 };

@@ -190,10 +190,7 @@ struct BasicMailbox {
 };
 
 using Header = BasicHeader<StdAtomics>;
-using WaitRecord = BasicWaitRecord<StdAtomics>;
 using RankState = BasicRankState<StdAtomics>;
-using Counter = BasicCounter<StdAtomics>;
-using Membership = BasicMembership<StdAtomics>;
 using AnnouncementEntry = BasicAnnouncementEntry<StdAtomics>;
 using Mailbox = BasicMailbox<StdAtomics>;
 
