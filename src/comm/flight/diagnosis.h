@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +54,6 @@ struct Diagnosis {
   /// The ranks that others wait for, or that wait for one another; ascending. In a deadlock in
   /// which all other ranks wait for one rank only, that rank.
   std::vector<int> ranks;
-  /// The operation that the first of `waiting` waits in.
-  std::optional<FlightRecord::Wait> wait;
   std::vector<int> waiting;  ///< the ranks that wait directly for `ranks`, ascending
   double seconds = 0;        ///< longest of these waits
   std::vector<Edge> edges;   ///< of all ranks that wait
