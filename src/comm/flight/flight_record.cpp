@@ -41,7 +41,8 @@ std::vector<int> ranks_of(const FlightRanks& set) {
   return ranks;
 }
 
-void terminate(auto& text) { text[sizeof text - 1] = '\0'; }
+/// Ends texts that may come from another process.
+void terminate(auto&... texts) { ((texts[sizeof texts - 1] = '\0'), ...); }
 
 bool is_known(Collective collective) { return collective <= Collective::reduce; }
 
@@ -101,13 +102,10 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
     : file_(std::move(file)),
       path_(std::move(path)),
       scale_(file_->begun, file_->last.ticks != 0 ? file_->last : TickTime::now()) {
-  terminate(file_->process_start);
-  terminate(file_->job);
-  terminate(file_->host);
-  terminate(file_->program);
-  terminate(file_->backend);
-  terminate(file_->failure);
-  const auto now = file_->last.ticks != 0 ? file_->last.ticks : ticks();
+  terminate(file_->process_start, file_->job, file_->host, file_->program, file_->backend,
+            file_->failure);
+  const bool is_copy = file_->last.ticks != 0;
+  const auto now = is_copy ? file_->last.ticks : ticks();
   for (const auto& group : file_->groups) {
     if (group.key.load() == 0) continue;
     groups_.push_back({.key = group.key,
@@ -127,9 +125,8 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   for (auto number = first; number != added + 1; ++number) {
     const auto entry = file_->entries[number % FlightFile::capacity].read(number);
     if (!entry || entry->group >= FlightFile::most_groups || !is_known(entry->collective)) continue;
-    const auto issued = entry->issued;
     const auto ended = entry->ended;
-    latest = std::max({latest, issued, ended});
+    latest = std::max({latest, entry->issued, ended});
     entries_.push_back(
         {.number = number,
          .collective = entry->collective,
@@ -139,13 +136,12 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
          .peer = entry->peer,
          .group = file_->groups[entry->group].key,
          .source = entry->source,
-         .issued = scale_.seconds(issued, now),
+         .issued = scale_.seconds(entry->issued, now),
          .ended = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now)),
-         .issued_real = scale_.real(issued)});
+         .issued_real = scale_.real(entry->issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
   // A rank that raises the failure while it still spins has published no wait.
-  const bool is_copy = file_->last.ticks != 0;
   const bool waits = file_->wait.turn.load() % 2 != 0;
   if (is_copy && !waits && !failure().empty() && !entries_.empty() && !entries_.back().ended) {
     const auto& last = entries_.back();
