@@ -58,9 +58,7 @@ std::string in_seconds(std::chrono::steady_clock::duration time) {
 }
 
 void watch_fd(int events, int fd, std::uint64_t key) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = key;
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = key}};
   if (::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0) {
     throw CommError(concat("control: cannot watch a connection: ", std::strerror(errno)));
   }

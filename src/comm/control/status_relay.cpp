@@ -69,10 +69,18 @@ std::string host_bytes(const std::string& host, const std::vector<std::int32_t>&
 }
 
 void watch_fd(int events, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
   ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event);
+}
+
+/// Runs fn. A question must not end the world, also if memory is short.
+template <class Fn>
+void attempt(const Fn& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
+  }
 }
 
 }  // namespace
@@ -105,49 +113,52 @@ void StatusRelay::open_socket() {
   events_ = std::move(events);
 }
 
-namespace {
-
-/// Runs fn. A question must not end the world, also if memory is short.
-template <class Fn>
-void attempt(const Fn& fn) noexcept {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
-  }
-}
-
-}  // namespace
-
 void StatusRelay::on_ready() noexcept {
-  attempt([this] { process_ready(); });
+  attempt([this] {
+    std::array<epoll_event, 16> ready;
+    const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+    for (int i = 0; i < count; ++i) {
+      const int fd = ready[static_cast<std::size_t>(i)].data.fd;
+      if (fd == listening_.get()) {
+        accept_client();
+        continue;
+      }
+      const auto client =
+          std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
+      if (client == clients_.end()) continue;
+      // It sends nothing: the socket is readable when it is closed.
+      std::array<char, 64> bytes;
+      const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        clients_.erase(client);
+      } else {
+        advance(*client);
+      }
+    }
+  });
 }
 
 void StatusRelay::on_frame(const Frame& frame) noexcept {
-  attempt([&] { process(frame); });
-}
-
-void StatusRelay::process_ready() {
-  std::array<epoll_event, 16> ready;
-  const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
-  for (int i = 0; i < count; ++i) {
-    const int fd = ready[static_cast<std::size_t>(i)].data.fd;
-    if (fd == listening_.get()) {
-      accept_client();
-      continue;
+  attempt([&] {
+    std::string_view bytes = frame.payload;
+    if (frame.kind == Kind::question) {
+      Question question{};
+      if (!take(bytes, question)) return;
+      if (source_.rank == 0) {
+        ask_hosts(question.id, question.asker);
+      } else {
+        answer(question.id, question.asker);
+      }
+      return;
     }
-    const auto client =
-        std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
-    if (client == clients_.end()) continue;
-    // It sends nothing: the socket is readable when it is closed.
-    std::array<char, 64> bytes;
-    const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-      clients_.erase(client);
-    } else {
-      advance(*client);
+    AnswerHeader header{};
+    if (!take(bytes, header)) return;
+    if (header.asker == source_.rank) {
+      deliver(header.id, header.part, bytes);
+    } else if (source_.rank == 0) {
+      send_(header.asker, frame);
     }
-  }
+  });
 }
 
 void StatusRelay::accept_client() {
@@ -167,27 +178,6 @@ void StatusRelay::accept_client() {
     send_suspicions(client.id, source_.rank);
     send_(0, {.kind = Kind::question,
               .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
-  }
-}
-
-void StatusRelay::process(const Frame& frame) {
-  std::string_view bytes = frame.payload;
-  if (frame.kind == Kind::question) {
-    Question question{};
-    if (!take(bytes, question)) return;
-    if (source_.rank == 0) {
-      ask_hosts(question.id, question.asker);
-    } else {
-      answer(question.id, question.asker);
-    }
-    return;
-  }
-  AnswerHeader header{};
-  if (!take(bytes, header)) return;
-  if (header.asker == source_.rank) {
-    deliver(header.id, header.part, bytes);
-  } else if (source_.rank == 0) {
-    send_(header.asker, frame);
   }
 }
 
@@ -268,10 +258,8 @@ void StatusRelay::advance(Client& client) {
     clients_.remove_if([&](const Client& one) { return &one == &client; });  // closes the socket
     return;
   }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  if (!client.unsent.empty()) event.events |= EPOLLOUT;
-  event.data.fd = client.socket.get();
+  epoll_event event{.events = EPOLLIN | (client.unsent.empty() ? 0U : EPOLLOUT),
+                    .data = {.fd = client.socket.get()}};
   ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, client.socket.get(), &event);
 }
 

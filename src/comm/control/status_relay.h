@@ -75,8 +75,6 @@ class StatusRelay {
   };
 
   void open_socket();
-  void process_ready();
-  void process(const Frame& frame);
   void accept_client();
   /// Sends queued bytes, and closes the socket after the end of the answer.
   void advance(Client& client);
