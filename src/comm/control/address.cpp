@@ -177,8 +177,7 @@ std::vector<Interface> usable_interfaces(const std::string& name, std::string_vi
   }
   const auto named = std::ranges::find(found, name, &Interface::name);
   if (named == found.end()) {
-    std::string names;
-    for (const auto& one : found) names += concat(names.empty() ? "" : ", ", one.name);
+    const auto names = detail::joined(found, ", ", &Interface::name);
     throw CommError(concat(named_by, ": got '", name, "', ",
                            ::if_nametoindex(name.c_str()) != 0 ? "which is not up; " : "",
                            "expected one of: ", names.empty() ? "none is up here" : names));
@@ -212,7 +211,7 @@ std::string interface_of(const Address& local) {
   try {
     for (const auto& one : interfaces()) {
       for (const auto& address : one.addresses) {
-        if (address.same_host(local)) return one.name;
+        if (address.host() == local.host()) return one.name;
       }
     }
   } catch (const CommError&) {

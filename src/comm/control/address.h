@@ -46,9 +46,6 @@ class Address {
   /// "10.0.0.1:4711" or "[fd00::1]:4711".
   std::string text() const;
 
-  /// Whether the addresses are equal except for the port.
-  bool same_host(const Address& other) const { return host() == other.host(); }
-
  private:
   union Storage {
     sockaddr_in6 v6;
