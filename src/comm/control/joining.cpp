@@ -82,13 +82,8 @@ class Joining {
   }
 
  private:
-  std::string who() const {
-    return concat(settings_.purpose, ": rank ", settings_.rank, " of ", settings_.size, " on host ",
-                  settings_.host, ' ');
-  }
-
   std::string unreachable(const std::string& how) const {
-    std::string text = concat(who(), how, ' ', gatherer(), routes_.empty() ? missing_ : "");
+    auto text = of_own(settings_, how, ' ', gatherer(), routes_.empty() ? missing_ : "");
     for (const auto& route : routes_) {
       text += concat(&route == &routes_.front() ? " at " : "; at ", route.to.text(),
                      route.from ? concat(" from ", route.from->host()) : "", ": ", route.result);
@@ -157,7 +152,7 @@ class Joining {
       }
     }
     if (routes_.empty()) {
-      throw CommError(concat(who(), "cannot connect to ", gatherer(), ", which listens on ",
+      throw CommError(of_own(settings_, "cannot connect to ", gatherer(), ", which listens on ",
                              offer_.count == 0 ? "nothing" : offer_.addresses[0].host(),
                              own.empty() ? " only: its host has no network interface to other hosts"
                                          : concat(", from the addresses of LOCKSTEP_INTERFACE=",
@@ -247,8 +242,8 @@ class Joining {
         frame.payload.size() == sizeof greeting) {
       std::memcpy(&greeting, frame.payload.data(), sizeof greeting);
       const auto local = Address::local(connection.fd());
-      log::debug(concat(who(), "reached ", gatherer(), " at ", route.to.text(), " by interface ",
-                        interface_of(local), ", ", local.host()));
+      log::debug(of_own(settings_, "reached ", gatherer(), " at ", route.to.text(),
+                        " by interface ", interface_of(local), ", ", local.host()));
       return Member{.connection = std::move(connection),
                     .rank = offer_.rank,
                     .host = text_of(greeting.host),
@@ -261,7 +256,7 @@ class Joining {
 
   /// Waits until all ranks have joined. False if the connection ended before.
   bool await_all(Route& route, Member& member) {
-    const auto prefix = concat(who(), "waited for all ranks to join: ");
+    const auto prefix = of_own(settings_, "waited for all ranks to join: ");
     if (offers_ != nullptr) offers_->clear();
     try {
       for (bool open = true;; open = member.connection.receive()) {

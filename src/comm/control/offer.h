@@ -13,6 +13,7 @@
 #include "comm/control/address.h"
 #include "comm/control/connection.h"
 #include "comm/control/handshake.h"
+#include "core/text.h"
 #include "lockstep/version.h"
 
 namespace lockstep::inline v0_2::control {
@@ -82,6 +83,13 @@ struct Settings {
   /// This rank's offer of later connections, which all ranks get. Without its token.
   std::optional<Offer> offer = {};
 };
+
+/// "control: rank 1 of 2 on host a ", and what the rank does or is, for texts.
+template <class... What>
+std::string of_own(const Settings& settings, const What&... what) {
+  return detail::concat(settings.purpose, ": rank ", settings.rank, " of ", settings.size,
+                        " on host ", settings.host, ' ', what...);
+}
 
 /// A rank's first message to the one that listens.
 struct Hello {
