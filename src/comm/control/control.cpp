@@ -160,7 +160,11 @@ void Control::await(Command command, const Failure& failure) noexcept {
 void Control::run() noexcept {
   try {
     watch();
-    flush_all();
+    std::vector<Connection*> connections;
+    for (auto& peer : peers_) {
+      if (peer.present) connections.push_back(&peer.member.connection);
+    }
+    flush(connections, send_timeout);
     if (is_asking_) {
       const auto answer = await_failure(peers_.front().member.connection, answer_timeout);
       if (answer) first_ = answer;
@@ -385,14 +389,6 @@ void Control::send_to_all(const Frame& frame, const Peer* but) {
   for (auto& peer : peers_) {
     if (peer.present && &peer != but) peer.member.connection.send(frame);
   }
-}
-
-void Control::flush_all() {
-  std::vector<Connection*> connections;
-  for (auto& peer : peers_) {
-    if (peer.present) connections.push_back(&peer.member.connection);
-  }
-  flush(connections, send_timeout);
 }
 
 }  // namespace lockstep::control

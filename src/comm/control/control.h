@@ -107,7 +107,6 @@ class Control {
   /// Whether this rank forwards and answers failures: rank 0.
   bool is_rank_0() const { return peers_.empty() || peers_.front().member.rank != 0; }
   void send_to_all(const Frame& frame, const Peer* but = nullptr);
-  void flush_all();
 
   OnFailure on_failure_;
   std::vector<Peer> peers_;

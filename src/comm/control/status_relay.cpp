@@ -95,10 +95,7 @@ StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send
       peers_(std::move(peers)),
       send_(std::move(send)),
       suspicions_(std::move(suspicions)) {
-  if (!source_.socket.empty()) open_socket();
-}
-
-void StatusRelay::open_socket() {
+  if (source_.socket.empty()) return;
   const UnixAddress address(source_.socket);
   detail::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   detail::Descriptor events(::epoll_create1(EPOLL_CLOEXEC));

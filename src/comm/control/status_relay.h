@@ -74,7 +74,6 @@ class StatusRelay {
     bool all_asked = false;
   };
 
-  void open_socket();
   void accept_client();
   /// Sends queued bytes, and closes the socket after the end of the answer.
   void advance(Client& client);
