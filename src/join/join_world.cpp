@@ -155,15 +155,6 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
   return world;
 }
 
-/// Throws: InvalidArgument naming the variable.
-std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std::string& text) {
-  const auto [host, digits] = control::divide_address(text);
-  const auto port = parse_number<std::uint16_t>(digits.value_or("")).value_or(std::uint16_t{0});
-  if (host.empty() || port == 0)
-    throw InvalidArgument(concat(name, ": got '", text, "', expected HOST:PORT"));
-  return {host, port};
-}
-
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
@@ -176,7 +167,12 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
                                "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_SIZE", "LOCKSTEP_ARENA_FD"}),
                "; expected all of them from `lockstep run`"));
   }
-  const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
+  const auto [host, digits] = control::divide_address(environment.master);
+  const auto port = parse_number<std::uint16_t>(digits.value_or("")).value_or(std::uint16_t{0});
+  if (host.empty() || port == 0) {
+    throw InvalidArgument(
+        concat("LOCKSTEP_MASTER: got '", environment.master, "', expected HOST:PORT"));
+  }
   const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
   // LOCKSTEP_LISTEN_FD can be used once, and other ranks may have ended.
   static std::atomic<bool> connected{false};
@@ -326,25 +322,21 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
     throw BackendUnavailable(concat("join: shared memory does not work here: ", why),
                              {.operation = "join"});
   }
-  try {
+  return as_operation("join", [&] {
     auto options = rank_options(timeout, threads_per_rank);
     options.map_heaps = false;
     options.watch = true;
     const auto world = host::rendezvous(concat("name ", name), rank, size, options.timeout, {},
                                         {.call = "join", .heap_bytes = heap_bytes});
     return host::create(world, rank, options);
-  } catch (Error& error) {
-    error.set_operation("join");
-    throw;
-  }
+  });
 }
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   if (has_joined.exchange(true)) {
-    throw InvalidArgument(
-        "init: called a second time in this process; keep the Group that the first call returned, "
-        "or start new processes for a new world",
-        {.operation = "init"});
+    throw_invalid("init",
+                  "called a second time in this process; keep the Group that the first call "
+                  "returned, or start new processes for a new world");
   }
   const bool flushed_before = flushes_denormals();
   try {
