@@ -25,14 +25,13 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
 
+/// "init: started by srun as rank 0 of 2", the beginning of error texts.
 std::string started_by(const Launcher& launcher) {
   return concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
                 launcher.size);
 }
-
-namespace {
-
 /// Of a world of several ranks that another launcher has started.
 Way way_of(const Launcher& launcher, Backend backend) {
   const auto prefix = started_by(launcher);

@@ -34,9 +34,6 @@ enum class Way {
 /// Throws: as init(), if the environment is incomplete or the backend does not suit its launcher.
 Way way_to_join(const Environment& environment, Backend backend);
 
-/// "init: started by srun as rank 0 of 2", the beginning of error texts.
-std::string started_by(const Launcher& launcher);
-
 /// The host and port at which rank 0 of Way::messages listens, or at which torchrun has its store.
 /// Throws: InvalidArgument naming the variables if they are not known, and for srun without a
 /// secret.
