@@ -242,7 +242,7 @@ void copy_flight_record(const FlightFile& file, const fs::path& folder) {
   fs::create_directories(folder, exists);
   const auto path = folder / flight_file_name(file.rank);
   const auto part = concat(path.string(), '.', ::getpid());
-  const int error = write_flight_copy(file, {.has_ended = true}, path.c_str(), part.c_str());
+  const int error = write_flight_copy(file, true, path.c_str(), part.c_str());
   if (error == 0) return;
   throw Error(
       concat("flight recorder: cannot write ", path.string(), ": ", why_not_opened(part, error)));
@@ -281,7 +281,7 @@ std::vector<std::string> taken_flight_names() {
   return texts;
 }
 
-int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
+int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
                       const char* part) noexcept {
   const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (out < 0) return errno;
@@ -293,8 +293,7 @@ int write_flight_copy(const FlightFile& file, const CopiedProcess& process, cons
   errno = 0;
   const bool written = write_all(out, &file, sizeof file) &&
                        patch(now, offsetof(FlightFile, last)) &&
-                       patch(process.has_ended, offsetof(FlightFile, was_ended)) &&
-                       patch(process.is_stopped, offsetof(FlightFile, was_stopped));
+                       patch(has_ended, offsetof(FlightFile, was_ended));
   int error = written ? 0 : errno != 0 ? errno : ENOSPC;
   if (::close(out) != 0 && error == 0) error = errno;
   if (error == 0 && ::rename(part, path) != 0) error = errno;

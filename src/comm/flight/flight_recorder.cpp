@@ -271,9 +271,9 @@ bool FlightRecorder::record_failure(std::string_view text, int rank) noexcept {
   return true;
 }
 
-int FlightRecorder::write_copy(const CopiedProcess& process) const noexcept {
+int FlightRecorder::write_copy(bool has_ended) const noexcept {
   ::mkdir(copies_.c_str(), 0777);
-  return write_flight_copy(*file_, process, copy_.c_str(), part_.c_str());
+  return write_flight_copy(*file_, has_ended, copy_.c_str(), part_.c_str());
 }
 
 void FlightRecorder::fail(std::string_view text, int rank) noexcept {
@@ -281,7 +281,7 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
   std::vector<int> stopped;
   request_stacks(job(), stopped);
   set_ranks(file_->stopped, stopped);
-  if (const int error = write_copy({}); error != 0) {
+  if (const int error = write_copy(false); error != 0) {
     log::warn(concat("flight recorder: cannot write ", copy_, ": ", why_not_opened(part_, error)));
   }
   StackFile::write(nullptr);
@@ -292,7 +292,7 @@ void FlightRecorder::on_crash(const Crash& crash) noexcept {
   const bool is_first = record_failure(text.view(), crashed_rank(rank()));
   if (copies_.empty()) return;
   // The process leaves no file when its copy exists.
-  if (is_first && write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
+  if (is_first && write_copy(true) == 0 && !path_.empty()) ::unlink(path_.c_str());
   StackFile::write(crash.context);
   StackFile::await_other_writer();  // the process ends when this returns
 }

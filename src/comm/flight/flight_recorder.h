@@ -124,7 +124,7 @@ class FlightRecorder final : private CrashListener {
   /// Async-signal-safe. False if the failure of the world was recorded before.
   bool record_failure(std::string_view text, int rank) noexcept;
   /// Async-signal-safe. Returns errno, 0 for success.
-  int write_copy(const CopiedProcess& process) const noexcept;
+  int write_copy(bool has_ended) const noexcept;
 
   FlightFile* file_;
   std::filesystem::path path_;    ///< of the file in shared memory; empty if there is none
