@@ -149,16 +149,13 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const Settings& settings)
 
 std::shared_ptr<FlightRecorder> FlightRecorder::create(const Communicator& world) {
   const auto& hosts = world.hosts();
-  auto recorder = create({.backend = world.backend(), .rank = world.rank(), .size = world.size()});
-  if (recorder == nullptr) return recorder;
-  std::vector<int> ranks;
+  const auto own = hosts[static_cast<std::size_t>(world.rank())];
+  std::vector<int> on_host;
   for (int rank = 0; rank < world.size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(world.rank())]) {
-      ranks.push_back(rank);
-    }
+    if (hosts[static_cast<std::size_t>(rank)] == own) on_host.push_back(rank);
   }
-  recorder->set_on_host(ranks);
-  return recorder;
+  return create(
+      {.backend = world.backend(), .rank = world.rank(), .size = world.size(), .on_host = on_host});
 }
 
 FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::record) {
@@ -184,6 +181,8 @@ FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::
   copy_text(file_->program, process.name);
   copy_text(file_->backend, settings.backend);
   ::gethostname(file_->host, sizeof file_->host - 1);
+  set_ranks(file_->on_host, settings.on_host);
+  file_->hosts_known.store(!settings.on_host.empty(), relaxed);
   file_->begun = TickTime::now();
   file_->magic.store(FlightFile::expected_magic, std::memory_order_release);
   if (problem != 0 || !name_file(file, path)) {
@@ -227,11 +226,6 @@ std::uint16_t FlightRecorder::add_group(std::span<const int> members) {
 void FlightRecorder::remove_group(std::uint16_t group) noexcept {
   if (process_.in_child()) return;  // the memory is the parent's
   file_->groups[group].key.store(0, relaxed);
-}
-
-void FlightRecorder::set_on_host(std::span<const int> ranks) noexcept {
-  set_ranks(file_->on_host, ranks);
-  file_->hosts_known.store(true, std::memory_order_release);
 }
 
 void FlightRecorder::begin_wait(std::uint64_t number, bool is_bound) noexcept {

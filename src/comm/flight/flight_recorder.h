@@ -38,8 +38,9 @@ class FlightRecorder final : private CrashListener {
  public:
   struct Settings {
     std::string_view backend;
-    int rank;  ///< in the world
-    int size;  ///< of the world
+    int rank;                           ///< in the world
+    int size;                           ///< of the world
+    std::span<const int> on_host = {};  ///< ranks of this rank's host; empty if not known
   };
   /// Null if LOCKSTEP_FLIGHT_RECORDER is 0.
   static std::shared_ptr<FlightRecorder> create(const Settings& settings);
@@ -54,8 +55,6 @@ class FlightRecorder final : private CrashListener {
   /// same members in the same order.
   std::uint16_t add_group(std::span<const int> members);
   void remove_group(std::uint16_t group) noexcept;
-  /// Records the ranks that are on this rank's host.
-  void set_on_host(std::span<const int> ranks) noexcept;
 
   /// Records that an operation was issued, and returns its number. peer is a world rank.
   std::uint64_t issued(std::uint16_t group, const Operation& operation, int peer,

@@ -63,10 +63,8 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
   if (options.records) {
-    auto recorder = detail::FlightRecorder::create(
-        {.backend = "host", .rank = context->world_rank(rank), .size = size});
-    if (recorder != nullptr) recorder->set_on_host(members);
-    context->set_recorder(std::move(recorder));
+    context->set_recorder(detail::FlightRecorder::create(
+        {.backend = "host", .rank = context->world_rank(rank), .size = size, .on_host = members}));
   }
   auto communicator = std::make_shared<HostCommunicator>(std::move(context), std::move(members),
                                                          rank, block, false, 0);
