@@ -68,6 +68,15 @@ std::string host_bytes(const std::string& host, const std::vector<std::int32_t>&
   return bytes + host;
 }
 
+/// The host of these bytes.
+HostsAnswer::Host host_in(std::string_view bytes) {
+  HostsAnswer::Host host;
+  std::int32_t count = 0, rank = 0;
+  for (take(bytes, count); count > 0 && take(bytes, rank); --count) host.ranks.push_back(rank);
+  host.name = bytes;
+  return host;
+}
+
 void watch_fd(int events, int fd) {
   epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
   ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event);
@@ -228,14 +237,7 @@ void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::s
 void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
   if (client == clients_.end() || client->unsent.size() > most_unsent) return;
-  if (part == AnswerPart::host) {
-    std::int32_t count = 0;
-    auto name = bytes;
-    take(name, count);
-    name.remove_prefix(
-        std::min(name.size(), static_cast<std::uint32_t>(count) * sizeof(std::int32_t)));
-    client->awaited.emplace(name);
-  }
+  if (part == AnswerPart::host) client->awaited.insert(host_in(bytes).name);
   if (part == AnswerPart::end) client->awaited.erase(std::string(bytes));
   if (part == AnswerPart::all_asked) client->all_asked = true;
   client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
@@ -284,10 +286,7 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
       if (host.name == bytes) host.has_answered = true;
     }
   } else if (part == AnswerPart::host) {
-    HostsAnswer::Host host;
-    std::int32_t count = 0, rank = 0;
-    for (take(bytes, count); count > 0 && take(bytes, rank); --count) host.ranks.push_back(rank);
-    host.name = bytes;
+    auto host = host_in(bytes);
     const auto known = std::ranges::find(answer.hosts, host.name, &HostsAnswer::Host::name);
     if (known == answer.hosts.end()) {
       answer.hosts.push_back(std::move(host));

@@ -70,7 +70,7 @@ class StatusRelay {
     detail::Descriptor socket;
     std::uint32_t id;
     std::string unsent = {};
-    std::set<std::string, std::less<>> awaited = {};  ///< hosts that have not answered
+    std::set<std::string> awaited = {};  ///< hosts that have not answered
     bool all_asked = false;
   };
 
