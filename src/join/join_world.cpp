@@ -212,13 +212,14 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
           .find = control::offer_at(host, port, token)};
 }
 
+int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
+
 /// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
 /// OMP_NUM_THREADS or a restricted set of cores determines it.
 int share_of_cores(const Launcher& launcher) {
-  const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  const bool bound = usable_cores() < online;
+  const bool bound = usable_cores() < online_cores();
   if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  return std::max(1, online / launcher.local_size.value_or(1));
+  return std::max(1, online_cores() / launcher.local_size.value_or(1));
 }
 
 /// Joins the world after the checks of the environment.
@@ -244,8 +245,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (by_launcher) {
     // A rank that is bound to cores sees only those.
-    ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
-                           static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+    ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1), online_cores());
   }
   const auto network = network_options(ranks, options);
   switch (way) {
@@ -277,7 +277,7 @@ bool flush_denormals_setting(const std::optional<bool>& option) {
 int usable_cores() {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return online_cores();
 }
 
 host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
