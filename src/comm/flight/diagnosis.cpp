@@ -293,6 +293,30 @@ class Search {
   std::map<int, Diagnosis::Edge> edges_;
 };
 
+/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s" or "its
+/// process is stopped (SIGSTOP or a debugger); its last operation is …".
+std::string activity_text(const ObservedRank& rank) {
+  const auto& record = *rank.record;
+  const auto& wait = record.wait();
+  const auto last =
+      record.entries().empty()
+          ? std::string("it has issued no operation")
+          : concat("its last operation is ", operation_text(record, record.entries().back()),
+                   record.entries().back().ended ? ", complete" : ", not complete");
+  if (rank.state == State::ended) {
+    return concat("its process has ended, at most ", duration_text(record.silent()), " ago; ",
+                  last);
+  }
+  if (rank.state == State::stopped) {
+    return concat("its process is stopped (SIGSTOP or a debugger); ", last);
+  }
+  if (wait) {
+    return concat("it has waited in ", operation_text(record, wait->entry), " for ",
+                  duration_text(wait->seconds));
+  }
+  return concat("it has made no call of Lockstep for ", duration_text(record.silent()), "; ", last);
+}
+
 std::vector<std::string> describe(const Diagnosis& found, const std::vector<ObservedRank>& ranks) {
   std::vector<std::string> text;
   if (found.kind == Kind::none) return text;
@@ -410,28 +434,6 @@ std::string operation_text(const FlightRecord& record, const FlightRecord::Entry
   }
   return concat(entry.label(), " of ", group_text(record, entry.group),
                 in_parentheses(std::bit_cast<Source>(entry.source)));
-}
-
-std::string activity_text(const ObservedRank& rank) {
-  const auto& record = *rank.record;
-  const auto& wait = record.wait();
-  const auto last =
-      record.entries().empty()
-          ? std::string("it has issued no operation")
-          : concat("its last operation is ", operation_text(record, record.entries().back()),
-                   record.entries().back().ended ? ", complete" : ", not complete");
-  if (rank.state == State::ended) {
-    return concat("its process has ended, at most ", duration_text(record.silent()), " ago; ",
-                  last);
-  }
-  if (rank.state == State::stopped) {
-    return concat("its process is stopped (SIGSTOP or a debugger); ", last);
-  }
-  if (wait) {
-    return concat("it has waited in ", operation_text(record, wait->entry), " for ",
-                  duration_text(wait->seconds));
-  }
-  return concat("it has made no call of Lockstep for ", duration_text(record.silent()), "; ", last);
 }
 
 std::string duration_text(double seconds) {

@@ -77,10 +77,6 @@ std::string operation_text(const FlightRecord& record, const FlightRecord::Entry
 /// "the world", "the group of ranks 0, 1".
 std::string group_text(const FlightRecord& record, std::uint64_t key);
 
-/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s" or "its
-/// process is stopped (SIGSTOP or a debugger); its last operation is …".
-std::string activity_text(const ObservedRank& rank);
-
 /// "3.1 s", "2 min", "1.5 h".
 std::string duration_text(double seconds);
 
