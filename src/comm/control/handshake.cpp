@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 
 #include "core/environment.h"
@@ -137,25 +136,19 @@ Token token_of_file() {
 
 Token parse_token(const std::string& variable, const std::string& text) {
   Token token{};
-  const char* next = text.data();
-  for (char& byte : token) {
-    std::uint8_t value = 0;
-    const bool whole = text.size() == 2 * token.size() &&
-                       std::from_chars(next, next + 2, value, 16).ptr == next + 2;
-    if (!whole) {
-      throw InvalidArgument(concat(variable, ": expected ", 2 * token.size(),
-                                   " hexadecimal digits, got ", text.size(), " characters"));
-    }
-    byte = static_cast<char>(value);
-    next += 2;
+  std::size_t bytes = 0;
+  const int error = sodium_hex2bin(reinterpret_cast<unsigned char*>(token.data()), token.size(),
+                                   text.data(), text.size(), nullptr, &bytes, nullptr);
+  if (error != 0 || bytes != token.size()) {
+    throw InvalidArgument(concat(variable, ": expected ", 2 * token.size(),
+                                 " hexadecimal digits, got ", text.size(), " characters"));
   }
   return token;
 }
 
 std::string hexadecimal(const Token& token) {
-  std::string text;
-  for (const char byte : token) text += detail::hex(static_cast<unsigned char>(byte), 2);
-  return text;
+  return detail::joined(token, "",
+                        [](char byte) { return detail::hex(static_cast<unsigned char>(byte), 2); });
 }
 
 }  // namespace lockstep::control
