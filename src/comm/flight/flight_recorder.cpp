@@ -20,6 +20,7 @@
 #include "core/launcher.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
+#include "core/signal_safe_text.h"
 #include "core/system/crash_handler.h"
 #include "core/system/files.h"
 #include "core/system/process.h"
@@ -40,12 +41,6 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 namespace fs = std::filesystem;
-
-void copy_text(auto& to, std::string_view text) {
-  const auto length = std::min(text.size(), sizeof to - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
 
 std::uint64_t digest_of(std::string_view text) { return digest(std::as_bytes(std::span(text))); }
 

@@ -1,24 +1,16 @@
 #include "comm/host/world/world.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "comm/host/world/wake_flag.h"
+#include "core/signal_safe_text.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
-namespace {
 
-void copy_text(char* to, std::size_t capacity, std::string_view text) {
-  const std::size_t length = std::min(text.size(), capacity - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
-
-}  // namespace
+using detail::copy_text;
 
 World::World(std::unique_ptr<Arena> arena) : arena_(std::move(arena)) {}
 World::~World() = default;
@@ -44,7 +36,7 @@ void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view t
     header.failed_rank = rank;
     header.failed_elsewhere = elsewhere;
     header.failure_kind = kind;
-    copy_text(header.failure_text, sizeof header.failure_text, text);
+    copy_text(header.failure_text, text);
   });
   if (first) wake_all(*arena_);
 }
@@ -93,13 +85,12 @@ std::optional<detail::ErrorRecord> World::error_of(int rank) const {
 }
 
 void World::leave(int rank, std::string_view how) noexcept {
-  copy_text(arena_->rank(rank).leave_text.text, sizeof(EndText), how);
+  copy_text(arena_->rank(rank).leave_text.text, how);
   set_left(*arena_, rank);
 }
 
 void World::mark_ended(int rank, std::string_view how) noexcept {
-  set_ended(*arena_, rank,
-            [&](RankState& state) { copy_text(state.end_text.text, sizeof(EndText), how); });
+  set_ended(*arena_, rank, [&](RankState& state) { copy_text(state.end_text.text, how); });
 }
 
 std::string_view World::end_text(int rank) const {
