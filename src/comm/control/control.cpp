@@ -70,8 +70,7 @@ std::string Control::who(const Peer& peer) {
   return concat("rank ", peer.member.rank, " on host ", peer.member.host);
 }
 
-Control::Control(std::vector<Member> others, OnFailure on_failure,
-                 std::optional<StatusSource> status)
+Control::Control(std::vector<Member> others, OnFailure on_failure, StatusSource status)
     : on_failure_(std::move(on_failure)),
       events_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -80,15 +79,23 @@ Control::Control(std::vector<Member> others, OnFailure on_failure,
     throw CommError(
         concat("control: cannot create a descriptor to wait with: ", std::strerror(errno)));
   }
+  std::vector<StatusRelay::Peer> ranks;
   for (auto& member : others) {
     watch_fd(events_.get(), member.connection.fd(), peers_.size());
     limit_ = member.heartbeat;
     member.connection.allow_silence(limit_ + kernel_timeout);
+    ranks.push_back({.rank = member.rank, .host = member.host});
     peers_.push_back({.member = std::move(member)});
   }
   suspicion_ = std::min(longest_until_suspicion, limit_ / 2);
   watch_fd(events_.get(), wake_event_.get(), peers_.size());
-  if (status) start_relay(std::move(*status));
+  const auto send = [this](int rank, const Frame& frame) {
+    for (auto& peer : peers_) {
+      if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
+    }
+  };
+  relay_.emplace(std::move(status), std::move(ranks), send, [this] { return suspicions(); });
+  if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
   try {
     const detail::SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
@@ -124,20 +131,6 @@ void Control::fail_by_crash(std::string_view text, int rank) noexcept {
     const timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(pause).count()};
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
-}
-
-void Control::start_relay(StatusSource status) {
-  std::vector<StatusRelay::Peer> ranks;
-  for (const auto& peer : peers_) {
-    ranks.push_back({.rank = peer.member.rank, .host = peer.member.host});
-  }
-  const auto send = [this](int rank, const Frame& frame) {
-    for (auto& peer : peers_) {
-      if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
-    }
-  };
-  relay_.emplace(std::move(status), std::move(ranks), send, [this] { return suspicions(); });
-  if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
 }
 
 void Control::send_command(Command command, const Failure& failure) noexcept {
@@ -287,9 +280,7 @@ void Control::process_frames(Peer& peer) {
       peer.present = false;
       another_has_left_ = true;
     }
-    if (relay_ && (frame->kind == Kind::question || frame->kind == Kind::answer)) {
-      relay_->on_frame(*frame);
-    }
+    if (frame->kind == Kind::question || frame->kind == Kind::answer) relay_->on_frame(*frame);
     if (const auto failure = failure_in(*frame)) {
       // The rank that has sent it waits for the answer of rank 0.
       end_by(*failure, is_rank_0() ? nullptr : &peer, false);
