@@ -262,29 +262,26 @@ std::string Control::after_stop() const {
 }
 
 void Control::process_frames(Peer& peer) {
-  const auto next = [&]() -> std::optional<Frame> {
-    if (over_) return std::nullopt;
-    try {
-      return peer.member.connection.next();
-    } catch (const CommError& error) {
-      end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, nullptr,
-             false);
-      return std::nullopt;
+  try {
+    while (!over_) {
+      const auto frame = peer.member.connection.next();
+      if (!frame) return;
+      if (peer.suspected) clear_suspicion(peer);
+      peer.last_frame = running_;
+      if (frame->kind == Kind::ending) peer.may_end = true;
+      if (frame->kind == Kind::left) {
+        peer.present = false;
+        another_has_left_ = true;
+      }
+      if (frame->kind == Kind::question || frame->kind == Kind::answer) relay_->on_frame(*frame);
+      if (const auto failure = failure_in(*frame)) {
+        // The rank that has sent it waits for the answer of rank 0.
+        end_by(*failure, is_rank_0() ? nullptr : &peer, false);
+      }
     }
-  };
-  while (const auto frame = next()) {
-    if (peer.suspected) clear_suspicion(peer);
-    peer.last_frame = running_;
-    if (frame->kind == Kind::ending) peer.may_end = true;
-    if (frame->kind == Kind::left) {
-      peer.present = false;
-      another_has_left_ = true;
-    }
-    if (frame->kind == Kind::question || frame->kind == Kind::answer) relay_->on_frame(*frame);
-    if (const auto failure = failure_in(*frame)) {
-      // The rank that has sent it waits for the answer of rank 0.
-      end_by(*failure, is_rank_0() ? nullptr : &peer, false);
-    }
+  } catch (const CommError& error) {
+    end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, nullptr,
+           false);
   }
 }
 
