@@ -304,19 +304,13 @@ int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
 std::vector<std::string> copies_of_flight_records(std::string_view job) {
   std::vector<std::string> copies;
   for (const auto& record : read_flight_records(job)) {
-    const auto& file = record->file();
-    std::string bytes(reinterpret_cast<const char*>(&file), sizeof file);
-    const auto patch = [&](const auto& value, std::size_t at) {
-      std::memcpy(bytes.data() + at, &value, sizeof value);
-    };
-    const bool ended = has_ended(file);
-    const bool stopped = !ended && read_process(file.pid).stopped();
-    const std::int64_t memory = ended ? -1 : std::int64_t{resident_bytes(file.pid)};
-    patch(TickTime::now(), offsetof(FlightFile, last));
-    patch(ended, offsetof(FlightFile, was_ended));
-    patch(stopped, offsetof(FlightFile, was_stopped));
-    patch(memory, offsetof(FlightFile, resident_bytes));
-    copies.push_back(std::move(bytes));
+    const auto copy = std::make_unique<FlightFile>();
+    std::memcpy(static_cast<void*>(copy.get()), &record->file(), sizeof *copy);
+    copy->was_ended = has_ended(*copy);
+    copy->was_stopped = !copy->was_ended && read_process(copy->pid).stopped();
+    copy->resident_bytes = copy->was_ended ? -1 : resident_bytes(copy->pid);
+    copy->last = TickTime::now();
+    copies.emplace_back(reinterpret_cast<const char*>(copy.get()), sizeof *copy);
   }
   return copies;
 }
