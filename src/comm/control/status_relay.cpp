@@ -68,15 +68,6 @@ std::string host_bytes(const std::string& host, const std::vector<std::int32_t>&
   return bytes + host;
 }
 
-/// The host of these bytes.
-HostsAnswer::Host host_in(std::string_view bytes) {
-  HostsAnswer::Host host;
-  std::int32_t count = 0, rank = 0;
-  for (take(bytes, count); count > 0 && take(bytes, rank); --count) host.ranks.push_back(rank);
-  host.name = bytes;
-  return host;
-}
-
 void watch_fd(int events, int fd) {
   epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
   ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event);
@@ -237,9 +228,6 @@ void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::s
 void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
   if (client == clients_.end() || client->unsent.size() > most_unsent) return;
-  if (part == AnswerPart::host) client->awaited.insert(host_in(bytes).name);
-  if (part == AnswerPart::end) client->awaited.erase(std::string(bytes));
-  if (part == AnswerPart::all_asked) client->all_asked = true;
   client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
   client->unsent += bytes;
   advance(*client);
@@ -252,10 +240,6 @@ void StatusRelay::advance(Client& client) {
     if (sent < 0 && errno == EINTR) continue;
     if (sent <= 0) break;
     client.unsent.erase(0, static_cast<std::size_t>(sent));
-  }
-  if (client.all_asked && client.awaited.empty() && client.unsent.empty()) {
-    clients_.remove_if([&](const Client& one) { return &one == &client; });  // closes the socket
-    return;
   }
   epoll_event event{.events = EPOLLIN | (client.unsent.empty() ? 0U : EPOLLOUT),
                     .data = {.fd = client.socket.get()}};
@@ -286,7 +270,10 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
       if (host.name == bytes) host.has_answered = true;
     }
   } else if (part == AnswerPart::host) {
-    auto host = host_in(bytes);
+    HostsAnswer::Host host;
+    std::int32_t count = 0, rank = 0;
+    for (take(bytes, count); count > 0 && take(bytes, rank); --count) host.ranks.push_back(rank);
+    host.name = bytes;
     const auto known = std::ranges::find(answer.hosts, host.name, &HostsAnswer::Host::name);
     if (known == answer.hosts.end()) {
       answer.hosts.push_back(std::move(host));
@@ -303,9 +290,13 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
   const auto connection = connect_to(socket);
   if (!connection) return answer;
   const auto until = Clock::now() + longest;
+  const auto is_complete = [&] {
+    return answer.is_complete &&
+           std::ranges::all_of(answer.hosts, &HostsAnswer::Host::has_answered);
+  };
   std::string received;
   std::size_t at = 0;
-  for (;;) {
+  while (!is_complete()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd ready{.fd = connection.get(), .events = POLLIN, .revents = 0};
     if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) break;
@@ -314,7 +305,7 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got <= 0) break;
     received.append(buffer.data(), static_cast<std::size_t>(got));
-    for (;;) {
+    while (!is_complete()) {
       auto rest = std::string_view(received).substr(at);
       AnswerPart part{};
       std::uint32_t size = 0;
@@ -323,9 +314,7 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
       at += sizeof part + sizeof size + size;
     }
   }
-  answer.is_complete =
-      answer.is_complete &&
-      std::ranges::all_of(answer.hosts, [](const auto& host) { return host.has_answered; });
+  answer.is_complete = is_complete();
   return answer;
 }
 
