@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -122,13 +120,11 @@ struct Module {
 
 /// Whether the file is a program of fixed addresses.
 bool has_fixed_addresses(const std::string& file) {
-  std::array<char, offsetof(Elf64_Ehdr, e_type) + sizeof(Elf64_Half)> header{};
+  Elf64_Ehdr header{};
   std::error_code absent;
   if (!std::filesystem::is_regular_file(file, absent)) return false;
-  std::ifstream(file, std::ios::binary).read(header.data(), header.size());
-  Elf64_Half type = 0;
-  std::memcpy(&type, header.data() + offsetof(Elf64_Ehdr, e_type), sizeof type);
-  return std::string_view(header.data(), SELFMAG) == ELFMAG && type == ET_EXEC;
+  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
+  return std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_type == ET_EXEC;
 }
 
 /// The modules of lines "7f00-7f01 r-xp 00001000 08:01 1234   /usr/lib/libc.so.6".
