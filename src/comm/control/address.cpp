@@ -68,11 +68,8 @@ bool Address::link_local() const {
 
 Address Address::with_port(std::uint16_t port) const {
   Address address = *this;
-  if (family() == AF_INET6) {
-    address.storage_.v6.sin6_port = htons(port);
-  } else {
-    address.storage_.v4.sin_port = htons(port);
-  }
+  auto& storage = address.storage_;
+  (family() == AF_INET6 ? storage.v6.sin6_port : storage.v4.sin_port) = htons(port);
   return address;
 }
 
