@@ -227,7 +227,7 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
   }
   pending.connection.authenticate(macs.to_joiner, macs.to_gatherer);
   const std::string host = text_of(hello.host), version = text_of(hello.version);
-  const auto who = concat("rank ", hello.rank, " on host ", host);
+  const auto who = concat(settings_.purpose, ": rank ", hello.rank, " on host ", host);
   auto same = std::ranges::find(members_, hello.rank, &Member::rank);
   if (same != members_.end() && same->process == hello.process && same->attempt > hello.attempt)
     return report(pending, "its process has connected again since");
@@ -245,19 +245,17 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
                 .process = hello.process,
                 .attempt = hello.attempt,
                 .offer = hello.offer};
-  const auto purpose = concat(settings_.purpose, ": ");
   const auto own = concat(", rank ", settings_.rank, " on host ", settings_.host);
   std::string wrong;
   if (version != settings_.version) {
-    wrong = concat(purpose, who, " runs Lockstep ", version, own, " runs ", settings_.version);
+    wrong = concat(who, " runs Lockstep ", version, own, " runs ", settings_.version);
   } else if (hello.size != settings_.size) {
-    wrong = concat(purpose, who, " expects a world of ", detail::plural(hello.size, "rank"), own,
-                   " one of ", settings_.size);
+    wrong = concat(who, " expects a world of ", detail::plural(hello.size, "rank"), own, " one of ",
+                   settings_.size);
   } else if (hello.rank <= settings_.rank || hello.rank >= settings_.size) {
-    wrong = concat(purpose, who, " joined, expected ranks ", settings_.rank + 1, " to ",
-                   settings_.size - 1);
+    wrong = concat(who, " joined, expected ranks ", settings_.rank + 1, " to ", settings_.size - 1);
   } else if (same != members_.end()) {
-    wrong = concat(purpose, "two processes say that they are rank ", hello.rank, " of ",
+    wrong = concat(settings_.purpose, ": two processes say that they are rank ", hello.rank, " of ",
                    settings_.size, ": on host ", same->host, " and on host ", host);
   }
   if (!wrong.empty()) {
@@ -267,7 +265,7 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
   Greeting greeting{.heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
-  log::debug(concat(purpose, who, " joined from ", member.connection.peer().text()));
+  log::debug(concat(who, " joined from ", member.connection.peer().text()));
   lost_.erase(member.rank);
   members_.push_back(std::move(member));
 }
