@@ -93,27 +93,24 @@ class Joining {
 
   std::string gatherer() const { return concat("rank ", offer_.rank); }
 
-  /// Reads the present offer. The time of a call that blocks counts whole.
+  /// Reads the present offer. The time of a call that blocks counts whole. The routes of an offer
+  /// that is the same stay as they are.
   void read_offer() {
     const auto left = until_.left();
     const auto begin = Deadline::Clock::now();
-    get_offer();
-    until_ = Deadline(left - (Deadline::Clock::now() - begin));
-  }
-
-  /// The routes of an offer that is the same stay as they are.
-  void get_offer() {
+    std::optional<Offer> offer;
     try {
-      const auto offer = source_();
-      if (!routes_.empty() && offer == offer_) return;
-      routes_.clear();
-      offer_ = offer;
+      offer = source_();
     } catch (const CommError& error) {
       routes_.clear();
       missing_ = concat(": ", error.what());
-      return;
     }
-    find_routes();
+    if (offer && (routes_.empty() || *offer != offer_)) {
+      routes_.clear();
+      offer_ = *offer;
+      find_routes();
+    }
+    until_ = Deadline(left - (Deadline::Clock::now() - begin));
   }
 
   void check_world() {
