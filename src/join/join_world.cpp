@@ -233,7 +233,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   const bool by_launcher = launcher && launcher->size > 1;
   const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
   // Before the library creates threads, which inherit the setting of this thread.
-  options.threads.flush_denormals(flush_denormals_setting(options.flush_denormals));
+  options.threads.flush_denormals(options.flush_denormals.value_or(environment.flush_denormals));
   auto ranks = rank_options(options.timeout, threads);
   if (by_launcher && launcher->has_ended()) {
     throw CommError(concat("init rank ", launcher->rank, " of ", launcher->size,
@@ -269,10 +269,6 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
 }
 
 }  // namespace
-
-bool flush_denormals_setting(const std::optional<bool>& option) {
-  return option.value_or(Environment::get().flush_denormals);
-}
 
 int usable_cores() {
   cpu_set_t set;

@@ -75,9 +75,6 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
                                          const std::optional<std::chrono::milliseconds>& timeout,
                                          std::size_t heap_bytes, int threads_per_rank);
 
-/// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
-bool flush_denormals_setting(const std::optional<bool>& option);
-
 /// The options of a rank in shared memory. timeout: default LOCKSTEP_TIMEOUT.
 /// Throws: InvalidArgument for a timeout that is not positive.
 host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
