@@ -204,17 +204,4 @@ std::string describe(const std::vector<Interface>& interfaces) {
   return text.empty() ? "no interface but loopback: other hosts cannot reach this one" : text;
 }
 
-std::string interface_of(const Address& local) {
-  try {
-    for (const auto& one : interfaces()) {
-      for (const auto& address : one.addresses) {
-        if (address.host() == local.host()) return one.name;
-      }
-    }
-  } catch (const CommError&) {
-    // Not an error: the name is used in a log text only.
-  }
-  return "an unknown interface";
-}
-
 }  // namespace lockstep::control

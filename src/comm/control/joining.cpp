@@ -48,6 +48,20 @@ struct Route {
   bool refused = false;  ///< it refused this rank, or another program answered
 };
 
+/// The name of the interface with this local address, such as "eth0", for log texts.
+std::string interface_of(const Address& local) {
+  try {
+    for (const auto& one : interfaces()) {
+      for (const auto& address : one.addresses) {
+        if (address.host() == local.host()) return one.name;
+      }
+    }
+  } catch (const CommError&) {
+    // Not an error: the name is used in a log text only.
+  }
+  return "an unknown interface";
+}
+
 class Joining {
  public:
   Joining(const OfferSource& source, const Settings& settings, std::vector<Offer>* offers)
