@@ -47,10 +47,6 @@ class Hash {
     crypto_generichash_update(&state_, bytes_at(bytes), bytes.size());
     return *this;
   }
-  template <class Number>
-  Hash& add_number(Number number) {
-    return add({reinterpret_cast<const char*>(&number), sizeof number});
-  }
   void get(void* to, std::size_t size) {
     crypto_generichash_final(&state_, static_cast<unsigned char*>(to), size);
   }
@@ -80,7 +76,7 @@ FrameMac::~FrameMac() { sodium_memzero(key_.data(), key_.size()); }
 std::array<unsigned char, FrameMac::bytes> FrameMac::of(std::uint16_t kind,
                                                         std::string_view payload) const {
   std::array<unsigned char, bytes> mac;
-  Hash(key_, bytes).add_number(frames_).add_number(kind).add(payload).get(mac.data(), bytes);
+  Hash(key_, bytes).add(bytes_of(frames_)).add(bytes_of(kind)).add(payload).get(mac.data(), bytes);
   return mac;
 }
 
@@ -106,10 +102,10 @@ ConnectionMacs macs_of(const Token& token, const Parties& parties) {
   std::array<FrameMac::Key, 2> keys;
   Hash(token, sizeof keys)
       .add("lockstep connection ")
-      .add({parties.of_gatherer.data(), parties.of_gatherer.size()})
-      .add({parties.of_joiner.data(), parties.of_joiner.size()})
-      .add_number(parties.gatherer)
-      .add_number(parties.joiner)
+      .add(bytes_of(parties.of_gatherer))
+      .add(bytes_of(parties.of_joiner))
+      .add(bytes_of(parties.gatherer))
+      .add(bytes_of(parties.joiner))
       .add(parties.purpose)
       .get(keys.data(), sizeof keys);
   ConnectionMacs macs{.to_gatherer = FrameMac(keys[0]), .to_joiner = FrameMac(keys[1])};

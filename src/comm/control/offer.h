@@ -120,11 +120,4 @@ void set_text(std::array<char, N>& field, std::string_view text) {
   text.copy(field.data(), N - 1);
 }
 
-/// The bytes of a value, for the payload of a frame.
-template <class Value>
-std::string bytes_of(const Value& value) {
-  static_assert(std::is_trivially_copyable_v<Value>);
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
 }  // namespace lockstep::control
