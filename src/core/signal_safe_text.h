@@ -59,6 +59,12 @@ class SignalSafeText {
   std::size_t size_ = 0;
 };
 
+/// Copies a text into an array, and truncates one that is too long. Async-signal-safe.
+template <std::size_t Capacity>
+void copy_text(char (&to)[Capacity], std::string_view text) noexcept {
+  to[text.copy(to, Capacity - 1)] = '\0';
+}
+
 /// Writes all bytes to a descriptor. False if an error prevents it. Async-signal-safe.
 inline bool write_all(int fd, const void* data, std::size_t bytes) noexcept {
   const auto* from = static_cast<const char*>(data);

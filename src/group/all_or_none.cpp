@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -116,11 +117,10 @@ std::vector<std::string> detail::gather(const std::string& own, const Group& gro
   const auto* const counts = lengths.const_data_ptr<std::int64_t>();
   const std::vector<std::size_t> sizes(counts, counts + group.size());
 
-  const at::Tensor input = at::empty({static_cast<std::int64_t>(own.size())}, at::kByte);
+  const at::Tensor input = byte_tensor(static_cast<std::int64_t>(own.size()));
   std::ranges::copy(own, static_cast<char*>(input.mutable_data_ptr()));
-  std::int64_t sum = 0;
-  for (const std::size_t size : sizes) sum += static_cast<std::int64_t>(size);
-  const at::Tensor all = at::empty({sum}, at::kByte);
+  const at::Tensor all =
+      byte_tensor(std::accumulate(counts, counts + group.size(), std::int64_t{0}));
   group.host().all_gather(all, input, sizes).wait();
   std::vector<std::string> texts;
   const auto* next = static_cast<const char*>(all.const_data_ptr());

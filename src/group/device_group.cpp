@@ -49,9 +49,7 @@ struct Member {
 };
 
 void check_device(const Group& group, at::Device device, const DeviceGroupOptions& options) {
-  const auto refuse = [](const auto&... what) {
-    throw InvalidArgument(concat(this_operation, ": ", what...), {.operation = this_operation});
-  };
+  const auto refuse = [](const auto&... what) { detail::throw_invalid(this_operation, what...); };
   if (!group.device().is_cpu()) refuse("got a group on ", group.device(), ", expected one on cpu");
   if (device.is_cpu() || !device.has_index()) {
     refuse("got device ", device, ", expected one other than the CPU, with an index, as cuda:0");

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "device/device_communicator.h"
 #include "group/tensors.h"
@@ -20,15 +21,10 @@ namespace lockstep::inline v0_2 {
 
 using detail::concat;
 using detail::mark_written;
+using detail::refuse_tensor;
+using detail::throw_invalid;
 
 namespace {
-
-template <class... Parts>
-[[noreturn]] void refuse(std::string_view operation, const Parts&... what) {
-  // The operation may have the name of a tensor after it: "all_gather input".
-  throw InvalidArgument(concat(operation, ": ", what...),
-                        {.operation = std::string(operation.substr(0, operation.find(' ')))});
-}
 
 /// The memory of a dense, contiguous tensor on the group's device.
 struct CheckedTensor {
@@ -38,18 +34,19 @@ struct CheckedTensor {
 };
 
 CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_view where) {
-  if (!tensor.defined()) refuse(where, "got an undefined tensor, expected a defined one");
+  if (!tensor.defined()) refuse_tensor(where, "got an undefined tensor, expected a defined one");
   if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
     const bool host = tensor.is_cpu() && !group.device().is_cpu();
-    refuse(where, "got a tensor of layout ", tensor.layout(), " on ", tensor.device(),
-           ", expected a dense one on ", group.device(),
-           host ? ": move it with .to(group.device()), or use group.host()" : "");
+    refuse_tensor(where, "got a tensor of layout ", tensor.layout(), " on ", tensor.device(),
+                  ", expected a dense one on ", group.device(),
+                  host ? ": move it with .to(group.device()), or use group.host()" : "");
   }
   if (!tensor.is_contiguous()) {
-    refuse(where, "got a tensor of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
-           ", expected a contiguous one: call .contiguous()");
+    refuse_tensor(where, "got a tensor of sizes ", tensor.sizes(), " and strides ",
+                  tensor.strides(), ", expected a contiguous one: call .contiguous()");
   }
-  if (tensor.is_neg()) refuse(where, "got a negated view, expected values: call .resolve_neg()");
+  if (tensor.is_neg())
+    refuse_tensor(where, "got a negated view, expected values: call .resolve_neg()");
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
   return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel()), dtype};
 }
@@ -64,14 +61,14 @@ Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool comp
 void expect_same_dtype(const CheckedTensor& input, const CheckedTensor& output,
                        std::string_view where) {
   if (input.dtype == output.dtype) return;
-  refuse(where, "got an output of ", name(output.dtype), ", expected ", name(input.dtype),
-         " as the input");
+  refuse_tensor(where, "got an output of ", name(output.dtype), ", expected ", name(input.dtype),
+                " as the input");
 }
 
 void expect_count(std::size_t got, std::size_t expected, std::string_view what,
                   std::string_view where) {
   if (got == expected) return;
-  refuse(where, "got an ", what, " of ", got, " elements, expected ", expected);
+  refuse_tensor(where, "got an ", what, " of ", got, " elements, expected ", expected);
 }
 
 std::size_t total(const std::vector<std::size_t>& counts) {
@@ -81,23 +78,23 @@ std::size_t total(const std::vector<std::size_t>& counts) {
 /// The elements that each rank contributes or gets; null if all ranks have as many.
 using Counts = const std::vector<std::size_t>*;
 
-/// Names of the two tensors of a collective in error messages: the one with all ranks' parts, and
-/// the one with this rank's part.
-struct TensorNames {
-  std::string_view whole;
-  std::string_view part;
-};
+/// The tensor of a collective that has all ranks' parts. The other one has this rank's part.
+enum class Whole : bool { input, output };
 
-/// Checks the numbers of elements: counts has one per rank, part is this rank's, whole is their
-/// sum.
-void expect_divided(std::size_t whole, std::size_t part, Counts counts, const TensorNames& names,
+/// Checks dtypes and the numbers of elements: counts has one for each rank.
+void expect_divided(const CheckedTensor& from, const CheckedTensor& to, Whole whole, Counts counts,
                     const Group& group, std::string_view where) {
+  expect_same_dtype(from, to, where);
+  const bool to_whole = whole == Whole::output;
+  const auto part = to_whole ? from.count : to.count;
   const auto size = static_cast<std::size_t>(group.size());
   if (counts != nullptr) {
     expect_count(counts->size(), size, "array of counts", where);
-    expect_count(part, (*counts)[static_cast<std::size_t>(group.rank())], names.part, where);
+    expect_count(part, (*counts)[static_cast<std::size_t>(group.rank())],
+                 to_whole ? "input" : "output", where);
   }
-  expect_count(whole, counts != nullptr ? total(*counts) : part * size, names.whole, where);
+  expect_count(to_whole ? to.count : from.count, counts != nullptr ? total(*counts) : part * size,
+               to_whole ? "output" : "input", where);
 }
 
 Parts parts_of(Counts counts, std::size_t of_each) {
@@ -114,9 +111,7 @@ Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& 
                 Counts counts) {
   const auto from = check(group, input, "all_gather input");
   const auto to = check(group, output, "all_gather output");
-  expect_same_dtype(from, to, "all_gather");
-  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, group,
-                 "all_gather");
+  expect_divided(from, to, Whole::output, counts, group, "all_gather");
   mark_written(group, output, input, "all_gather");
   return group.communicator().all_gather(from.data, to.data, parts_of(counts, from.count),
                                          from.dtype, issue_of(input, output, counts == nullptr));
@@ -126,9 +121,7 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
                     Counts counts, Reduction reduction) {
   const auto from = check(group, input, "reduce_scatter input");
   const auto to = check(group, output, "reduce_scatter output");
-  expect_same_dtype(from, to, "reduce_scatter");
-  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, group,
-                 "reduce_scatter");
+  expect_divided(from, to, Whole::input, counts, group, "reduce_scatter");
   mark_written(group, output, input, "reduce_scatter");
   return group.communicator().reduce_scatter(from.data, to.data, parts_of(counts, to.count),
                                              from.dtype, reduction,
@@ -140,9 +133,7 @@ Work gather(const Group& group, const at::Tensor& output, const at::Tensor& inpu
   const bool is_root = group.rank() == root;
   const auto from = check(group, input, "gather input");
   const auto to = is_root ? check(group, output, "gather output") : absent(group, counts, from);
-  expect_same_dtype(from, to, "gather");
-  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, group,
-                 "gather");
+  expect_divided(from, to, Whole::output, counts, group, "gather");
   if (is_root) mark_written(group, output, input, "gather");
   return group.communicator().gather(from.data, to.data, parts_of(counts, from.count), from.dtype,
                                      root, issue_of(input, output, counts == nullptr));
@@ -153,9 +144,7 @@ Work scatter(const Group& group, const at::Tensor& output, const at::Tensor& inp
   const bool is_root = group.rank() == root;
   const auto to = check(group, output, "scatter output");
   const auto from = is_root ? check(group, input, "scatter input") : absent(group, counts, to);
-  expect_same_dtype(from, to, "scatter");
-  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, group,
-                 "scatter");
+  expect_divided(from, to, Whole::input, counts, group, "scatter");
   mark_written(group, output, is_root ? input : output, "scatter");
   return group.communicator().scatter(from.data, to.data, parts_of(counts, to.count), to.dtype,
                                       root, issue_of(output, input, counts == nullptr));
@@ -164,9 +153,7 @@ Work scatter(const Group& group, const at::Tensor& output, const at::Tensor& inp
 }  // namespace
 
 Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
-  if (communicator_ == nullptr) {
-    throw InvalidArgument("Group: got no communicator", {.operation = "Group"});
-  }
+  if (communicator_ == nullptr) throw_invalid("Group", "got no communicator");
   detail::GroupStatistics::of(*communicator_);  // begins to count the group's operations
   const auto* on_device = dynamic_cast<const device::DeviceCommunicator*>(communicator_.get());
   if (on_device != nullptr) device_ = on_device->device();
@@ -205,9 +192,8 @@ Work Group::all_reduce(const at::Tensor& tensor, Reduction reduction) const {
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const {
   const auto [data, count, dtype] = check(*this, tensor, "all_reduce");
   if (dtype != DType::f32) {
-    throw InvalidArgument(concat("all_reduce as ", name(wire.dtype), ": got a tensor of ",
-                                 name(dtype), ", expected float32"),
-                          {.operation = "all_reduce"});
+    refuse_tensor(concat("all_reduce as ", name(wire.dtype)), "got a tensor of ", name(dtype),
+                  ", expected float32");
   }
   mark_written(*this, tensor, tensor, "all_reduce");
   return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
@@ -305,7 +291,8 @@ at::Tensor Group::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
   std::size_t bytes = c10::elementSize(dtype);
   for (const auto size : sizes) {
     if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes))
-      refuse("empty", "got sizes ", sizes, ", expected sizes of 0 or more that fit in memory");
+      throw_invalid("empty", "got sizes ", sizes,
+                    ", expected sizes of 0 or more that fit in memory");
   }
   auto memory = communicator_->allocate(bytes);
   void* data = memory.get();
@@ -336,9 +323,7 @@ Group Group::split(int color, int key) const {
   // one.
   auto part = communicator_->split(color, key);
   if (part == nullptr) {
-    throw InvalidArgument(
-        concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"),
-        {.operation = "split"});
+    throw_invalid("split", "got color ", color, " on rank ", rank(), ", expected 0 or more");
   }
   part->number_owners_with(*communicator_);
   return Group(std::move(part));
@@ -347,15 +332,15 @@ Group Group::split(int color, int key) const {
 Group Group::new_group(const std::vector<int>& members) const {
   for (const int member : members) {
     if (member < 0 || member >= size()) {
-      refuse("new_group", "got member ", member, ", expected 0 to ", size() - 1);
+      throw_invalid("new_group", "got member ", member, ", expected 0 to ", size() - 1);
     }
     if (std::ranges::count(members, member) > 1) {
-      refuse("new_group", "got member ", member, " twice, expected each rank once");
+      throw_invalid("new_group", "got member ", member, " twice, expected each rank once");
     }
   }
   if (std::ranges::find(members, rank()) == members.end()) {
-    refuse("new_group", "got a list without rank ", rank(),
-           ", expected the calling rank among the members: only members call new_group()");
+    throw_invalid("new_group", "got a list without rank ", rank(),
+                  ", expected the calling rank among the members: only members call new_group()");
   }
   auto part = communicator_->new_group(members);
   part->number_owners_with(*communicator_);

@@ -31,6 +31,7 @@
 #include "core/failure.h"
 #include "core/launcher.h"
 #include "core/log.h"
+#include "core/operation_error.h"
 #include "core/system/memory.h"
 #include "core/system/process.h"
 #include "core/system/terminal.h"
@@ -45,7 +46,9 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
+using detail::as_operation;
 using detail::concat;
+using detail::throw_invalid;
 
 /// Whether the calling thread is a rank of spawn().
 thread_local bool inside_spawn = false;
@@ -87,8 +90,7 @@ void record_error(const std::exception& error) noexcept { detail::record_error_o
 
 Group init(const InitOptions& options) {
   if (inside_spawn) {
-    throw InvalidArgument("init: called inside spawn(); use the Group that spawn() passed",
-                          {.operation = "init"});
+    throw_invalid("init", "called inside spawn(); use the Group that spawn() passed");
   }
   // Its ranks exchange memory of the host.
   const Group host(
@@ -99,12 +101,7 @@ Group init(const InitOptions& options) {
                           .threads = {.set_number = set_compute_threads,
                                       .flush_denormals = flush_denormals_in_compute_threads},
                           .meet_by_store = detail::meet_by_store_of_torchrun}));
-  try {
-    return detail::on_device_of_world(host, options);
-  } catch (Error& error) {
-    error.set_operation("init");
-    throw;
-  }
+  return as_operation("init", [&] { return detail::on_device_of_world(host, options); });
 }
 
 Group join(const std::string& name, int rank, int size, const WorldOptions& options) {
@@ -194,9 +191,8 @@ class RunningRanks {
 
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options) {
   if (inside_spawn) {
-    throw InvalidArgument(
-        "spawn: got a call inside spawn(), expected one outside: a rank cannot spawn ranks",
-        {.operation = "spawn"});
+    throw_invalid("spawn",
+                  "got a call inside spawn(), expected one outside: a rank cannot spawn ranks");
   }
   const auto world = host::World::create(n);
   if (options.keep_freed_memory) {
@@ -208,7 +204,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
   const int threads =
       threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
   const auto ranks = detail::rank_options(options.timeout, threads);
-  const bool flush = detail::flush_denormals_setting(options.flush_denormals);
+  const bool flush = options.flush_denormals.value_or(Environment::get().flush_denormals);
 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
   RunningRanks running_ranks(n);

@@ -93,11 +93,8 @@ DType dtype_of(at::ScalarType type, std::string_view where) {
   for (const auto& [scalar, dtype] : known) {
     if (scalar == type) return dtype;
   }
-  // The operation may have the name of a tensor after it: "all_gather input".
-  throw InvalidArgument(
-      concat(where, ": got a tensor of ", toString(type),
-             ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool"),
-      {.operation = std::string(where.substr(0, where.find(' ')))});
+  refuse_tensor(where, "got a tensor of ", toString(type),
+                ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool");
 }
 
 }  // namespace lockstep::detail

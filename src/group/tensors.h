@@ -3,16 +3,27 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <string>
 #include <string_view>
 
+#include "core/text.h"
+#include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
 
-/// The dtype of collectives for a tensor's dtype. operation: the prefix of the error.
+/// Throws an InvalidArgument. where: the operation, or the operation and one of its tensors, such
+/// as "all_gather input".
+template <class... What>
+[[noreturn]] void refuse_tensor(std::string_view where, const What&... what) {
+  throw InvalidArgument(concat(where, ": ", what...),
+                        {.operation = std::string(where.substr(0, where.find(' ')))});
+}
+
+/// The dtype of collectives for a tensor's dtype. where: as of refuse_tensor().
 /// Throws: InvalidArgument when collectives do not support it.
-DType dtype_of(at::ScalarType type, std::string_view operation);
+DType dtype_of(at::ScalarType type, std::string_view where);
 
 /// A tensor without elements that requires a gradient. With grad mode on, autograd records a
 /// Function that gets it, whatever the other inputs are.

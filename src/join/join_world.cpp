@@ -25,14 +25,13 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
 
+/// "init: started by srun as rank 0 of 2", the beginning of error texts.
 std::string started_by(const Launcher& launcher) {
   return concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
                 launcher.size);
 }
-
-namespace {
-
 /// Of a world of several ranks that another launcher has started.
 Way way_of(const Launcher& launcher, Backend backend) {
   const auto prefix = started_by(launcher);
@@ -155,15 +154,6 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
   return world;
 }
 
-/// Throws: InvalidArgument naming the variable.
-std::pair<std::string, std::uint16_t> host_and_port(const char* name, const std::string& text) {
-  const auto [host, digits] = control::divide_address(text);
-  const auto port = parse_number<std::uint16_t>(digits.value_or("")).value_or(std::uint16_t{0});
-  if (host.empty() || port == 0)
-    throw InvalidArgument(concat(name, ": got '", text, "', expected HOST:PORT"));
-  return {host, port};
-}
-
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
@@ -176,7 +166,12 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
                                "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_SIZE", "LOCKSTEP_ARENA_FD"}),
                "; expected all of them from `lockstep run`"));
   }
-  const auto [host, port] = host_and_port("LOCKSTEP_MASTER", environment.master);
+  const auto [host, digits] = control::divide_address(environment.master);
+  const auto port = parse_number<std::uint16_t>(digits.value_or("")).value_or(std::uint16_t{0});
+  if (host.empty() || port == 0) {
+    throw InvalidArgument(
+        concat("LOCKSTEP_MASTER: got '", environment.master, "', expected HOST:PORT"));
+  }
   const auto token = control::parse_token("LOCKSTEP_TOKEN", environment.token);
   // LOCKSTEP_LISTEN_FD can be used once, and other ranks may have ended.
   static std::atomic<bool> connected{false};
@@ -217,13 +212,14 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
           .find = control::offer_at(host, port, token)};
 }
 
+int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
+
 /// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
 /// OMP_NUM_THREADS or a restricted set of cores determines it.
 int share_of_cores(const Launcher& launcher) {
-  const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  const bool bound = usable_cores() < online;
+  const bool bound = usable_cores() < online_cores();
   if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  return std::max(1, online / launcher.local_size.value_or(1));
+  return std::max(1, online_cores() / launcher.local_size.value_or(1));
 }
 
 /// Joins the world after the checks of the environment.
@@ -237,7 +233,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   const bool by_launcher = launcher && launcher->size > 1;
   const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
   // Before the library creates threads, which inherit the setting of this thread.
-  options.threads.flush_denormals(flush_denormals_setting(options.flush_denormals));
+  options.threads.flush_denormals(options.flush_denormals.value_or(environment.flush_denormals));
   auto ranks = rank_options(options.timeout, threads);
   if (by_launcher && launcher->has_ended()) {
     throw CommError(concat("init rank ", launcher->rank, " of ", launcher->size,
@@ -249,8 +245,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   }
   if (by_launcher) {
     // A rank that is bound to cores sees only those.
-    ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
-                           static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+    ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1), online_cores());
   }
   const auto network = network_options(ranks, options);
   switch (way) {
@@ -275,14 +270,10 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
 
 }  // namespace
 
-bool flush_denormals_setting(const std::optional<bool>& option) {
-  return option.value_or(Environment::get().flush_denormals);
-}
-
 int usable_cores() {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return online_cores();
 }
 
 host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
@@ -326,25 +317,21 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
     throw BackendUnavailable(concat("join: shared memory does not work here: ", why),
                              {.operation = "join"});
   }
-  try {
+  return as_operation("join", [&] {
     auto options = rank_options(timeout, threads_per_rank);
     options.map_heaps = false;
     options.watch = true;
     const auto world = host::rendezvous(concat("name ", name), rank, size, options.timeout, {},
                                         {.call = "join", .heap_bytes = heap_bytes});
     return host::create(world, rank, options);
-  } catch (Error& error) {
-    error.set_operation("join");
-    throw;
-  }
+  });
 }
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   if (has_joined.exchange(true)) {
-    throw InvalidArgument(
-        "init: called a second time in this process; keep the Group that the first call returned, "
-        "or start new processes for a new world",
-        {.operation = "init"});
+    throw_invalid("init",
+                  "called a second time in this process; keep the Group that the first call "
+                  "returned, or start new processes for a new world");
   }
   const bool flushed_before = flushes_denormals();
   try {

@@ -34,9 +34,6 @@ enum class Way {
 /// Throws: as init(), if the environment is incomplete or the backend does not suit its launcher.
 Way way_to_join(const Environment& environment, Backend backend);
 
-/// "init: started by srun as rank 0 of 2", the beginning of error texts.
-std::string started_by(const Launcher& launcher);
-
 /// The host and port at which rank 0 of Way::messages listens, or at which torchrun has its store.
 /// Throws: InvalidArgument naming the variables if they are not known, and for srun without a
 /// secret.
@@ -77,9 +74,6 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options);
 std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int size,
                                          const std::optional<std::chrono::milliseconds>& timeout,
                                          std::size_t heap_bytes, int threads_per_rank);
-
-/// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
-bool flush_denormals_setting(const std::optional<bool>& option);
 
 /// The options of a rank in shared memory. timeout: default LOCKSTEP_TIMEOUT.
 /// Throws: InvalidArgument for a timeout that is not positive.

@@ -68,11 +68,8 @@ bool Address::link_local() const {
 
 Address Address::with_port(std::uint16_t port) const {
   Address address = *this;
-  if (family() == AF_INET6) {
-    address.storage_.v6.sin6_port = htons(port);
-  } else {
-    address.storage_.v4.sin_port = htons(port);
-  }
+  auto& storage = address.storage_;
+  (family() == AF_INET6 ? storage.v6.sin6_port : storage.v4.sin_port) = htons(port);
   return address;
 }
 
@@ -177,8 +174,7 @@ std::vector<Interface> usable_interfaces(const std::string& name, std::string_vi
   }
   const auto named = std::ranges::find(found, name, &Interface::name);
   if (named == found.end()) {
-    std::string names;
-    for (const auto& one : found) names += concat(names.empty() ? "" : ", ", one.name);
+    const auto names = detail::joined(found, ", ", &Interface::name);
     throw CommError(concat(named_by, ": got '", name, "', ",
                            ::if_nametoindex(name.c_str()) != 0 ? "which is not up; " : "",
                            "expected one of: ", names.empty() ? "none is up here" : names));
@@ -206,19 +202,6 @@ std::string describe(const std::vector<Interface>& interfaces) {
     for (const auto& address : interface.addresses) text += concat(" ", address.host());
   }
   return text.empty() ? "no interface but loopback: other hosts cannot reach this one" : text;
-}
-
-std::string interface_of(const Address& local) {
-  try {
-    for (const auto& one : interfaces()) {
-      for (const auto& address : one.addresses) {
-        if (address.same_host(local)) return one.name;
-      }
-    }
-  } catch (const CommError&) {
-    // Not an error: the name is used in a log text only.
-  }
-  return "an unknown interface";
 }
 
 }  // namespace lockstep::control

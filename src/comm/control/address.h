@@ -46,9 +46,6 @@ class Address {
   /// "10.0.0.1:4711" or "[fd00::1]:4711".
   std::string text() const;
 
-  /// Whether the addresses are equal except for the port.
-  bool same_host(const Address& other) const { return host() == other.host(); }
-
  private:
   union Storage {
     sockaddr_in6 v6;
@@ -113,8 +110,5 @@ void check_interface(const std::string& name, std::string_view named_by);
 
 /// A text such as "eth0 10.0.0.1 fd00::1, eth1 10.1.0.1".
 std::string describe(const std::vector<Interface>& interfaces);
-
-/// The name of the interface with this local address, such as "eth0", for log texts.
-std::string interface_of(const Address& local);
 
 }  // namespace lockstep::control

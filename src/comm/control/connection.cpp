@@ -42,8 +42,7 @@ constexpr std::size_t longest_payload_of(Kind kind) {
 
 Frame failure_frame(const Failure& failure) {
   const Fault fault{.rank = failure.rank, .kind = failure.kind};
-  std::string payload(reinterpret_cast<const char*>(&fault), sizeof fault);
-  return {.kind = Kind::failed, .payload = payload += failure.text};
+  return {.kind = Kind::failed, .payload = bytes_of(fault) + failure.text};
 }
 
 std::optional<Failure> failure_in(const Frame& frame) {
@@ -64,8 +63,7 @@ std::string encode(const Frame& frame, FrameMac* mac) {
   Header header{
       .magic = {}, .kind = frame.kind, .bytes = static_cast<std::uint16_t>(payload.size())};
   std::ranges::copy(opening, header.magic.begin());
-  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
-  return bytes += payload;
+  return bytes_of(header) + payload;
 }
 
 std::optional<Frame> FrameReader::next() {

@@ -58,9 +58,7 @@ std::string in_seconds(std::chrono::steady_clock::duration time) {
 }
 
 void watch_fd(int events, int fd, std::uint64_t key) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = key;
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = key}};
   if (::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0) {
     throw CommError(concat("control: cannot watch a connection: ", std::strerror(errno)));
   }
@@ -72,8 +70,7 @@ std::string Control::who(const Peer& peer) {
   return concat("rank ", peer.member.rank, " on host ", peer.member.host);
 }
 
-Control::Control(std::vector<Member> others, OnFailure on_failure,
-                 std::optional<StatusSource> status)
+Control::Control(std::vector<Member> others, OnFailure on_failure, StatusSource status)
     : on_failure_(std::move(on_failure)),
       events_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -82,15 +79,23 @@ Control::Control(std::vector<Member> others, OnFailure on_failure,
     throw CommError(
         concat("control: cannot create a descriptor to wait with: ", std::strerror(errno)));
   }
+  std::vector<StatusRelay::Peer> ranks;
   for (auto& member : others) {
     watch_fd(events_.get(), member.connection.fd(), peers_.size());
     limit_ = member.heartbeat;
     member.connection.allow_silence(limit_ + kernel_timeout);
+    ranks.push_back({.rank = member.rank, .host = member.host});
     peers_.push_back({.member = std::move(member)});
   }
   suspicion_ = std::min(longest_until_suspicion, limit_ / 2);
   watch_fd(events_.get(), wake_event_.get(), peers_.size());
-  if (status) start_relay(std::move(*status));
+  const auto send = [this](int rank, const Frame& frame) {
+    for (auto& peer : peers_) {
+      if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
+    }
+  };
+  relay_.emplace(std::move(status), std::move(ranks), send, [this] { return suspicions(); });
+  if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
   try {
     const detail::SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
@@ -128,20 +133,6 @@ void Control::fail_by_crash(std::string_view text, int rank) noexcept {
   }
 }
 
-void Control::start_relay(StatusSource status) {
-  std::vector<StatusRelay::Peer> ranks;
-  for (const auto& peer : peers_) {
-    ranks.push_back({.rank = peer.member.rank, .host = peer.member.host});
-  }
-  const auto send = [this](int rank, const Frame& frame) {
-    for (auto& peer : peers_) {
-      if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
-    }
-  };
-  relay_.emplace(std::move(status), std::move(ranks), send, [this] { return suspicions(); });
-  if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
-}
-
 void Control::send_command(Command command, const Failure& failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
@@ -162,7 +153,11 @@ void Control::await(Command command, const Failure& failure) noexcept {
 void Control::run() noexcept {
   try {
     watch();
-    flush_all();
+    std::vector<Connection*> connections;
+    for (auto& peer : peers_) {
+      if (peer.present) connections.push_back(&peer.member.connection);
+    }
+    flush(connections, send_timeout);
     if (is_asking_) {
       const auto answer = await_failure(peers_.front().member.connection, answer_timeout);
       if (answer) first_ = answer;
@@ -267,31 +262,26 @@ std::string Control::after_stop() const {
 }
 
 void Control::process_frames(Peer& peer) {
-  const auto next = [&]() -> std::optional<Frame> {
-    if (over_) return std::nullopt;
-    try {
-      return peer.member.connection.next();
-    } catch (const CommError& error) {
-      end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, nullptr,
-             false);
-      return std::nullopt;
+  try {
+    while (!over_) {
+      const auto frame = peer.member.connection.next();
+      if (!frame) return;
+      if (peer.suspected) clear_suspicion(peer);
+      peer.last_frame = running_;
+      if (frame->kind == Kind::ending) peer.may_end = true;
+      if (frame->kind == Kind::left) {
+        peer.present = false;
+        another_has_left_ = true;
+      }
+      if (frame->kind == Kind::question || frame->kind == Kind::answer) relay_->on_frame(*frame);
+      if (const auto failure = failure_in(*frame)) {
+        // The rank that has sent it waits for the answer of rank 0.
+        end_by(*failure, is_rank_0() ? nullptr : &peer, false);
+      }
     }
-  };
-  while (const auto frame = next()) {
-    if (peer.suspected) clear_suspicion(peer);
-    peer.last_frame = running_;
-    if (frame->kind == Kind::ending) peer.may_end = true;
-    if (frame->kind == Kind::left) {
-      peer.present = false;
-      another_has_left_ = true;
-    }
-    if (relay_ && (frame->kind == Kind::question || frame->kind == Kind::answer)) {
-      relay_->on_frame(*frame);
-    }
-    if (const auto failure = failure_in(*frame)) {
-      // The rank that has sent it waits for the answer of rank 0.
-      end_by(*failure, is_rank_0() ? nullptr : &peer, false);
-    }
+  } catch (const CommError& error) {
+    end_by({.rank = peer.member.rank, .text = concat(who(peer), ": ", error.what())}, nullptr,
+           false);
   }
 }
 
@@ -387,14 +377,6 @@ void Control::send_to_all(const Frame& frame, const Peer* but) {
   for (auto& peer : peers_) {
     if (peer.present && &peer != but) peer.member.connection.send(frame);
   }
-}
-
-void Control::flush_all() {
-  std::vector<Connection*> connections;
-  for (auto& peer : peers_) {
-    if (peer.present) connections.push_back(&peer.member.connection);
-  }
-  flush(connections, send_timeout);
 }
 
 }  // namespace lockstep::control

@@ -33,8 +33,7 @@ class Control {
   /// others are the connections from Gathering::wait() or join(). status: what this rank answers to
   /// `lockstep status`.
   /// Throws: CommError if the process cannot open another file or start another thread.
-  Control(std::vector<Member> others, OnFailure on_failure,
-          std::optional<StatusSource> status = std::nullopt);
+  Control(std::vector<Member> others, OnFailure on_failure, StatusSource status = {});
   /// Closes the connections. Unless this rank has called leave(), the other ranks treat this as a
   /// failure.
   ~Control();
@@ -82,7 +81,6 @@ class Control {
   void run() noexcept;
   void watch();
   void run_command();
-  void start_relay(StatusSource status);
   void read_from(Peer& peer);
   /// Text about a stop of this process that explains the end of another rank; else empty.
   std::string after_stop() const;
@@ -107,7 +105,6 @@ class Control {
   /// Whether this rank forwards and answers failures: rank 0.
   bool is_rank_0() const { return peers_.empty() || peers_.front().member.rank != 0; }
   void send_to_all(const Frame& frame, const Peer* but = nullptr);
-  void flush_all();
 
   OnFailure on_failure_;
   std::vector<Peer> peers_;
@@ -134,7 +131,7 @@ class Control {
   int crashed_rank_ = -1;
   std::atomic<bool> has_crashed_{false};
   std::atomic<bool> has_ended_{false};  ///< the thread has sent everything
-  std::optional<StatusRelay> relay_;
+  std::optional<StatusRelay> relay_;    ///< set by the constructor
 
   std::thread thread_;
 };

@@ -26,11 +26,6 @@ constexpr int accepted_at_once = 64;
 /// Closed connections that are reported as warnings; a flood has many more.
 constexpr int most_warnings = 10;
 
-std::string of_own(const Settings& settings, std::string_view what) {
-  return concat(settings.purpose, ": rank ", settings.rank, " of ", settings.size, " on host ",
-                settings.host, ' ', what);
-}
-
 }  // namespace
 
 Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
@@ -44,8 +39,8 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   }
   if (settings_.port != 0 && settings_.interface.empty()) {
     if (listen_on(Address::any(AF_INET6)) || listen_on(Address::any(AF_INET))) return;
-    throw CommError(of_own(
-        settings_, concat("cannot listen on port ", settings_.port, ": ", std::strerror(errno))));
+    throw CommError(
+        of_own(settings_, "cannot listen on port ", settings_.port, ": ", std::strerror(errno)));
   }
   // Ranks on this host connect over loopback.
   for (const auto& interface : interfaces()) {
@@ -57,8 +52,8 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   }
   // Some addresses may be unusable, as long as one between hosts can be listened on.
   if (offer_.count == 0 || (offer_.count == on_loopback && !listen_error_.empty())) {
-    throw CommError(of_own(settings_, concat("has no address to listen on",
-                                             listen_error_.empty() ? "" : ": ", listen_error_)));
+    throw CommError(of_own(settings_, "has no address to listen on",
+                           listen_error_.empty() ? "" : ": ", listen_error_));
   }
 }
 
@@ -66,7 +61,7 @@ void Gathering::listen_on(const Interface& interface) {
   for (const auto& address : interface.addresses) {
     if (offer_.count == offer_.addresses.size() || listen_on(address)) continue;
     listen_error_ = concat(interface.name, ' ', address.host(), ": ", std::strerror(errno));
-    log::warn(of_own(settings_, concat("cannot listen on ", listen_error_)));
+    log::warn(of_own(settings_, "cannot listen on ", listen_error_));
   }
 }
 
@@ -86,8 +81,8 @@ std::vector<Member> Gathering::wait() {
     if (until.passed()) {
       end({.kind = Failure::Kind::timeout,
            .rank = missing().front(),
-           .text = of_own(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                            " s for ", missing_text(), last_refusal_))});
+           .text = of_own(settings_, "waited ", settings_.timeout.count() / 1000.0, " s for ",
+                          missing_text(), last_refusal_)});
     }
     process_connections(until);
   }
@@ -95,17 +90,15 @@ std::vector<Member> Gathering::wait() {
   for (auto& pending : pending_) refuse(pending, "all ranks have joined");
   pending_.clear();
   std::ranges::sort(members_, {}, &Member::rank);
-  if (settings_.offer) send_offers();
-  send_to_all({.kind = Kind::all_here});
-  return std::move(members_);
-}
-
-void Gathering::send_offers() {
-  offers_.push_back(*settings_.offer);
-  for (const auto& member : members_) offers_.push_back(member.offer);
+  if (settings_.offer) {
+    offers_.push_back(*settings_.offer);
+    for (const auto& member : members_) offers_.push_back(member.offer);
+  }
   for (const auto& offer : offers_) {
     send_to_all({.kind = Kind::offer, .payload = bytes_of(offer)});
   }
+  send_to_all({.kind = Kind::all_here});
+  return std::move(members_);
 }
 
 bool Gathering::all_here() {
@@ -175,9 +168,9 @@ void Gathering::accept_connections(int listening) {
     } else if (pending_.empty()) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
-      end({.text = of_own(settings_, concat("cannot open more files for the connections of ",
-                                            missing_text(), ": raise ulimit -n, now ",
-                                            limit.rlim_cur, ", by the number of ranks"))});
+      end({.text =
+               of_own(settings_, "cannot open more files for the connections of ", missing_text(),
+                      ": raise ulimit -n, now ", limit.rlim_cur, ", by the number of ranks")});
     }
     evict();
   }
@@ -234,7 +227,7 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
   }
   pending.connection.authenticate(macs.to_joiner, macs.to_gatherer);
   const std::string host = text_of(hello.host), version = text_of(hello.version);
-  const auto who = concat("rank ", hello.rank, " on host ", host);
+  const auto who = concat(settings_.purpose, ": rank ", hello.rank, " on host ", host);
   auto same = std::ranges::find(members_, hello.rank, &Member::rank);
   if (same != members_.end() && same->process == hello.process && same->attempt > hello.attempt)
     return report(pending, "its process has connected again since");
@@ -252,19 +245,17 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
                 .process = hello.process,
                 .attempt = hello.attempt,
                 .offer = hello.offer};
-  const auto purpose = concat(settings_.purpose, ": ");
   const auto own = concat(", rank ", settings_.rank, " on host ", settings_.host);
   std::string wrong;
   if (version != settings_.version) {
-    wrong = concat(purpose, who, " runs Lockstep ", version, own, " runs ", settings_.version);
+    wrong = concat(who, " runs Lockstep ", version, own, " runs ", settings_.version);
   } else if (hello.size != settings_.size) {
-    wrong = concat(purpose, who, " expects a world of ", detail::plural(hello.size, "rank"), own,
-                   " one of ", settings_.size);
+    wrong = concat(who, " expects a world of ", detail::plural(hello.size, "rank"), own, " one of ",
+                   settings_.size);
   } else if (hello.rank <= settings_.rank || hello.rank >= settings_.size) {
-    wrong = concat(purpose, who, " joined, expected ranks ", settings_.rank + 1, " to ",
-                   settings_.size - 1);
+    wrong = concat(who, " joined, expected ranks ", settings_.rank + 1, " to ", settings_.size - 1);
   } else if (same != members_.end()) {
-    wrong = concat(purpose, "two processes say that they are rank ", hello.rank, " of ",
+    wrong = concat(settings_.purpose, ": two processes say that they are rank ", hello.rank, " of ",
                    settings_.size, ": on host ", same->host, " and on host ", host);
   }
   if (!wrong.empty()) {
@@ -274,7 +265,7 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
   Greeting greeting{.heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
-  log::debug(concat(purpose, who, " joined from ", member.connection.peer().text()));
+  log::debug(concat(who, " joined from ", member.connection.peer().text()));
   lost_.erase(member.rank);
   members_.push_back(std::move(member));
 }
@@ -297,7 +288,7 @@ bool Gathering::watch(Member& member) {
   }
   if (open) return true;
   lost_[member.rank] = concat(" (its connection from host ", member.host, ' ', why, ")");
-  log::warn(of_own(settings_, concat("waits again for rank ", member.rank, lost_[member.rank])));
+  log::warn(of_own(settings_, "waits again for rank ", member.rank, lost_[member.rank]));
   return false;
 }
 
@@ -305,15 +296,14 @@ void Gathering::report(const PendingConnection& pending, const std::string& why)
   const auto text = concat("refused ", pending.connection.peer().text(), ": ", why);
   last_refusal_ = concat("; ", text);
   if (++reports_ <= most_warnings) {
-    log::warn(of_own(
-        settings_, concat(text, reports_ < most_warnings ? "" : "; later ones are not reported")));
+    log::warn(
+        of_own(settings_, text, reports_ < most_warnings ? "" : "; later ones are not reported"));
   }
 }
 
 void Gathering::refuse(PendingConnection& pending, const std::string& why) {
   report(pending, why);
-  pending.connection.send(
-      {.kind = Kind::refused, .payload = of_own(settings_, concat("refuses: ", why))});
+  pending.connection.send({.kind = Kind::refused, .payload = of_own(settings_, "refuses: ", why)});
 }
 
 void Gathering::end(const Failure& failure) {

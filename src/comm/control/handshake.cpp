@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 
 #include "core/environment.h"
@@ -48,10 +47,6 @@ class Hash {
     crypto_generichash_update(&state_, bytes_at(bytes), bytes.size());
     return *this;
   }
-  template <class Number>
-  Hash& add_number(Number number) {
-    return add({reinterpret_cast<const char*>(&number), sizeof number});
-  }
   void get(void* to, std::size_t size) {
     crypto_generichash_final(&state_, static_cast<unsigned char*>(to), size);
   }
@@ -81,7 +76,7 @@ FrameMac::~FrameMac() { sodium_memzero(key_.data(), key_.size()); }
 std::array<unsigned char, FrameMac::bytes> FrameMac::of(std::uint16_t kind,
                                                         std::string_view payload) const {
   std::array<unsigned char, bytes> mac;
-  Hash(key_, bytes).add_number(frames_).add_number(kind).add(payload).get(mac.data(), bytes);
+  Hash(key_, bytes).add(bytes_of(frames_)).add(bytes_of(kind)).add(payload).get(mac.data(), bytes);
   return mac;
 }
 
@@ -107,10 +102,10 @@ ConnectionMacs macs_of(const Token& token, const Parties& parties) {
   std::array<FrameMac::Key, 2> keys;
   Hash(token, sizeof keys)
       .add("lockstep connection ")
-      .add({parties.of_gatherer.data(), parties.of_gatherer.size()})
-      .add({parties.of_joiner.data(), parties.of_joiner.size()})
-      .add_number(parties.gatherer)
-      .add_number(parties.joiner)
+      .add(bytes_of(parties.of_gatherer))
+      .add(bytes_of(parties.of_joiner))
+      .add(bytes_of(parties.gatherer))
+      .add(bytes_of(parties.joiner))
       .add(parties.purpose)
       .get(keys.data(), sizeof keys);
   ConnectionMacs macs{.to_gatherer = FrameMac(keys[0]), .to_joiner = FrameMac(keys[1])};
@@ -137,25 +132,19 @@ Token token_of_file() {
 
 Token parse_token(const std::string& variable, const std::string& text) {
   Token token{};
-  const char* next = text.data();
-  for (char& byte : token) {
-    std::uint8_t value = 0;
-    const bool whole = text.size() == 2 * token.size() &&
-                       std::from_chars(next, next + 2, value, 16).ptr == next + 2;
-    if (!whole) {
-      throw InvalidArgument(concat(variable, ": expected ", 2 * token.size(),
-                                   " hexadecimal digits, got ", text.size(), " characters"));
-    }
-    byte = static_cast<char>(value);
-    next += 2;
+  std::size_t bytes = 0;
+  const int error = sodium_hex2bin(reinterpret_cast<unsigned char*>(token.data()), token.size(),
+                                   text.data(), text.size(), nullptr, &bytes, nullptr);
+  if (error != 0 || bytes != token.size()) {
+    throw InvalidArgument(concat(variable, ": expected ", 2 * token.size(),
+                                 " hexadecimal digits, got ", text.size(), " characters"));
   }
   return token;
 }
 
 std::string hexadecimal(const Token& token) {
-  std::string text;
-  for (const char byte : token) text += detail::hex(static_cast<unsigned char>(byte), 2);
-  return text;
+  return detail::joined(token, "",
+                        [](char byte) { return detail::hex(static_cast<unsigned char>(byte), 2); });
 }
 
 }  // namespace lockstep::control

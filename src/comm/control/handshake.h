@@ -4,8 +4,16 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace lockstep::inline v0_2::control {
+
+/// The bytes of a value, for messages.
+template <class Value>
+std::string bytes_of(const Value& value) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
 
 /// A random secret of a world, which only its ranks have.
 using Token = std::array<char, 32>;

@@ -48,6 +48,20 @@ struct Route {
   bool refused = false;  ///< it refused this rank, or another program answered
 };
 
+/// The name of the interface with this local address, such as "eth0", for log texts.
+std::string interface_of(const Address& local) {
+  try {
+    for (const auto& one : interfaces()) {
+      for (const auto& address : one.addresses) {
+        if (address.host() == local.host()) return one.name;
+      }
+    }
+  } catch (const CommError&) {
+    // Not an error: the name is used in a log text only.
+  }
+  return "an unknown interface";
+}
+
 class Joining {
  public:
   Joining(const OfferSource& source, const Settings& settings, std::vector<Offer>* offers)
@@ -82,13 +96,8 @@ class Joining {
   }
 
  private:
-  std::string who() const {
-    return concat(settings_.purpose, ": rank ", settings_.rank, " of ", settings_.size, " on host ",
-                  settings_.host, ' ');
-  }
-
   std::string unreachable(const std::string& how) const {
-    std::string text = concat(who(), how, ' ', gatherer(), routes_.empty() ? missing_ : "");
+    auto text = of_own(settings_, how, ' ', gatherer(), routes_.empty() ? missing_ : "");
     for (const auto& route : routes_) {
       text += concat(&route == &routes_.front() ? " at " : "; at ", route.to.text(),
                      route.from ? concat(" from ", route.from->host()) : "", ": ", route.result);
@@ -98,27 +107,24 @@ class Joining {
 
   std::string gatherer() const { return concat("rank ", offer_.rank); }
 
-  /// Reads the present offer. The time of a call that blocks counts whole.
+  /// Reads the present offer. The time of a call that blocks counts whole. The routes of an offer
+  /// that is the same stay as they are.
   void read_offer() {
     const auto left = until_.left();
     const auto begin = Deadline::Clock::now();
-    get_offer();
-    until_ = Deadline(left - (Deadline::Clock::now() - begin));
-  }
-
-  /// The routes of an offer that is the same stay as they are.
-  void get_offer() {
+    std::optional<Offer> offer;
     try {
-      const auto offer = source_();
-      if (!routes_.empty() && offer == offer_) return;
-      routes_.clear();
-      offer_ = offer;
+      offer = source_();
     } catch (const CommError& error) {
       routes_.clear();
       missing_ = concat(": ", error.what());
-      return;
     }
-    find_routes();
+    if (offer && (routes_.empty() || *offer != offer_)) {
+      routes_.clear();
+      offer_ = *offer;
+      find_routes();
+    }
+    until_ = Deadline(left - (Deadline::Clock::now() - begin));
   }
 
   void check_world() {
@@ -157,7 +163,7 @@ class Joining {
       }
     }
     if (routes_.empty()) {
-      throw CommError(concat(who(), "cannot connect to ", gatherer(), ", which listens on ",
+      throw CommError(of_own(settings_, "cannot connect to ", gatherer(), ", which listens on ",
                              offer_.count == 0 ? "nothing" : offer_.addresses[0].host(),
                              own.empty() ? " only: its host has no network interface to other hosts"
                                          : concat(", from the addresses of LOCKSTEP_INTERFACE=",
@@ -247,8 +253,8 @@ class Joining {
         frame.payload.size() == sizeof greeting) {
       std::memcpy(&greeting, frame.payload.data(), sizeof greeting);
       const auto local = Address::local(connection.fd());
-      log::debug(concat(who(), "reached ", gatherer(), " at ", route.to.text(), " by interface ",
-                        interface_of(local), ", ", local.host()));
+      log::debug(of_own(settings_, "reached ", gatherer(), " at ", route.to.text(),
+                        " by interface ", interface_of(local), ", ", local.host()));
       return Member{.connection = std::move(connection),
                     .rank = offer_.rank,
                     .host = text_of(greeting.host),
@@ -261,7 +267,7 @@ class Joining {
 
   /// Waits until all ranks have joined. False if the connection ended before.
   bool await_all(Route& route, Member& member) {
-    const auto prefix = concat(who(), "waited for all ranks to join: ");
+    const auto prefix = of_own(settings_, "waited for all ranks to join: ");
     if (offers_ != nullptr) offers_->clear();
     try {
       for (bool open = true;; open = member.connection.receive()) {

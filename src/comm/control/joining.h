@@ -56,7 +56,6 @@ class Gathering {
   /// Listens on those of the interface's addresses on which it can.
   void listen_on(const Interface& interface);
   bool listen_on(const Address& address);
-  void send_offers();
   void process_connections(detail::Deadline& until);
   /// Whether all ranks have joined and their connections are open.
   bool all_here();

@@ -13,6 +13,7 @@
 #include "comm/control/address.h"
 #include "comm/control/connection.h"
 #include "comm/control/handshake.h"
+#include "core/text.h"
 #include "lockstep/version.h"
 
 namespace lockstep::inline v0_2::control {
@@ -83,6 +84,13 @@ struct Settings {
   std::optional<Offer> offer = {};
 };
 
+/// "control: rank 1 of 2 on host a ", and what the rank does or is, for texts.
+template <class... What>
+std::string of_own(const Settings& settings, const What&... what) {
+  return detail::concat(settings.purpose, ": rank ", settings.rank, " of ", settings.size,
+                        " on host ", settings.host, ' ', what...);
+}
+
 /// A rank's first message to the one that listens.
 struct Hello {
   Nonce nonce{};
@@ -110,13 +118,6 @@ template <std::size_t N>
 void set_text(std::array<char, N>& field, std::string_view text) {
   field.fill(0);
   text.copy(field.data(), N - 1);
-}
-
-/// The bytes of a value, for the payload of a frame.
-template <class Value>
-std::string bytes_of(const Value& value) {
-  static_assert(std::is_trivially_copyable_v<Value>);
-  return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
 }  // namespace lockstep::control

@@ -69,10 +69,18 @@ std::string host_bytes(const std::string& host, const std::vector<std::int32_t>&
 }
 
 void watch_fd(int events, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
   ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event);
+}
+
+/// Runs fn. A question must not end the world, also if memory is short.
+template <class Fn>
+void attempt(const Fn& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
+  }
 }
 
 }  // namespace
@@ -87,10 +95,7 @@ StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send
       peers_(std::move(peers)),
       send_(std::move(send)),
       suspicions_(std::move(suspicions)) {
-  if (!source_.socket.empty()) open_socket();
-}
-
-void StatusRelay::open_socket() {
+  if (source_.socket.empty()) return;
   const UnixAddress address(source_.socket);
   detail::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   detail::Descriptor events(::epoll_create1(EPOLL_CLOEXEC));
@@ -105,49 +110,52 @@ void StatusRelay::open_socket() {
   events_ = std::move(events);
 }
 
-namespace {
-
-/// Runs fn. A question must not end the world, also if memory is short.
-template <class Fn>
-void attempt(const Fn& fn) noexcept {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
-  }
-}
-
-}  // namespace
-
 void StatusRelay::on_ready() noexcept {
-  attempt([this] { process_ready(); });
+  attempt([this] {
+    std::array<epoll_event, 16> ready;
+    const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+    for (int i = 0; i < count; ++i) {
+      const int fd = ready[static_cast<std::size_t>(i)].data.fd;
+      if (fd == listening_.get()) {
+        accept_client();
+        continue;
+      }
+      const auto client =
+          std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
+      if (client == clients_.end()) continue;
+      // It sends nothing: the socket is readable when it is closed.
+      std::array<char, 64> bytes;
+      const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        clients_.erase(client);
+      } else {
+        advance(*client);
+      }
+    }
+  });
 }
 
 void StatusRelay::on_frame(const Frame& frame) noexcept {
-  attempt([&] { process(frame); });
-}
-
-void StatusRelay::process_ready() {
-  std::array<epoll_event, 16> ready;
-  const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
-  for (int i = 0; i < count; ++i) {
-    const int fd = ready[static_cast<std::size_t>(i)].data.fd;
-    if (fd == listening_.get()) {
-      accept_client();
-      continue;
+  attempt([&] {
+    std::string_view bytes = frame.payload;
+    if (frame.kind == Kind::question) {
+      Question question{};
+      if (!take(bytes, question)) return;
+      if (source_.rank == 0) {
+        ask_hosts(question.id, question.asker);
+      } else {
+        answer(question.id, question.asker);
+      }
+      return;
     }
-    const auto client =
-        std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
-    if (client == clients_.end()) continue;
-    // It sends nothing: the socket is readable when it is closed.
-    std::array<char, 64> bytes;
-    const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-      clients_.erase(client);
-    } else {
-      advance(*client);
+    AnswerHeader header{};
+    if (!take(bytes, header)) return;
+    if (header.asker == source_.rank) {
+      deliver(header.id, header.part, bytes);
+    } else if (source_.rank == 0) {
+      send_(header.asker, frame);
     }
-  }
+  });
 }
 
 void StatusRelay::accept_client() {
@@ -167,27 +175,6 @@ void StatusRelay::accept_client() {
     send_suspicions(client.id, source_.rank);
     send_(0, {.kind = Kind::question,
               .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
-  }
-}
-
-void StatusRelay::process(const Frame& frame) {
-  std::string_view bytes = frame.payload;
-  if (frame.kind == Kind::question) {
-    Question question{};
-    if (!take(bytes, question)) return;
-    if (source_.rank == 0) {
-      ask_hosts(question.id, question.asker);
-    } else {
-      answer(question.id, question.asker);
-    }
-    return;
-  }
-  AnswerHeader header{};
-  if (!take(bytes, header)) return;
-  if (header.asker == source_.rank) {
-    deliver(header.id, header.part, bytes);
-  } else if (source_.rank == 0) {
-    send_(header.asker, frame);
   }
 }
 
@@ -241,16 +228,6 @@ void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::s
 void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
   if (client == clients_.end() || client->unsent.size() > most_unsent) return;
-  if (part == AnswerPart::host) {
-    std::int32_t count = 0;
-    auto name = bytes;
-    take(name, count);
-    name.remove_prefix(
-        std::min(name.size(), static_cast<std::uint32_t>(count) * sizeof(std::int32_t)));
-    client->awaited.emplace(name);
-  }
-  if (part == AnswerPart::end) client->awaited.erase(std::string(bytes));
-  if (part == AnswerPart::all_asked) client->all_asked = true;
   client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
   client->unsent += bytes;
   advance(*client);
@@ -264,14 +241,8 @@ void StatusRelay::advance(Client& client) {
     if (sent <= 0) break;
     client.unsent.erase(0, static_cast<std::size_t>(sent));
   }
-  if (client.all_asked && client.awaited.empty() && client.unsent.empty()) {
-    clients_.remove_if([&](const Client& one) { return &one == &client; });  // closes the socket
-    return;
-  }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  if (!client.unsent.empty()) event.events |= EPOLLOUT;
-  event.data.fd = client.socket.get();
+  epoll_event event{.events = EPOLLIN | (client.unsent.empty() ? 0U : EPOLLOUT),
+                    .data = {.fd = client.socket.get()}};
   ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, client.socket.get(), &event);
 }
 
@@ -319,9 +290,13 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
   const auto connection = connect_to(socket);
   if (!connection) return answer;
   const auto until = Clock::now() + longest;
+  const auto is_complete = [&] {
+    return answer.is_complete &&
+           std::ranges::all_of(answer.hosts, &HostsAnswer::Host::has_answered);
+  };
   std::string received;
   std::size_t at = 0;
-  for (;;) {
+  while (!is_complete()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd ready{.fd = connection.get(), .events = POLLIN, .revents = 0};
     if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) break;
@@ -330,7 +305,7 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got <= 0) break;
     received.append(buffer.data(), static_cast<std::size_t>(got));
-    for (;;) {
+    while (!is_complete()) {
       auto rest = std::string_view(received).substr(at);
       AnswerPart part{};
       std::uint32_t size = 0;
@@ -339,9 +314,7 @@ HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longe
       at += sizeof part + sizeof size + size;
     }
   }
-  answer.is_complete =
-      answer.is_complete &&
-      std::ranges::all_of(answer.hosts, [](const auto& host) { return host.has_answered; });
+  answer.is_complete = is_complete();
   return answer;
 }
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <list>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,15 +69,10 @@ class StatusRelay {
     detail::Descriptor socket;
     std::uint32_t id;
     std::string unsent = {};
-    std::set<std::string, std::less<>> awaited = {};  ///< hosts that have not answered
-    bool all_asked = false;
   };
 
-  void open_socket();
-  void process_ready();
-  void process(const Frame& frame);
   void accept_client();
-  /// Sends queued bytes, and closes the socket after the end of the answer.
+  /// Sends queued bytes.
   void advance(Client& client);
   /// Rank 0 asks two ranks of each host but that of the asking rank: one may be stopped.
   void ask_hosts(std::uint32_t id, int asker);

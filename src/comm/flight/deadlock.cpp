@@ -1,6 +1,7 @@
 #include "comm/flight/deadlock.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/text.h"
 
@@ -81,8 +82,8 @@ void keep_endless(Waits& waits) {
 
 std::string Deadlock::text() const {
   std::string text = "deadlock: ";
-  for (const auto& wait : waits_) {
-    text += concat(wait.rank == waits_.front().rank ? "" : ", ", "rank ", wait.rank, " waits in ",
+  for (const auto& wait : waits) {
+    text += concat(wait.rank == waits.front().rank ? "" : ", ", "rank ", wait.rank, " waits in ",
                    wait.operation, " for ", rank_list(wait.missing));
   }
   return text +
@@ -97,7 +98,7 @@ std::optional<Deadlock> find_deadlock(const WaitOf& wait_of, int rank) {
     return now && now->turn == wait.turn;
   };
   if (!std::ranges::all_of(waits, is_unchanged)) return std::nullopt;
-  return Deadlock(std::move(waits));
+  return Deadlock{.waits = std::move(waits)};
 }
 
 }  // namespace lockstep::detail

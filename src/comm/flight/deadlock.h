@@ -5,7 +5,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep::inline v0_2::detail {
@@ -32,20 +31,16 @@ void keep_endless(std::map<int, PendingWait>& waits);
 
 /// Ranks that wait for one another, in operations that the others have not begun. Note [How ranks
 /// find a deadlock] is in deadlock.cpp.
-class Deadlock {
- public:
-  /// Each rank waits for ranks of the list. The first is the lowest of a cycle.
-  explicit Deadlock(std::vector<PendingWait> waits) : waits_(std::move(waits)) {}
-
+struct Deadlock {
   /// The world rank that the first one waits for.
-  int rank_at_fault() const { return waits_.front().missing.front(); }
+  int rank_at_fault() const { return waits.front().missing.front(); }
   /// The error text that names ranks, operations and groups.
   std::string text() const;
 
   bool operator==(const Deadlock&) const = default;
 
- private:
-  std::vector<PendingWait> waits_;
+  /// Each rank waits for ranks of the list. The first is the lowest of a cycle.
+  std::vector<PendingWait> waits;
 };
 
 /// The deadlock that the world rank is in, or that a rank that it waits for is in.

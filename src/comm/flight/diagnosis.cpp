@@ -33,12 +33,12 @@ using State = ObservedRank::State;
 using Kind = Diagnosis::Kind;
 using Edge = Diagnosis::Edge;
 
-Collective counterpart(Collective collective) {
-  return collective == Collective::send ? Collective::recv : Collective::send;
-}
-
 bool is_message(Collective collective) {
   return collective == Collective::send || collective == Collective::recv;
+}
+
+bool is_in(const std::vector<int>& ranks, int rank) {
+  return std::ranges::find(ranks, rank) != ranks.end();
 }
 
 class Search {
@@ -81,7 +81,11 @@ class Search {
     Diagnosis found;
     for (const auto& [rank, edge] : edges_) found.edges.push_back(edge);
     if (edges_.empty()) {
-      if (has_unseen()) found.ranks = stopped_ranks();
+      // A rank without a record here may wait for one that is stopped.
+      const bool has_unseen = !ranks_.empty() && static_cast<int>(ranks_.size()) < first().size();
+      for (const auto& [rank, one] : ranks_) {
+        if (has_unseen && one->state == State::stopped) found.ranks.push_back(rank);
+      }
       if (!found.ranks.empty()) found.kind = Kind::missing;
       return found;
     }
@@ -105,32 +109,19 @@ class Search {
     } else if (const auto cycle = cycle_ranks(); !cycle.empty()) {
       fill(found, Kind::deadlock, cycle);
     } else {
-      std::set<int> all;
-      for (const auto& [rank, edge] : edges_) all.insert(rank);
-      fill(found, Kind::transit, all);
-      found.waiting.assign(all.begin(), all.end());
-      found.wait = edges_.begin()->second.wait;
+      found.kind = Kind::transit;
+      for (const auto& [rank, edge] : edges_) found.ranks.push_back(rank);
+      found.waiting = found.ranks;
       found.seconds = edges_.begin()->second.wait.seconds;
     }
     return found;
   }
 
  private:
-  bool has_unseen() const {
-    return !ranks_.empty() &&
-           static_cast<int>(ranks_.size()) < ranks_.begin()->second->record->size();
-  }
-  std::vector<int> stopped_ranks() const {
-    std::vector<int> stopped;
-    for (const auto& [rank, one] : ranks_) {
-      if (one->state == State::stopped) stopped.push_back(rank);
-    }
-    return stopped;
-  }
-  bool waits(int rank) const { return edges_.contains(rank); }
+  const FlightRecord& first() const { return *ranks_.begin()->second->record; }
   bool is_root(int rank) const {
     const auto state = ranks_.at(rank)->state;
-    return state == State::stopped || state == State::ended || !waits(rank);
+    return state == State::stopped || state == State::ended || !edges_.contains(rank);
   }
 
   /// Whether the rank has issued the collective of a group, as far as its record shows. One that
@@ -150,18 +141,12 @@ class Search {
                                [&](const auto& entry) { return entry.group == group; }) ||
            record.group(group)->issued > 0;
   }
-  static const FlightRecord::Entry* find(const FlightRecord& record,
-                                         const FlightRecord::Entry& like) {
-    const auto found = std::ranges::find_if(record.entries(), [&](const auto& entry) {
-      return entry.group == like.group && entry.collective == like.collective &&
-             entry.sequence == like.sequence;
-    });
-    return found == record.entries().end() ? nullptr : &*found;
-  }
 
   /// The other side of a message: the peer, or what the backend knows of a receive from any rank.
   void set_partner(Edge& edge) const {
     const auto& entry = edge.wait.entry;
+    const auto counterpart =
+        entry.collective == Collective::send ? Collective::recv : Collective::send;
     edge.missing = entry.peer < 0 ? edge.wait.missing : std::vector{entry.peer};
     edge.begun = Edge::Begun::no;
     // An earlier receive of this rank may be the one that the peer's next message completes.
@@ -178,7 +163,7 @@ class Search {
       if (record.group(entry.group) == nullptr) edge.begun = Edge::Begun::unknown;
       for (const auto& theirs : record.entries()) {
         const bool is_other_side = theirs.group == entry.group &&
-                                   theirs.collective == counterpart(entry.collective) &&
+                                   theirs.collective == counterpart &&
                                    (theirs.peer == edge.rank || theirs.peer < 0);
         if (!is_other_side) continue;
         if (!theirs.ended) {
@@ -219,8 +204,11 @@ class Search {
         is_proven = is_proven && record.group(entry.group) != nullptr;
         continue;
       }
-      const auto* same = find(record, entry);
-      const bool complete = same == nullptr || same->ended;
+      const auto same = std::ranges::find_if(record.entries(), [&](const auto& theirs) {
+        return theirs.group == entry.group && theirs.collective == entry.collective &&
+               theirs.sequence == entry.sequence;
+      });
+      const bool complete = same == record.entries().end() || same->ended;
       if (!complete && is_root(member)) idle.push_back(member);
     }
     if (!late.empty()) {
@@ -242,20 +230,19 @@ class Search {
     }
   }
 
-  /// Whether a rank waits for another, directly or not.
-  static bool reaches(const std::map<int, PendingWait>& waits, int from, int to) {
-    std::set<int> seen;
-    std::vector<int> left{from};
-    while (!left.empty()) {
-      const auto at = waits.find(left.back());
-      left.pop_back();
+  /// The ranks that a rank waits for, directly or not, itself included if it is in a cycle. With
+  /// each, the rank before it on a shortest way.
+  static std::map<int, int> reached(const std::map<int, PendingWait>& waits, int from) {
+    std::map<int, int> before;
+    std::vector<int> queue{from};
+    for (std::size_t i = 0; i < queue.size(); ++i) {
+      const auto at = waits.find(queue[i]);
       if (at == waits.end()) continue;
       for (const int next : at->second.missing) {
-        if (next == to) return true;
-        if (seen.insert(next).second) left.push_back(next);
+        if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
       }
     }
-    return false;
+    return before;
   }
 
   /// The ranks of a cycle of waits that never end; of several cycles, that with the fewest ranks.
@@ -264,17 +251,8 @@ class Search {
     auto waits = waits_for_a_begin(false);
     keep_endless(waits);
     std::set<int> best;
-    for (const auto& [start, edge] : waits) {
-      // Breadth first, so that the cycle is the shortest through start.
-      std::map<int, int> before;
-      std::vector<int> queue{start};
-      for (std::size_t i = 0; i < queue.size() && !before.contains(start); ++i) {
-        const auto at = waits.find(queue[i]);
-        if (at == waits.end()) continue;
-        for (const int next : at->second.missing) {
-          if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
-        }
-      }
+    for (const auto& [start, wait] : waits) {
+      const auto before = reached(waits, start);
       if (!before.contains(start)) continue;
       std::set<int> cycle{start};
       for (int rank = before.at(start); rank != start; rank = before.at(rank)) cycle.insert(rank);
@@ -283,9 +261,12 @@ class Search {
     if (best.empty()) return best;
     // The ranks that wait for the cycle and that it waits for, itself included.
     std::set<int> together;
-    for (const auto& [rank, edge] : waits) {
-      const int first = *best.begin();
-      if (reaches(waits, rank, first) && reaches(waits, first, rank)) together.insert(rank);
+    const int of_cycle = *best.begin();
+    const auto reached_from_cycle = reached(waits, of_cycle);
+    for (const auto& [rank, wait] : waits) {
+      if (reached_from_cycle.contains(rank) && reached(waits, rank).contains(of_cycle)) {
+        together.insert(rank);
+      }
     }
     for (const int rank : best) {
       const bool alone = std::ranges::all_of(together, [&](int other) {
@@ -305,7 +286,6 @@ class Search {
       if (!direct) continue;
       found.waiting.push_back(rank);
       found.seconds = std::max(found.seconds, edge.wait.seconds);
-      if (!found.wait) found.wait = edge.wait;
     }
   }
 
@@ -313,24 +293,46 @@ class Search {
   std::map<int, Diagnosis::Edge> edges_;
 };
 
-const ObservedRank* find(const std::vector<ObservedRank>& ranks, int rank) {
-  const auto found = std::ranges::find(ranks, rank, &ObservedRank::rank);
-  return found == ranks.end() ? nullptr : &*found;
+/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s" or "its
+/// process is stopped (SIGSTOP or a debugger); its last operation is …".
+std::string activity_text(const ObservedRank& rank) {
+  const auto& record = *rank.record;
+  const auto& wait = record.wait();
+  const auto last =
+      record.entries().empty()
+          ? std::string("it has issued no operation")
+          : concat("its last operation is ", operation_text(record, record.entries().back()),
+                   record.entries().back().ended ? ", complete" : ", not complete");
+  if (rank.state == State::ended) {
+    return concat("its process has ended, at most ", duration_text(record.silent()), " ago; ",
+                  last);
+  }
+  if (rank.state == State::stopped) {
+    return concat("its process is stopped (SIGSTOP or a debugger); ", last);
+  }
+  if (wait) {
+    return concat("it has waited in ", operation_text(record, wait->entry), " for ",
+                  duration_text(wait->seconds));
+  }
+  return concat("it has made no call of Lockstep for ", duration_text(record.silent()), "; ", last);
 }
 
 std::vector<std::string> describe(const Diagnosis& found, const std::vector<ObservedRank>& ranks) {
   std::vector<std::string> text;
   if (found.kind == Kind::none) return text;
-  const auto add_waits = [&](const std::vector<int>& waiting) {
+  const auto observed = [&](int rank) -> const ObservedRank& {
+    return *std::ranges::find(ranks, rank, &ObservedRank::rank);
+  };
+  const auto add_waits = [&](const auto& is_chosen) {
     // Ranks that wait in the same operation share a line.
     std::map<std::string, std::pair<std::vector<int>, double>> by_operation;
     std::vector<std::string> order;
     for (const auto& edge : found.edges) {
-      if (std::ranges::find(waiting, edge.rank) == waiting.end()) continue;
-      const auto* rank = find(ranks, edge.rank);
+      if (!is_chosen(edge.rank)) continue;
       const auto whom =
           edge.missing.empty() ? std::string() : concat("for ", rank_list(edge.missing), ' ');
-      const auto what = concat(whom, "in ", operation_text(*rank->record, edge.wait.entry));
+      const auto what =
+          concat(whom, "in ", operation_text(*observed(edge.rank).record, edge.wait.entry));
       auto& [members, seconds] = by_operation[what];
       if (members.empty()) order.push_back(what);
       members.push_back(edge.rank);
@@ -344,11 +346,10 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
   };
   if (found.kind == Kind::missing) {
     for (const int one : found.ranks) {
-      const auto* rank = find(ranks, one);
+      const auto activity = concat("rank ", one, ": ", activity_text(observed(one)));
       text.push_back(found.edges.empty()
-                         ? concat("rank ", one, ": ", activity_text(*rank),
-                                  "; ranks without a record here may wait for it")
-                         : concat("the others wait for rank ", one, ": ", activity_text(*rank)));
+                         ? concat(activity, "; ranks without a record here may wait for it")
+                         : concat("the others wait for ", activity));
     }
   } else if (found.kind == Kind::unseen) {
     const auto& record = *ranks.front().record;
@@ -368,20 +369,11 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
   } else {
     text.push_back("no rank is missing: the data of the operation are in transit");
   }
-  std::vector<int> waiting = found.waiting;
-  if (found.kind == Kind::deadlock) {
-    waiting.insert(waiting.end(), found.ranks.begin(), found.ranks.end());
-    std::ranges::sort(waiting);
-  }
-  add_waits(waiting);
-  std::vector<int> others;
-  for (const auto& edge : found.edges) {
-    if (std::ranges::find(waiting, edge.rank) == waiting.end() &&
-        std::ranges::find(found.ranks, edge.rank) == found.ranks.end()) {
-      others.push_back(edge.rank);
-    }
-  }
-  add_waits(others);
+  const bool is_deadlock = found.kind == Kind::deadlock;
+  add_waits([&](int rank) {
+    return is_in(found.waiting, rank) || (is_deadlock && is_in(found.ranks, rank));
+  });
+  add_waits([&](int rank) { return !is_in(found.waiting, rank) && !is_in(found.ranks, rank); });
   return text;
 }
 
@@ -389,15 +381,14 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
 
 ObservedRank observe(std::shared_ptr<const FlightRecord> record) {
   ObservedRank rank{.record = std::move(record)};
-  if (rank.record->file().last.ticks != 0) {
-    if (rank.record->file().was_ended) rank.state = State::ended;
-    if (rank.record->file().was_stopped) rank.state = State::stopped;
-    return rank;
-  }
-  if (has_ended(rank.record->file())) {
+  const auto& file = rank.record->file();
+  if (file.last.ticks != 0) {
+    if (file.was_ended) rank.state = State::ended;
+    if (file.was_stopped) rank.state = State::stopped;
+  } else if (has_ended(file)) {
     rank.state = State::ended;
   } else {
-    rank.state = read_process(rank.record->file().pid).stopped() ? State::stopped : State::running;
+    rank.state = read_process(file.pid).stopped() ? State::stopped : State::running;
   }
   return rank;
 }
@@ -445,41 +436,12 @@ std::string operation_text(const FlightRecord& record, const FlightRecord::Entry
                 in_parentheses(std::bit_cast<Source>(entry.source)));
 }
 
-std::string activity_text(const ObservedRank& rank) {
-  const auto& record = *rank.record;
-  const auto& wait = record.wait();
-  const auto last =
-      record.entries().empty()
-          ? std::string("it has issued no operation")
-          : concat("its last operation is ", operation_text(record, record.entries().back()),
-                   record.entries().back().ended ? ", complete" : ", not complete");
-  if (rank.state == State::ended) {
-    return concat("its process has ended, at most ", duration_text(record.silent()), " ago; ",
-                  last);
-  }
-  if (rank.state == State::stopped) {
-    return concat("its process is stopped (SIGSTOP or a debugger); ", last);
-  }
-  if (wait) {
-    return concat("it has waited in ", operation_text(record, wait->entry), " for ",
-                  duration_text(wait->seconds));
-  }
-  return concat("it has made no call of Lockstep for ", duration_text(record.silent()), "; ", last);
-}
-
 std::string duration_text(double seconds) {
-  TextStream text;
   const auto rounded = [](double value) { return std::round(value * 10) / 10; };
-  if (seconds < 0.1) {
-    text << std::round(seconds * 1000) << " ms";
-  } else if (seconds < 120) {
-    text << rounded(seconds) << " s";
-  } else if (seconds < 7200) {
-    text << rounded(seconds / 60) << " min";
-  } else {
-    text << rounded(seconds / 3600) << " h";
-  }
-  return text.str();
+  if (seconds < 0.1) return concat(std::round(seconds * 1000), " ms");
+  if (seconds < 120) return concat(rounded(seconds), " s");
+  if (seconds < 7200) return concat(rounded(seconds / 60), " min");
+  return concat(rounded(seconds / 3600), " h");
 }
 
 }  // namespace lockstep::detail

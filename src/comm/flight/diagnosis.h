@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +54,6 @@ struct Diagnosis {
   /// The ranks that others wait for, or that wait for one another; ascending. In a deadlock in
   /// which all other ranks wait for one rank only, that rank.
   std::vector<int> ranks;
-  /// The operation that the first of `waiting` waits in.
-  std::optional<FlightRecord::Wait> wait;
   std::vector<int> waiting;  ///< the ranks that wait directly for `ranks`, ascending
   double seconds = 0;        ///< longest of these waits
   std::vector<Edge> edges;   ///< of all ranks that wait
@@ -79,10 +76,6 @@ std::string operation_text(const FlightRecord& record, const FlightRecord::Entry
 
 /// "the world", "the group of ranks 0, 1".
 std::string group_text(const FlightRecord& record, std::uint64_t key);
-
-/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s" or "its
-/// process is stopped (SIGSTOP or a debugger); its last operation is …".
-std::string activity_text(const ObservedRank& rank);
 
 /// "3.1 s", "2 min", "1.5 h".
 std::string duration_text(double seconds);

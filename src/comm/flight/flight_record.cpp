@@ -41,7 +41,8 @@ std::vector<int> ranks_of(const FlightRanks& set) {
   return ranks;
 }
 
-void terminate(auto& text) { text[sizeof text - 1] = '\0'; }
+/// Ends texts that may come from another process.
+void terminate(auto&... texts) { ((texts[sizeof texts - 1] = '\0'), ...); }
 
 bool is_known(Collective collective) { return collective <= Collective::reduce; }
 
@@ -101,13 +102,10 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
     : file_(std::move(file)),
       path_(std::move(path)),
       scale_(file_->begun, file_->last.ticks != 0 ? file_->last : TickTime::now()) {
-  terminate(file_->process_start);
-  terminate(file_->job);
-  terminate(file_->host);
-  terminate(file_->program);
-  terminate(file_->backend);
-  terminate(file_->failure);
-  const auto now = file_->last.ticks != 0 ? file_->last.ticks : ticks();
+  terminate(file_->process_start, file_->job, file_->host, file_->program, file_->backend,
+            file_->failure);
+  const bool is_copy = file_->last.ticks != 0;
+  const auto now = is_copy ? file_->last.ticks : ticks();
   for (const auto& group : file_->groups) {
     if (group.key.load() == 0) continue;
     groups_.push_back({.key = group.key,
@@ -127,9 +125,8 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   for (auto number = first; number != added + 1; ++number) {
     const auto entry = file_->entries[number % FlightFile::capacity].read(number);
     if (!entry || entry->group >= FlightFile::most_groups || !is_known(entry->collective)) continue;
-    const auto issued = entry->issued;
     const auto ended = entry->ended;
-    latest = std::max({latest, issued, ended});
+    latest = std::max({latest, entry->issued, ended});
     entries_.push_back(
         {.number = number,
          .collective = entry->collective,
@@ -139,13 +136,12 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
          .peer = entry->peer,
          .group = file_->groups[entry->group].key,
          .source = entry->source,
-         .issued = scale_.seconds(issued, now),
+         .issued = scale_.seconds(entry->issued, now),
          .ended = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now)),
-         .issued_real = scale_.real(issued)});
+         .issued_real = scale_.real(entry->issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
   // A rank that raises the failure while it still spins has published no wait.
-  const bool is_copy = file_->last.ticks != 0;
   const bool waits = file_->wait.turn.load() % 2 != 0;
   if (is_copy && !waits && !failure().empty() && !entries_.empty() && !entries_.back().ended) {
     const auto& last = entries_.back();
@@ -246,7 +242,7 @@ void copy_flight_record(const FlightFile& file, const fs::path& folder) {
   fs::create_directories(folder, exists);
   const auto path = folder / flight_file_name(file.rank);
   const auto part = concat(path.string(), '.', ::getpid());
-  const int error = write_flight_copy(file, {.has_ended = true}, path.c_str(), part.c_str());
+  const int error = write_flight_copy(file, true, path.c_str(), part.c_str());
   if (error == 0) return;
   throw Error(
       concat("flight recorder: cannot write ", path.string(), ": ", why_not_opened(part, error)));
@@ -285,7 +281,7 @@ std::vector<std::string> taken_flight_names() {
   return texts;
 }
 
-int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
+int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
                       const char* part) noexcept {
   const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (out < 0) return errno;
@@ -297,8 +293,7 @@ int write_flight_copy(const FlightFile& file, const CopiedProcess& process, cons
   errno = 0;
   const bool written = write_all(out, &file, sizeof file) &&
                        patch(now, offsetof(FlightFile, last)) &&
-                       patch(process.has_ended, offsetof(FlightFile, was_ended)) &&
-                       patch(process.is_stopped, offsetof(FlightFile, was_stopped));
+                       patch(has_ended, offsetof(FlightFile, was_ended));
   int error = written ? 0 : errno != 0 ? errno : ENOSPC;
   if (::close(out) != 0 && error == 0) error = errno;
   if (error == 0 && ::rename(part, path) != 0) error = errno;
@@ -309,19 +304,13 @@ int write_flight_copy(const FlightFile& file, const CopiedProcess& process, cons
 std::vector<std::string> copies_of_flight_records(std::string_view job) {
   std::vector<std::string> copies;
   for (const auto& record : read_flight_records(job)) {
-    const auto& file = record->file();
-    std::string bytes(reinterpret_cast<const char*>(&file), sizeof file);
-    const auto patch = [&](const auto& value, std::size_t at) {
-      std::memcpy(bytes.data() + at, &value, sizeof value);
-    };
-    const bool ended = has_ended(file);
-    const bool stopped = !ended && read_process(file.pid).stopped();
-    const std::int64_t memory = ended ? -1 : std::int64_t{resident_bytes(file.pid)};
-    patch(TickTime::now(), offsetof(FlightFile, last));
-    patch(ended, offsetof(FlightFile, was_ended));
-    patch(stopped, offsetof(FlightFile, was_stopped));
-    patch(memory, offsetof(FlightFile, resident_bytes));
-    copies.push_back(std::move(bytes));
+    const auto copy = std::make_unique<FlightFile>();
+    std::memcpy(static_cast<void*>(copy.get()), &record->file(), sizeof *copy);
+    copy->was_ended = has_ended(*copy);
+    copy->was_stopped = !copy->was_ended && read_process(copy->pid).stopped();
+    copy->resident_bytes = copy->was_ended ? -1 : resident_bytes(copy->pid);
+    copy->last = TickTime::now();
+    copies.emplace_back(reinterpret_cast<const char*>(copy.get()), sizeof *copy);
   }
   return copies;
 }

@@ -203,15 +203,10 @@ void remove_ended_flight_records(std::string_view job = {},
 /// Removes the records of these processes of this user, which are about to end.
 void remove_flight_records_of(std::span<const pid_t> processes) noexcept;
 
-/// What a copy says of the process.
-struct CopiedProcess {
-  bool has_ended = false;
-  bool is_stopped = false;
-};
-
-/// Writes a copy of the record to a file, which replaces an earlier one. `part` is the name of the
-/// file before it is complete. Returns errno, 0 if the copy is written. Async-signal-safe.
-int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
+/// Writes a copy of the record to a file, which replaces an earlier one. has_ended: whether the
+/// copy says that the process has ended. `part` is the name of the file before it is complete.
+/// Returns errno, 0 if the copy is written. Async-signal-safe.
+int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
                       const char* part) noexcept;
 
 /// The bytes of copies of the job's records on this host, for readers on other hosts.

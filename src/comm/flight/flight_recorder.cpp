@@ -20,6 +20,7 @@
 #include "core/launcher.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
+#include "core/signal_safe_text.h"
 #include "core/system/crash_handler.h"
 #include "core/system/files.h"
 #include "core/system/process.h"
@@ -40,12 +41,6 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 namespace fs = std::filesystem;
-
-void copy_text(auto& to, std::string_view text) {
-  const auto length = std::min(text.size(), sizeof to - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
 
 std::uint64_t digest_of(std::string_view text) { return digest(std::as_bytes(std::span(text))); }
 
@@ -149,16 +144,13 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const Settings& settings)
 
 std::shared_ptr<FlightRecorder> FlightRecorder::create(const Communicator& world) {
   const auto& hosts = world.hosts();
-  auto recorder = create({.backend = world.backend(), .rank = world.rank(), .size = world.size()});
-  if (recorder == nullptr) return recorder;
-  std::vector<int> ranks;
+  const auto own = hosts[static_cast<std::size_t>(world.rank())];
+  std::vector<int> on_host;
   for (int rank = 0; rank < world.size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(world.rank())]) {
-      ranks.push_back(rank);
-    }
+    if (hosts[static_cast<std::size_t>(rank)] == own) on_host.push_back(rank);
   }
-  recorder->set_on_host(ranks);
-  return recorder;
+  return create(
+      {.backend = world.backend(), .rank = world.rank(), .size = world.size(), .on_host = on_host});
 }
 
 FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::record) {
@@ -184,6 +176,8 @@ FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::
   copy_text(file_->program, process.name);
   copy_text(file_->backend, settings.backend);
   ::gethostname(file_->host, sizeof file_->host - 1);
+  set_ranks(file_->on_host, settings.on_host);
+  file_->hosts_known.store(!settings.on_host.empty(), relaxed);
   file_->begun = TickTime::now();
   file_->magic.store(FlightFile::expected_magic, std::memory_order_release);
   if (problem != 0 || !name_file(file, path)) {
@@ -229,11 +223,6 @@ void FlightRecorder::remove_group(std::uint16_t group) noexcept {
   file_->groups[group].key.store(0, relaxed);
 }
 
-void FlightRecorder::set_on_host(std::span<const int> ranks) noexcept {
-  set_ranks(file_->on_host, ranks);
-  file_->hosts_known.store(true, std::memory_order_release);
-}
-
 void FlightRecorder::begin_wait(std::uint64_t number, bool is_bound) noexcept {
   auto& wait = file_->wait;
   const auto now = ticks();
@@ -271,9 +260,9 @@ bool FlightRecorder::record_failure(std::string_view text, int rank) noexcept {
   return true;
 }
 
-int FlightRecorder::write_copy(const CopiedProcess& process) const noexcept {
+int FlightRecorder::write_copy(bool has_ended) const noexcept {
   ::mkdir(copies_.c_str(), 0777);
-  return write_flight_copy(*file_, process, copy_.c_str(), part_.c_str());
+  return write_flight_copy(*file_, has_ended, copy_.c_str(), part_.c_str());
 }
 
 void FlightRecorder::fail(std::string_view text, int rank) noexcept {
@@ -281,7 +270,7 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
   std::vector<int> stopped;
   request_stacks(job(), stopped);
   set_ranks(file_->stopped, stopped);
-  if (const int error = write_copy({}); error != 0) {
+  if (const int error = write_copy(false); error != 0) {
     log::warn(concat("flight recorder: cannot write ", copy_, ": ", why_not_opened(part_, error)));
   }
   StackFile::write(nullptr);
@@ -292,7 +281,7 @@ void FlightRecorder::on_crash(const Crash& crash) noexcept {
   const bool is_first = record_failure(text.view(), crashed_rank(rank()));
   if (copies_.empty()) return;
   // The process leaves no file when its copy exists.
-  if (is_first && write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
+  if (is_first && write_copy(true) == 0 && !path_.empty()) ::unlink(path_.c_str());
   StackFile::write(crash.context);
   StackFile::await_other_writer();  // the process ends when this returns
 }

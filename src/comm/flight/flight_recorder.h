@@ -38,8 +38,9 @@ class FlightRecorder final : private CrashListener {
  public:
   struct Settings {
     std::string_view backend;
-    int rank;  ///< in the world
-    int size;  ///< of the world
+    int rank;                           ///< in the world
+    int size;                           ///< of the world
+    std::span<const int> on_host = {};  ///< ranks of this rank's host; empty if not known
   };
   /// Null if LOCKSTEP_FLIGHT_RECORDER is 0.
   static std::shared_ptr<FlightRecorder> create(const Settings& settings);
@@ -54,8 +55,6 @@ class FlightRecorder final : private CrashListener {
   /// same members in the same order.
   std::uint16_t add_group(std::span<const int> members);
   void remove_group(std::uint16_t group) noexcept;
-  /// Records the ranks that are on this rank's host.
-  void set_on_host(std::span<const int> ranks) noexcept;
 
   /// Records that an operation was issued, and returns its number. peer is a world rank.
   std::uint64_t issued(std::uint16_t group, const Operation& operation, int peer,
@@ -124,7 +123,7 @@ class FlightRecorder final : private CrashListener {
   /// Async-signal-safe. False if the failure of the world was recorded before.
   bool record_failure(std::string_view text, int rank) noexcept;
   /// Async-signal-safe. Returns errno, 0 for success.
-  int write_copy(const CopiedProcess& process) const noexcept;
+  int write_copy(bool has_ended) const noexcept;
 
   FlightFile* file_;
   std::filesystem::path path_;    ///< of the file in shared memory; empty if there is none

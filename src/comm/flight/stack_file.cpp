@@ -7,10 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -33,24 +31,12 @@ struct StackFile::Target {
   ForkGuard process = {};
 
   static std::atomic<Target*> current;
-  static Target* make(const std::filesystem::path& folder, int rank);
   /// Of this process. Null if there is none.
   static Target* get() noexcept;
   void write(const ucontext_t* context) const noexcept;
 };
 
 std::atomic<StackFile::Target*> StackFile::Target::current{nullptr};
-
-StackFile::Target* StackFile::Target::make(const std::filesystem::path& folder, int rank) {
-  static std::mutex mutex;
-  static auto* const all = new std::list<Target>;
-  const std::lock_guard lock(mutex);
-  auto& target = all->emplace_back();
-  target.folder = folder.string();
-  target.path = (folder / stack_file_name(rank)).string();
-  target.part = concat(target.path, '.', ::getpid());
-  return &target;
-}
 
 StackFile::Target* StackFile::Target::get() noexcept {
   auto* const target = current.load();
@@ -59,9 +45,15 @@ StackFile::Target* StackFile::Target::get() noexcept {
 
 StackFile::StackFile(const std::filesystem::path& folder, int rank) {
   if (!prepare_thread_stacks(write)) return;
-  auto* const target = Target::make(folder, rank);
+  static std::mutex mutex;
+  static auto* const all = new std::list<Target>;
+  const std::lock_guard lock(mutex);
+  auto& target = all->emplace_back();
+  target.folder = folder.string();
+  target.path = (folder / stack_file_name(rank)).string();
+  target.part = concat(target.path, '.', ::getpid());
   Target* none = nullptr;
-  if (Target::current.compare_exchange_strong(none, target)) target_ = target;
+  if (Target::current.compare_exchange_strong(none, &target)) target_ = &target;
 }
 
 StackFile::~StackFile() {
@@ -119,21 +111,6 @@ std::string stack_file_name(int rank) { return concat("rank-", rank, ".stacks");
 
 namespace {
 
-/// Takes the text before the first space.
-std::string_view take_word(std::string_view& text) {
-  const auto end = text.find(' ');
-  const auto word = text.substr(0, end);
-  text.remove_prefix(end == text.npos ? text.size() : end + 1);
-  return word;
-}
-
-template <class Number>
-Number number_of(std::string_view text, int base = 10) {
-  Number number{};
-  std::from_chars(text.data(), text.data() + text.size(), number, base);
-  return number;
-}
-
 /// Code of a program or shared library in the memory of the process.
 struct Module {
   std::uint64_t begin, end;
@@ -143,13 +120,11 @@ struct Module {
 
 /// Whether the file is a program of fixed addresses.
 bool has_fixed_addresses(const std::string& file) {
-  std::array<char, offsetof(Elf64_Ehdr, e_type) + sizeof(Elf64_Half)> header{};
+  Elf64_Ehdr header{};
   std::error_code absent;
   if (!std::filesystem::is_regular_file(file, absent)) return false;
-  std::ifstream(file, std::ios::binary).read(header.data(), header.size());
-  Elf64_Half type = 0;
-  std::memcpy(&type, header.data() + offsetof(Elf64_Ehdr, e_type), sizeof type);
-  return std::string_view(header.data(), SELFMAG) == ELFMAG && type == ET_EXEC;
+  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
+  return std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_type == ET_EXEC;
 }
 
 /// The modules of lines "7f00-7f01 r-xp 00001000 08:01 1234   /usr/lib/libc.so.6".
@@ -192,23 +167,23 @@ ProcessStacks ProcessStacks::read(const std::filesystem::path& path) {
   ProcessStacks stacks;
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
-    std::string_view text = line;
-    const auto word = take_word(text);
+    std::istringstream text(line);
+    std::string word;
+    text >> word;
     if (word == "process") {
-      stacks.process = number_of<long>(text);
+      text >> stacks.process;
     } else if (word == "thread") {
       constexpr std::string_view silent = ": did not answer";
       Thread thread{};
-      thread.id = number_of<long>(take_word(text));
-      const auto state = take_word(text);
-      thread.state = state.empty() ? '?' : state.front();
-      thread.has_answered = !text.ends_with(silent);
-      if (!thread.has_answered) text.remove_suffix(silent.size());
-      thread.name = text;
+      thread.state = '?';
+      text >> thread.id >> thread.state;
+      std::getline(text.ignore(), thread.name);
+      thread.has_answered = !thread.name.ends_with(silent);
+      if (!thread.has_answered) thread.name.resize(thread.name.size() - silent.size());
       stacks.threads.push_back(std::move(thread));
     } else if (word.starts_with("0x") && !stacks.threads.empty()) {
       stacks.threads.back().frames.push_back(
-          {.address = number_of<std::uint64_t>(word.substr(2), 16), .file = ""});
+          {.address = std::strtoull(word.c_str(), nullptr, 16), .file = ""});
     } else if (word == "maps") {
       const auto modules = read_modules(in);
       for (auto& thread : stacks.threads) place(thread.frames, modules);

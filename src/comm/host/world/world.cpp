@@ -5,9 +5,12 @@
 #include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "comm/host/world/wake_flag.h"
+#include "core/signal_safe_text.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
+
+using detail::copy_text;
 
 World::World(std::unique_ptr<Arena> arena) : arena_(std::move(arena)) {}
 World::~World() = default;
@@ -29,8 +32,7 @@ void World::fail(Failure::Kind kind, int rank, int elsewhere, std::string_view t
     header.failed_rank = rank;
     header.failed_elsewhere = elsewhere;
     header.failure_kind = kind;
-    // New memory is zero, so the text ends where its copy does.
-    text.copy(header.failure_text, sizeof header.failure_text - 1);
+    copy_text(header.failure_text, text);
   });
   if (first) wake_all(*arena_);
 }
@@ -79,13 +81,12 @@ std::optional<detail::ErrorRecord> World::error_of(int rank) const {
 }
 
 void World::leave(int rank, std::string_view how) noexcept {
-  how.copy(arena_->rank(rank).leave_text.text, sizeof(EndText) - 1);
+  copy_text(arena_->rank(rank).leave_text.text, how);
   set_left(*arena_, rank);
 }
 
 void World::mark_ended(int rank, std::string_view how) noexcept {
-  set_ended(*arena_, rank,
-            [&](RankState& state) { how.copy(state.end_text.text, sizeof(EndText) - 1); });
+  set_ended(*arena_, rank, [&](RankState& state) { copy_text(state.end_text.text, how); });
 }
 
 std::string_view World::end_text(int rank) const {
