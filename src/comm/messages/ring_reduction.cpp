@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "comm/messages/transfer.h"
 #include "comm/waiting.h"
@@ -50,7 +49,6 @@ class RingReduction final : public Transfer {
   std::size_t pieces_ = 0;                ///< pieces of the longest slice
   std::size_t messages_ = 0;              ///< messages of sums; as many of results
   std::unique_ptr<std::byte[]> staging_;  ///< received sums of the window
-  std::vector<std::byte> factor_;         ///< 1/N for each element of a piece, for avg
   std::size_t sums_added_ = 0;
   // Of each message:
   std::vector<std::uint8_t> sum_arrived_;
@@ -78,15 +76,6 @@ RingReduction::RingReduction(GroupTransport transport, const Operation& operatio
   run(send_sums());
   run(receive_results());
   run(send_results());
-  if (operation.reduce != ReduceOp::avg) return;
-  factor_.resize(piece_elements_ * element());
-  const float as_float = 1.0f / static_cast<float>(size());
-  const double as_double = 1.0 / static_cast<double>(size());
-  for (std::size_t i = 0; i < piece_elements_; ++i) {
-    const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&as_float)
-                                                     : static_cast<const void*>(&as_double);
-    std::memcpy(factor_.data() + i * element(), from, element());
-  }
 }
 
 Range RingReduction::piece(std::size_t message, int back) const {
@@ -122,9 +111,7 @@ void RingReduction::add(std::size_t message) {
   kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
                   {&sum, 1}, range.length);
   const bool last = message + pieces_ >= messages_;
-  if (!average || !last) return;
-  const std::array<const std::byte*, 2> factors{sum, factor_.data()};
-  kernels::reduce(operation().dtype, ReduceOp::product, factors, {&sum, 1}, range.length);
+  if (average && last) kernels::multiply(operation().dtype, 1.0 / size(), sum, sum, range.length);
 }
 
 Task RingReduction::send_sums() {
