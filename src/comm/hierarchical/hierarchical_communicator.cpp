@@ -12,6 +12,7 @@
 #include "comm/messages/message_communicator.h"
 #include "comm/waiting.h"
 #include "core/text.h"
+#include "kernels/reduce.h"
 #include "lockstep/error.h"
 
 // Note [Order of stages]
@@ -26,58 +27,29 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// A range of the operation's buffer.
-struct Values {
-  std::byte* data = nullptr;
-  std::size_t count = 0;
-};
-
-struct Ratio {
-  int numerator = 1;
-  int denominator = 1;
-};
-
-/// A mean is a sum in all stages, and divided by the number of ranks after them.
-struct Summed {
-  ReduceOp op;
-  Ratio to_mean;
-};
-
 namespace {
 
 using detail::Task;
 using detail::Turn;
 
 /// Clips every float32 element to magnitude `most`; 0 disables clipping. NaN stays NaN.
-void clamp(const Values& floats, float most) {
+void clamp(std::byte* data, std::size_t count, float most) {
   if (most == 0) return;
-  auto* values = reinterpret_cast<float*>(floats.data);
-  for (std::size_t i = 0; i < floats.count; ++i) {
-    // NaN stays.
+  auto* values = reinterpret_cast<float*>(data);
+  for (std::size_t i = 0; i < count; ++i) {
     values[i] = std::fabs(values[i]) > most ? std::copysign(most, values[i]) : values[i];
   }
 }
 
-template <class Value>
-void scale_all(const Values& all, Ratio ratio) {
-  const Value factor = static_cast<Value>(ratio.numerator) / static_cast<Value>(ratio.denominator);
-  auto* values = reinterpret_cast<Value*>(all.data);
-  for (std::size_t i = 0; i < all.count; ++i) values[i] *= factor;
+/// Multiplies every float32 or float64 element by the factor.
+void scale(std::byte* data, std::size_t count, DType dtype, double factor) {
+  if (factor != 1) kernels::multiply(dtype, factor, data, data, count);
 }
 
-/// Multiplies every float32 or float64 element by the ratio.
-void scale(const Values& all, DType dtype, Ratio ratio) {
-  if (ratio.numerator == ratio.denominator) return;
-  if (dtype == DType::f32) {
-    scale_all<float>(all, ratio);
-  } else {
-    scale_all<double>(all, ratio);
-  }
-}
-
-Summed summed(ReduceOp op, int ranks) {
-  if (op != ReduceOp::avg) return {op, {}};
-  return {ReduceOp::sum, {1, ranks}};
+/// A mean is a sum in all stages, and multiplied by the second value after them.
+std::pair<ReduceOp, double> summed(ReduceOp op, int ranks) {
+  if (op != ReduceOp::avg) return {op, 1};
+  return {ReduceOp::sum, 1.0 / ranks};
 }
 
 /// The optional arguments of the stages of an operation.
@@ -238,35 +210,33 @@ Task HierarchicalCommunicator::in_shards(const Operation& operation) {
   Turn gather(groups_.intra_node_gather.turns);
   const auto element = size_of(operation.dtype);
   const auto shards = Shards::of_cache_lines(topology_, operation.count, element);
-  const Values mine{.data = operation.output + shards.own().begin * element,
-                    .count = shards.own().length};
+  auto* const mine = operation.output + shards.own().begin * element;
+  const auto count = shards.own().length;
   const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
-  const bool average = operation.reduce == ReduceOp::avg;
   const auto [op, to_mean] = summed(operation.reduce, operation.wire ? 1 : size());
 
   // Only the exchange between hosts uses the wire dtype. It sends each host's part of the mean.
   auto wire = operation.wire;
   const float clip = wire ? std::exchange(wire->clip, 0.0f) : 0;
-  const Ratio to_mean_of_host = wire ? Ratio{topology_.hosts, size()} : Ratio{};
-  const Ratio from_mean_of_host = wire && !average ? Ratio{size(), topology_.hosts} : Ratio{};
 
   co_await reduce;
-  clamp({.data = operation.output, .count = operation.count}, clip);
-  co_await groups_.intra_node_reduce.ranks->reduce_scatter(operation.output, mine.data,
-                                                           shards.counts(), dtype, op, issue);
+  clamp(operation.output, operation.count, clip);
+  co_await groups_.intra_node_reduce.ranks->reduce_scatter(operation.output, mine, shards.counts(),
+                                                           dtype, op, issue);
   if (auto* const leaders = groups_.inter_node.ranks.get()) {
     co_await exchange;
-    scale(mine, dtype, to_mean_of_host);
-    auto exchanged =
-        wire ? leaders->all_reduce(mine.data, mine.count, operation.reduce, *wire, issue)
-             : leaders->all_reduce(mine.data, mine.count, dtype, op, issue);
+    if (wire) scale(mine, count, dtype, static_cast<double>(topology_.hosts) / size());
+    auto exchanged = wire ? leaders->all_reduce(mine, count, operation.reduce, *wire, issue)
+                          : leaders->all_reduce(mine, count, dtype, op, issue);
     co_await std::move(exchanged);
   }
   co_await gather;
-  scale(mine, dtype, from_mean_of_host);
-  scale(mine, dtype, to_mean);
-  co_await groups_.intra_node_gather.ranks->all_gather(mine.data, operation.output, shards.counts(),
+  if (wire && operation.reduce != ReduceOp::avg) {
+    scale(mine, count, dtype, topology_.ranks_per_host());
+  }
+  scale(mine, count, dtype, to_mean);
+  co_await groups_.intra_node_gather.ranks->all_gather(mine, operation.output, shards.counts(),
                                                        dtype, issue);
 }
 
@@ -299,7 +269,7 @@ Task HierarchicalCommunicator::to_root_in_shards(const Operation& operation) {
   }
   if (!gather) co_return;
   co_await *gather;
-  scale({.data = mine.get(), .count = own.length}, dtype, to_mean);
+  scale(mine.get(), own.length, dtype, to_mean);
   co_await groups_.intra_node_gather.ranks->gather(mine.get(), data, shards.counts(), dtype,
                                                    HostTopology::local_rank_of(*this, root), issue);
 }
@@ -328,7 +298,7 @@ Task HierarchicalCommunicator::to_parts_in_shards(const Operation& operation) {
     co_await leaders->reduce_scatter(sums.get(), own.get(), meet.by_host, dtype, op, issue);
   }
   co_await scatter;
-  scale({.data = own.get(), .count = meet.here.length}, dtype, to_mean);
+  scale(own.get(), meet.here.length, dtype, to_mean);
   co_await groups_.intra_node_gather.ranks->all_to_all(own.get(), operation.output, meet.by_rank,
                                                        meet.by_leader, dtype, issue);
 }
