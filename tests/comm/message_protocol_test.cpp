@@ -209,7 +209,7 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
                             .input = data,
                             .output = data,
                             .count = 5};
-  const auto moves = messages::make_moves(view, operation);
+  const auto moves = messages::make_transfer(view, operation);
   moves->advance();
   // All three receives, and two of three sends.
   EXPECT_EQ(transport.begun(Channel::parts), 5U);

@@ -41,9 +41,8 @@ class DirectReduction final : public Transfer {
   }
   Range slice(int member) const;
   /// The piece of a member's slice in one round, as elements of the input.
-  Range piece(int member, std::size_t round) const;
-  std::byte* place_of(const Range& piece) const {
-    return operation().output + piece.begin * element();
+  Range piece(int member, std::size_t round) const {
+    return piece_of(slice(member), round, piece_elements_);
   }
   /// The address from which an owner sends its reduced piece, and to which others receive it.
   std::byte* result(const Range& piece) const {
@@ -125,12 +124,6 @@ Range DirectReduction::slice(int member) const {
     return {.begin = operation().part_begin(member), .length = operation().part(member)};
   }
   return slice_of(operation().count, element(), member, size());
-}
-
-Range DirectReduction::piece(int member, std::size_t round) const {
-  const auto whole = slice(member);
-  const std::size_t begin = std::min(round * piece_elements_, whole.length);
-  return {.begin = whole.begin + begin, .length = std::min(piece_elements_, whole.length - begin)};
 }
 
 std::byte* DirectReduction::own_result(const Range& piece) const {

@@ -30,9 +30,6 @@ class RingReduction final : public Transfer {
   int previous() const { return (rank() + size() - 1) % size(); }
   /// The piece that a message has. In turn 0 it belongs to the slice of rank - back.
   Range piece(std::size_t message, int back) const;
-  std::byte* address_of(const Range& range) const {
-    return operation().output + range.begin * element();
-  }
   std::byte* staged(std::size_t message) const {
     return staging_.get() + message % window_ * piece_elements_ * element();
   }
@@ -81,9 +78,8 @@ RingReduction::RingReduction(GroupTransport transport, const Operation& operatio
 Range RingReduction::piece(std::size_t message, int back) const {
   const int turn = static_cast<int>(message / pieces_);
   const int owner = (rank() - back - turn + 2 * size()) % size();
-  const auto slice = slice_of(operation().count, element(), owner, size());
-  const std::size_t begin = std::min(message % pieces_ * piece_elements_, slice.length);
-  return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
+  return piece_of(slice_of(operation().count, element(), owner, size()), message % pieces_,
+                  piece_elements_);
 }
 
 Task RingReduction::receive_sums() {
@@ -105,7 +101,7 @@ void RingReduction::add(std::size_t message) {
   const auto range = piece(message, 2);
   if (range.length == 0) return;
   const detail::WorkTimer timer(worked_);
-  std::byte* sum = address_of(range);
+  std::byte* sum = place_of(range);
   const std::array<const std::byte*, 2> inputs{staged(message), sum};
   const bool average = operation().reduce == ReduceOp::avg;
   kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
@@ -119,7 +115,7 @@ Task RingReduction::send_sums() {
     co_await until(
         [&] { return i < sums_added_ + pieces_ && (i < window_ || sum_sent_[i - window_] != 0); });
     const auto range = piece(i, 1);
-    send(address_of(range), range.length * element(), next(), Channel::parts, &sum_sent_[i]);
+    send(place_of(range), range.length * element(), next(), Channel::parts, &sum_sent_[i]);
   }
 }
 
@@ -129,7 +125,7 @@ Task RingReduction::receive_results() {
     co_await until(
         [&] { return sum_sent_[i] != 0 && (i < window_ || result_arrived_[i - window_] != 0); });
     const auto range = piece(i, 1);
-    receive(address_of(range), range.length * element(), previous(), Channel::results,
+    receive(place_of(range), range.length * element(), previous(), Channel::results,
             &result_arrived_[i]);
   }
 }
@@ -142,27 +138,11 @@ Task RingReduction::send_results() {
       return is_final && (i < window_ || result_sent_[i - window_] != 0);
     });
     const auto range = piece(i, 0);
-    send(address_of(range), range.length * element(), next(), Channel::results, &result_sent_[i]);
+    send(place_of(range), range.length * element(), next(), Channel::results, &result_sent_[i]);
   }
 }
 
 }  // namespace
-
-bool allows_partial_sums(const Operation& operation) {
-  // 16-bit partial sums would be rounded at every rank, and the average of integers is not a
-  // multiplication by 1/N.
-  if (operation.wire) return false;
-  switch (operation.dtype) {
-    case DType::f16:
-    case DType::bf16:
-      return false;
-    case DType::f32:
-    case DType::f64:
-      return true;
-    default:
-      return operation.reduce != ReduceOp::avg;
-  }
-}
 
 std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport,
                                               const Operation& operation) {
