@@ -28,14 +28,9 @@ class DirectReduction final : public Transfer {
 
  private:
   bool has_wire() const { return operation().wire.has_value(); }
-  bool is_root() const { return operation().peer == rank(); }
   bool keeps_result() const { return operation().collective == Collective::reduce_scatter; }
-  /// Whether the members' results form this rank's output.
-  bool receives_results() const {
-    return operation().collective == Collective::all_reduce || (!keeps_result() && is_root());
-  }
-  /// Whether this rank sends its results to the member.
-  bool sends_results_to(int member) const {
+  /// Whether the results of all owners form the member's output.
+  bool gets_results(int member) const {
     return operation().collective == Collective::all_reduce ||
            (!keeps_result() && member == operation().peer);
   }
@@ -102,7 +97,7 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * members * piece_elements_ *
                                                          wire_element());
   arrived_.resize(window_ * members);
-  if (receives_results()) {
+  if (gets_results(rank())) {
     sent_.resize(rounds_ * members);
   } else if (!keeps_result()) {
     reduced_slice_ = std::make_unique_for_overwrite<std::byte[]>(slice(rank()).length * element());
@@ -113,7 +108,7 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   }
   run(exchange_inputs());
   for (int owner = 0; owner < size(); ++owner) {
-    if (receives_results() && owner != rank()) run(receive_results(owner));
+    if (gets_results(rank()) && owner != rank()) run(receive_results(owner));
     if (has_wire()) run_final(widen(owner));
   }
   run(reduce_inputs());
@@ -127,19 +122,17 @@ Range DirectReduction::slice(int member) const {
 }
 
 std::byte* DirectReduction::own_result(const Range& piece) const {
-  if (receives_results()) return result(piece);
+  if (gets_results(rank())) return result(piece);
   std::byte* slice_begin = keeps_result() ? operation().output : reduced_slice_.get();
   return slice_begin + (piece.begin - slice(rank()).begin) * element();
 }
 
 std::byte* DirectReduction::staged(int source, std::size_t round) const {
-  const std::size_t place =
-      round % window_ * static_cast<std::size_t>(size()) + static_cast<std::size_t>(source);
-  return staging_.get() + place * piece_elements_ * wire_element();
+  return staging_.get() + flag(source, round % window_) * piece_elements_ * wire_element();
 }
 
 bool DirectReduction::all_arrived(std::size_t round) const {
-  const auto begin = arrived_.begin() + static_cast<std::ptrdiff_t>(round % window_) * size();
+  const auto* begin = &arrived_[flag(0, round % window_)];
   return std::all_of(begin, begin + size(), [](auto arrived) { return arrived != 0; });
 }
 
@@ -178,7 +171,7 @@ Task DirectReduction::widen(int owner) {
 
 void DirectReduction::begin_round(std::size_t round) {
   const std::size_t mine = piece(rank(), round).length * wire_element();
-  std::uint8_t* arrived = &arrived_[round % window_ * static_cast<std::size_t>(size())];
+  std::uint8_t* arrived = &arrived_[flag(0, round % window_)];
   std::fill_n(arrived, size(), std::uint8_t{0});
   arrived[rank()] = 1;
   for (int step = 1; step < size(); ++step) {
@@ -193,7 +186,7 @@ void DirectReduction::begin_round(std::size_t round) {
                                theirs.length);
     }
     send(operation().input + theirs.begin * element(), theirs.length * wire_element(), owner,
-         Channel::parts, receives_results() ? &sent_[flag(owner, round)] : nullptr);
+         Channel::parts, gets_results(rank()) ? &sent_[flag(owner, round)] : nullptr);
   }
 }
 
@@ -204,7 +197,7 @@ void DirectReduction::reduce(std::size_t round) {
   reduce_piece(round, output);
   for (int step = 1; step < size(); ++step) {
     const int member = (rank() + step) % size();
-    if (!sends_results_to(member)) continue;
+    if (!gets_results(member)) continue;
     send(output, mine.length * wire_element(), member, Channel::results,
          has_wire() ? &results_sent_[flag(member, round)] : nullptr);
   }
@@ -233,7 +226,7 @@ bool DirectReduction::can_be_widened(int owner, std::size_t round) const {
   if (owner != rank()) return results_arrived_[flag(owner, round)] != 0;
   if (round >= reduced_rounds_) return false;
   if (piece(owner, round).length == 0) return true;
-  const auto begin = results_sent_.begin() + static_cast<std::ptrdiff_t>(round) * size();
+  const auto* begin = &results_sent_[flag(0, round)];
   return std::count(begin, begin + size(), 0) == 1;  // this rank's own flag
 }
 
