@@ -37,22 +37,19 @@ CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation
 }
 
 std::size_t CollectiveProtocol::message_bytes() const {
-  return sizeof(Announcement) + group().eager_bytes;
+  // Announcements are read in place, so each message is aligned like one.
+  constexpr std::size_t alignment = alignof(Announcement);
+  return (sizeof(Announcement) + group().eager_bytes + alignment - 1) / alignment * alignment;
 }
 
 std::byte* CollectiveProtocol::message_of(int member) const {
-  // Announcements are read in place, so each message is aligned like one.
-  constexpr std::size_t alignment = alignof(Announcement);
-  const std::size_t stride = (message_bytes() + alignment - 1) / alignment * alignment;
-  return received_.get() + static_cast<std::size_t>(member) * stride;
+  return received_.get() + static_cast<std::size_t>(member) * message_bytes();
 }
 
 /// Bytes of this rank's input that are sent to the member with the announcement.
 std::size_t CollectiveProtocol::payload_bytes(int member) const {
-  const int rank = group().rank;
-  if (!eager_ || !shape_.is_source(rank)) return 0;
-  if (operation_.is_to_root() && member != operation_.peer) return 0;
-  return shape_.length(rank, member) * size_of(operation_.wire_dtype());
+  if (!eager_ || !shape_.sends(group().rank, member)) return 0;
+  return shape_.length(group().rank, member) * size_of(operation_.wire_dtype());
 }
 
 /// Writes this rank's input, or the member's part of it, in the wire dtype.
@@ -71,9 +68,8 @@ void CollectiveProtocol::begin() {
   const int rank = group().rank;
   const int size = group().size();
   if (size == 1) return;
-  constexpr std::size_t alignment = alignof(Announcement);
-  received_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) *
-                                                          (message_bytes() + alignment));
+  received_ =
+      std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) * message_bytes());
   pending_with_.resize(static_cast<std::size_t>(size), 2);
   const auto end_with = [this](int member) {
     return [this, member](std::size_t) {
@@ -164,65 +160,37 @@ const std::byte* CollectiveProtocol::payload_of(int member) const {
 
 void CollectiveProtocol::finish_eager() {
   const int rank = group().rank;
-  const std::size_t element = size_of(operation_.dtype);
-  const auto pull = [&](int source, std::size_t begin) {
-    const std::size_t bytes = shape_.length(source, rank) * element;
+  if (operation_.is_reduction()) {
+    if (!operation_.is_to_root() || rank == operation_.peer) reduce_eager();
+    return;
+  }
+  const bool is_broadcast = operation_.collective == Collective::broadcast;
+  const bool is_parted = operation_.collective != Collective::scatter && !is_broadcast;
+  for (int source = 0; source < group().size(); ++source) {
+    const std::size_t bytes = shape_.length(source, rank) * size_of(operation_.dtype);
+    if (!shape_.sends(source, rank) || bytes == 0 || (is_broadcast && source == rank)) continue;
+    const std::size_t begin = is_parted ? operation_.received_begin(source) : 0;
     // In an in-place operation, a rank's own part may already be at its destination.
-    if (bytes > 0) {
-      std::memmove(operation_.output + begin * element, payload_of(source), bytes);
-    }
-  };
-  switch (operation_.collective) {
-    case Collective::reduce:
-      if (rank != operation_.peer) return;
-      [[fallthrough]];
-    case Collective::all_reduce:
-    case Collective::reduce_scatter: {
-      const std::size_t count = shape_.length(rank, rank);
-      if (count == 0) return;
-      if (operation_.wire) return finish_eager_rounded();
-      std::vector<const std::byte*> inputs;
-      for (int member = 0; member < group().size(); ++member) inputs.push_back(payload_of(member));
-      std::byte* output = operation_.output;
-      const detail::WorkTimer timer(worked_);
-      detail::reduce(operation_, inputs, {&output, 1}, count);
-      return;
-    }
-    case Collective::broadcast:
-    case Collective::scatter:
-      if (operation_.collective == Collective::scatter || rank != operation_.peer) {
-        pull(operation_.peer, 0);
-      }
-      return;
-    case Collective::gather:
-      if (rank != operation_.peer) return;
-      [[fallthrough]];
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      for (int source = 0; source < group().size(); ++source) {
-        pull(source, operation_.received_begin(source));
-      }
-      return;
-    case Collective::barrier:
-    case Collective::send:
-    case Collective::recv:
-      return;
+    std::memmove(operation_.output + begin * size_of(operation_.dtype), payload_of(source), bytes);
   }
 }
 
-void CollectiveProtocol::finish_eager_rounded() {
+void CollectiveProtocol::reduce_eager() {
+  const int rank = group().rank;
+  const std::size_t count = shape_.length(rank, rank);
+  if (count == 0) return;
   const detail::WorkTimer timer(worked_);
-  const auto& wire = *operation_.wire;
-  const std::size_t count = operation_.count;
-  std::vector<std::byte> own(count * size_of(wire.dtype));
-  write_payload(own.data(), own.size(), group().rank);
   std::vector<const std::byte*> inputs;
-  for (int member = 0; member < group().size(); ++member) {
-    inputs.push_back(member == group().rank ? own.data() : payload_of(member));
-  }
-  std::byte* result = own.data();
+  for (int member = 0; member < group().size(); ++member) inputs.push_back(payload_of(member));
+  std::byte* const output = operation_.output;
+  if (!operation_.wire) return detail::reduce(operation_, inputs, {&output, 1}, count);
+  const auto& wire = *operation_.wire;
+  std::vector<std::byte> own(count * size_of(wire.dtype));
+  std::byte* const result = own.data();
+  write_payload(result, own.size(), rank);
+  inputs[static_cast<std::size_t>(rank)] = result;
   kernels::reduce_halves(wire, operation_.reduce, inputs, {&result, 1}, count);
-  kernels::widen_halves(wire, result, operation_.output, count);
+  kernels::widen_halves(wire, result, output, count);
 }
 
 std::vector<int> CollectiveProtocol::missing() const {
