@@ -54,15 +54,12 @@ struct Options {
   bool records = true;             ///< keep a flight record; false for the part of another world
 };
 
-/// A library's version, in the form in which ranks exchange it.
-using VersionTag = std::array<char, 32>;
-
 /// The values that ranks exchange when they join the world.
 struct JoinRecord {
   std::uint64_t host;  ///< digest of the host id
   std::int64_t algorithm;
   std::int64_t flushes_denormals;  ///< 0 or 1
-  VersionTag version;
+  std::array<char, 32> version;
 };
 
 /// The record of the calling rank.
