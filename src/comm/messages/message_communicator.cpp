@@ -59,7 +59,6 @@ MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> con
       group_{.rank = rank,
              .members = std::move(members),
              .number = number,
-             .first_number = agreement_group + 1,
              .algorithm = context_->options().algorithm,
              .eager_bytes = eager_bytes(size())},
       receives_(transport()) {

@@ -19,10 +19,6 @@ namespace lockstep::inline v0_2::messages {
 
 using detail::Failure;
 
-/// The number of a group of some ranks in which they agree on the number of another. A rank is in
-/// one such group at a time.
-inline constexpr int agreement_group = 1;
-
 /// The tag of notices, which no group uses.
 inline constexpr int notice_tag = 0;
 

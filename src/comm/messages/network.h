@@ -141,13 +141,16 @@ constexpr int tag_of(int group, Channel channel) {
 
 constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 
+/// The number of a group of some ranks in which they agree on the number of another. A rank is in
+/// one such group at a time. The world has number 0.
+inline constexpr int agreement_group = 1;
+
 /// One rank's description of a group whose members exchange messages. All fields except rank are
 /// the same on all members.
 struct MessageGroup {
   int rank = 0;
   std::vector<int> members = {};  ///< world ranks in the order of the group
   int number = 0;                 ///< distinguishes its messages from those of other groups
-  int first_number = 1;           ///< of the groups that programs make from the world
   Placement placement = {};       ///< of the members
   Algorithm algorithm = Algorithm::automatic;
   std::size_t eager_bytes = 0;  ///< longest input that is sent with the announcement
@@ -156,7 +159,7 @@ struct MessageGroup {
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int member) const { return members[static_cast<std::size_t>(member)]; }
   /// The number in error texts: 1, 2, …, and 0 for the world and groups of the library.
-  int shown_number() const { return number < first_number ? 0 : number - first_number + 1; }
+  int shown_number() const { return std::max(0, number - agreement_group); }
 };
 
 /// The messages of a network to members of a group, by channel. Refers to the group and the
