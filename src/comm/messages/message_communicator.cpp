@@ -128,22 +128,11 @@ void MessageCommunicator::run_unnumbered(Operation&& operation) {
   begin().wait();
 }
 
-template <class Part>
-void MessageCommunicator::run(const Part& part) {
-  try {
-    part();
-  } catch (const Mismatch& mismatch) {
-    context_->fail_within({.kind = detail::Failure::Kind::mismatch,
-                           .rank = mismatch.rank(),
-                           .text = mismatch.what()});
-  }
-}
-
 template <class Request>
 Work MessageCommunicator::begin_request(auto& requests, Operation&& operation) {
   auto request = std::make_shared<Request>(*this, std::move(operation));
   requests.push_back(request);
-  context_->attempt([&] { run([&] { request->begin(); }); });
+  context_->attempt([&] { request->begin(); });
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));
@@ -163,19 +152,17 @@ Work MessageCommunicator::begin(Operation&& operation) {
 }
 
 void MessageCommunicator::poll() {
-  run([this] {
-    for (const auto& request : collectives_) {
-      request->protocol().compare();
-      if (!request->protocol().compared()) break;
-    }
-    for (const auto& request : collectives_) {
-      request->advance();
-      if (!request->protocol().next_may_begin()) break;
-    }
-    if (messages_.empty()) return;
-    receives_.advance();
-    for (const auto& request : messages_) request->advance();
-  });
+  for (const auto& request : collectives_) {
+    request->protocol().compare();
+    if (!request->protocol().compared()) break;
+  }
+  for (const auto& request : collectives_) {
+    request->advance();
+    if (!request->protocol().next_may_begin()) break;
+  }
+  if (messages_.empty()) return;
+  receives_.advance();
+  for (const auto& request : messages_) request->advance();
 }
 
 std::size_t MessageCommunicator::pending() const {

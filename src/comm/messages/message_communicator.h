@@ -110,10 +110,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   /// Begins an operation that has its number, and adds it to those of its kind.
   template <class Request>
   Work begin_request(auto& requests, Operation&& operation);
-  /// Runs a part of a protocol. A mismatch becomes the world's failure.
-  /// Throws: what else it throws.
-  template <class Part>
-  void run(const Part& part);
   /// Runs a collective with sequence number 0 to its end.
   void run_unnumbered(Operation&& operation);
 

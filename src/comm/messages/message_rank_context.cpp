@@ -48,11 +48,6 @@ constexpr auto send_timeout = std::chrono::seconds(1);
 /// Longest time until rank 0 answers with the first failure.
 constexpr auto answer_timeout = std::chrono::seconds(1);
 
-/// A rank spins only if every rank of this host has a core of its own.
-int spins(int local_size, const Options& options) {
-  return detail::fit_cores(local_size, options.threads_per_rank, options.cores) ? 1000 : 0;
-}
-
 }  // namespace
 
 control::Settings control_settings(const Options& options, int rank, int size) {
@@ -70,7 +65,11 @@ MessageRankContext::MessageRankContext(const Options& options, std::unique_ptr<N
     : RankContext({.backend = network->name(),
                    .rank = network->rank(),
                    .timeout = options.timeout,
-                   .policy = {.spins = spins(network->local_size(), options)},
+                   // A rank spins only if every rank of this host has a core of its own.
+                   .policy = {.spins = detail::fit_cores(network->local_size(),
+                                                         options.threads_per_rank, options.cores)
+                                           ? 1000
+                                           : 0},
                    .has_mutex = true}),
       CrashListener(Phase::notify),
       options_(options),
@@ -110,8 +109,10 @@ void MessageRankContext::on_notice() {
 void MessageRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
+  } catch (const Mismatch& mismatch) {
+    record({.kind = Failure::Kind::mismatch, .rank = mismatch.rank(), .text = mismatch.what()});
   } catch (const std::exception& error) {
-    fail_within({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
+    record({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
   }
 }
 
@@ -143,12 +144,12 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
   const bool threw = left_[static_cast<std::size_t>(rank)] == Left::threw;
-  fail_within({.kind = Failure::Kind::left,
-               .rank = rank,
-               .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
-                              " before ", operation.operation().label(),
-                              in_parentheses(operation.operation().source), operation.note(),
-                              threw ? "" : detail::remedy_of_leaving)});
+  record({.kind = Failure::Kind::left,
+          .rank = rank,
+          .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
+                         " before ", operation.operation().label(),
+                         in_parentheses(operation.operation().source), operation.note(),
+                         threw ? "" : detail::remedy_of_leaving)});
   propagate_failure();
   throw_failure(operation.where());
 }
@@ -181,7 +182,7 @@ void MessageRankContext::fail(const Failure& failure) noexcept {
 }
 
 void MessageRankContext::end_by(const Failure& failure) noexcept {
-  record(failure, false);
+  record(failure);
   propagate_unless_in_use();
 }
 
@@ -202,25 +203,21 @@ void MessageRankContext::propagate_failure() noexcept {
   network_->stop();
 }
 
-Notice MessageRankContext::notice_of_failure() {
-  const auto failure = failure_record().failure();
-  Notice notice{};
-  notice.kind = Notice::Kind::failed;
-  notice.rank_at_fault = failure.rank;
-  notice.failure = failure.kind;
-  failure.text.copy(notice.text, sizeof notice.text - 1);
-  notice.rank = rank();
-  return notice;
-}
-
 void MessageRankContext::agree_on_failure() noexcept {
-  if (rank() == 0) return send_to_all(notice_of_failure());
-  if (failure_record().is_agreed()) return;
-  if (!has_left(0)) {
-    send_to(0, 1, notice_of_failure());
+  if (rank() != 0 && failure_record().is_agreed()) return;
+  const auto failure = failure_record().failure();
+  Notice notice{.kind = Notice::Kind::failed,
+                .rank = rank(),
+                .rank_at_fault = failure.rank,
+                .failure = failure.kind,
+                .text = {}};
+  failure.text.copy(notice.text, sizeof notice.text - 1);
+  if (rank() != 0 && !has_left(0)) {
+    send(notice, 0, 1);
     await_answer();
+    if (failure_record().is_agreed()) return;
   }
-  if (!failure_record().is_agreed()) send_to_all(notice_of_failure());
+  send(notice, 0, size());
 }
 
 void MessageRankContext::await_answer() noexcept {
@@ -240,7 +237,7 @@ void MessageRankContext::leave() noexcept {
   Notice notice{};
   notice.kind = std::uncaught_exceptions() > 0 ? Notice::Kind::threw : Notice::Kind::left;
   notice.rank = rank();
-  send_to_all(notice);
+  send(notice, 0, size());
   if (control_ && !network_->ends_together()) control_->announce_end();
 }
 
@@ -295,12 +292,10 @@ void MessageRankContext::fail_without_notices() noexcept {
   const auto text = concat("rank ", rank(), ": ", detail::rank_list(ranks),
                            " ended before this rank had the notice of leaving the world");
   log::warn(text);
-  record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text}, false);
+  record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text});
 }
 
-void MessageRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }
-
-void MessageRankContext::send_to(int first, int end, const Notice& notice) noexcept {
+void MessageRankContext::send(const Notice& notice, int first, int end) noexcept {
   try {
     if (!network_->is_running()) return;
     // Kept after this function: the network may still read it.

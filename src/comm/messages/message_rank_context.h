@@ -58,7 +58,8 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Removing the last group leaves the world.
   void remove(detail::BackendCommunicator& group);
 
-  /// Runs a call that may fail in the network. Its exception becomes the world's failure.
+  /// Runs a part of a protocol, which may fail in the network. Its exception becomes the world's
+  /// failure.
   void attempt(const std::function<void()>& call) noexcept;
   /// Ends the world if a rank that the operation waits for has left it.
   /// Throws: the failure of the world.
@@ -68,8 +69,6 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   void fail(const Failure& failure) noexcept override;
   /// The same with the failure's text as it is. The caller throws the error itself.
   void end_by(const Failure& failure) noexcept;
-  /// Ends the world from within poll(), which sends the failure to all ranks at its end.
-  void fail_within(const Failure& failure) noexcept { record(failure, false); }
 
   /// Begins to watch these ranks over control connections, which also carry failures. Called once.
   /// host: the name of this host in error texts.
@@ -105,15 +104,13 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Whether some rank has not sent the notice that it leaves.
   bool present() const;
   void end_network() noexcept;
-  Notice notice_of_failure();
   /// Makes all ranks raise the same failure, by notices.
   void agree_on_failure() noexcept;
   void await_answer() noexcept;
   void fail_without_notices() noexcept;
   void propagate_unless_in_use() noexcept;
-  void send_to_all(const Notice& notice) noexcept;
   /// To the ranks from first to before end, without this one.
-  void send_to(int first, int end, const Notice& notice) noexcept;
+  void send(const Notice& notice, int first, int end) noexcept;
 
   Options options_;
   std::unique_ptr<Network> network_;
