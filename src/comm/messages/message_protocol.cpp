@@ -38,12 +38,10 @@ Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expe
 void SendProtocol::begin() {
   const int to = operation_.peer;
   const std::size_t bytes = operation_.count * size_of(operation_.dtype);
-  reply_pending_ = true;
   transport_.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
-                     [this](std::size_t) { reply_pending_ = false; });
-  offer_pending_ = true;
+                     [this](std::size_t) { --pending_terms_; });
   transport_.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
-                  [this](std::size_t) { offer_pending_ = false; });
+                  [this](std::size_t) { --pending_terms_; });
   if (bytes == 0) return;
   payload_pending_ = true;
   transport_.send(operation_.input, bytes, to, Channel::payloads,
@@ -51,15 +49,10 @@ void SendProtocol::begin() {
 }
 
 void SendProtocol::advance() {
-  if (complete_ || offer_pending_ || reply_pending_) return;
+  if (complete_ || pending_terms_ > 0) return;
   const auto& group = transport_.group();
   if (reply_.terms != offer_) throw mismatch(group, group.rank, operation_.peer, reply_, offer_);
   complete_ = !payload_pending_;
-}
-
-void ReceiveProtocol::Message::end_transfer() {
-  --transfers;
-  finish();
 }
 
 void ReceiveProtocol::Message::finish() {
@@ -91,7 +84,11 @@ void ReceiveProtocol::add(Receive& receive) {
 }
 
 void ReceiveProtocol::advance() {
-  throw_mismatch();
+  // Once the reply has been sent, so that the sender raises the same mismatch.
+  if (wrong_ != nullptr && wrong_->transfers == 0) {
+    const auto& group = transport_.group();
+    throw mismatch(group, wrong_->source, group.rank, wrong_->reply, wrong_->terms);
+  }
   matching_.for_each_source([this](int source) { return take_from(source); });
 }
 
@@ -134,9 +131,13 @@ void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
     }
     output = message->data.get();
   }
+  const auto end_transfer = [message](std::size_t) {
+    --message->transfers;
+    message->finish();
+  };
   ++message->transfers;
   transport_.send(reinterpret_cast<const std::byte*>(&message->reply), sizeof message->reply,
-                  source, Channel::replies, [message](std::size_t) { message->end_transfer(); });
+                  source, Channel::replies, end_transfer);
   if (message->reply.terms != terms) {
     message->receive = nullptr;
     wrong_ = message;
@@ -145,15 +146,7 @@ void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
   if (message->receive == nullptr) matching_.keep(message);
   if (bytes == 0) return;
   ++message->transfers;
-  transport_.receive(output, bytes, source, Channel::payloads,
-                     [message](std::size_t) { message->end_transfer(); });
-}
-
-/// Once the reply has been sent, so that the sender raises the same mismatch.
-void ReceiveProtocol::throw_mismatch() {
-  if (wrong_ == nullptr || wrong_->transfers > 0) return;
-  const auto& group = transport_.group();
-  throw mismatch(group, wrong_->source, group.rank, wrong_->reply, wrong_->terms);
+  transport_.receive(output, bytes, source, Channel::payloads, end_transfer);
 }
 
 std::string ReceiveProtocol::describe_early(const Receive& receive) const {

@@ -47,9 +47,8 @@ class SendProtocol {
   const Operation& operation_;
   detail::MessageTerms offer_;
   Reply reply_{};
-  bool offer_pending_ = false;
+  int pending_terms_ = 2;  ///< the offer and the reply, while they are in transit
   bool payload_pending_ = false;
-  bool reply_pending_ = false;
   bool complete_ = false;
 };
 
@@ -105,7 +104,6 @@ class ReceiveProtocol {
     Reply reply{};
     int transfers = 0;  ///< of the payload and the reply that are in progress
 
-    void end_transfer();
     /// Ends the receive, if there is one and all transfers are complete.
     void finish();
   };
@@ -116,7 +114,6 @@ class ReceiveProtocol {
   /// Takes the next message of a member, if its offer has arrived. Returns whether it did.
   bool take_from(int source);
   void take(int source, const detail::MessageTerms& terms);
-  void throw_mismatch();
 
   GroupTransport transport_;
   detail::MessageMatching<Receive*, MessagePointer> matching_;
