@@ -29,21 +29,26 @@ namespace {
 class HierarchicalRankContext final : public detail::ComposedRankContext {
  public:
   /// network_world: all ranks, over the network. host_world: the ranks of this host. All groups are
-  /// split from these two. fits: every rank of this host has cores of its own.
+  /// split from these two. inside: of the ranks of this host.
   HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
-                          std::shared_ptr<Communicator> host_world,
-                          std::chrono::milliseconds timeout, bool fits)
+                          const std::shared_ptr<Communicator>& host_world,
+                          std::chrono::milliseconds timeout, const host::Options& inside)
       : ComposedRankContext(
             {.backend = "hierarchical",
              .rank = network_world->world_rank(network_world->rank()),
              .timeout = timeout,
              // Checks of other ranks cost system calls in both worlds.
-             .policy = {.spins = fits ? 1000 : 0, .between_checks = detail::yield_time},
+             .policy = {.spins = spins(inside), .between_checks = detail::yield_time},
              .has_mutex = true},
-            {std::move(host_world), network_world}) {}
+            {host_world, network_world}) {}
   ~HierarchicalRankContext() { stop_thread(); }
 
  private:
+  /// A rank spins only if every rank of this host has cores of its own.
+  static int spins(const host::Options& inside) {
+    const auto ranks = static_cast<int>(inside.world_ranks.size());
+    return detail::fit_cores(ranks, inside.threads_per_rank, inside.cores) ? 1000 : 0;
+  }
   static constexpr unsigned polls_between_checks = 8;
 
   bool advance() override {
@@ -113,10 +118,7 @@ Communicator& network_world_of(Communicator& world) {
 
 }  // namespace
 
-int last_group(const Communicator& world) {
-  const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
-  return messages::last_group(composed != nullptr ? composed->network_world() : world);
-}
+int last_group(Communicator& world) { return messages::last_group(network_world_of(world)); }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
   const auto network_world =
@@ -141,9 +143,8 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
     groups.inter_node.ranks =
         messages::new_group(*network_world, leaders(topology, by_host), group.number + 1);
     groups.all_ranks.ranks = network_world;
-    const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(
-        network_world, groups.intra_node_reduce.ranks, inside.timeout, fits);
+        network_world, groups.intra_node_reduce.ranks, inside.timeout, inside);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   } catch (const std::exception& error) {
     network_world->fail_with(
@@ -164,20 +165,15 @@ std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = options.by_thread;
   auto network = options.network;
   network.progress = ProgressMode::wait;  // one progress thread serves both worlds
   network.records = false;                // the outermost world of the rank records
   const auto network_world = options.make_network_world(network);
-  const auto& hosts = network_world->hosts();
-  if (std::ranges::max(hosts) + 1 == network_world->size()) {
-    messages::begin(*network_world, true, with_thread);
+  const auto topology = HostTopology::of(*network_world);
+  if (topology.hosts == topology.size) {
+    messages::begin(*network_world, true, options.by_thread);
     return network_world;
   }
-  const int host = hosts[static_cast<std::size_t>(network_world->rank())];
-  const auto world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(host)];
-  const int local_size = static_cast<int>(world_ranks.size());
-  const int local_rank = HostTopology::local_rank_of(*network_world, network_world->rank());
 
   try {
     // Distinguishes this world from other worlds on this host.
@@ -185,9 +181,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     network_world->broadcast(&token, 1, DType::i64, 0).wait();
     auto inside = options.inside;
     inside.watch = true;
-    inside.records = local_size == network_world->size();
-    inside.world_ranks = world_ranks;
-    const auto memory = with_world_ranks(world_ranks, [&] {
+    inside.records = topology.hosts == 1;
+    inside.world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(topology.host)];
+    const auto memory = with_world_ranks(inside.world_ranks, [&] {
       if (options.host_memory) return options.host_memory;
       const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
       const auto ended = [&]() -> std::optional<std::string> {
@@ -198,18 +194,17 @@ std::shared_ptr<Communicator> create(const Options& options) {
         }
         return watch.ended();
       };
-      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                              local_size, inside.timeout, ended);
+      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", topology.host),
+                              topology.local_rank, topology.local_size, inside.timeout, ended);
     });
-    const auto host_world = host::create(memory, local_rank, inside);
-    if (local_size == network_world->size()) return host_world;
+    const auto host_world = host::create(memory, topology.local_rank, inside);
+    if (topology.hosts == 1) return host_world;
 
-    const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(network_world, host_world,
-                                                                   options.network.timeout, fits);
+                                                                   options.network.timeout, inside);
     const auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
     context->set_recorder(detail::FlightRecorder::create(*composed));
-    if (with_thread) context->start_progress_thread();
+    if (options.by_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     auto failure = detail::failure_of(error);

@@ -37,7 +37,7 @@ struct NewGroup {
 
 /// The highest number of the groups between hosts that this rank is or was a member of.
 /// world: what create() returned, if it is on several hosts.
-int last_group(const Communicator& world);
+int last_group(Communicator& world);
 
 /// The group of these ranks of a world on several hosts that create() made, without a progress
 /// thread. Only its members call it. It waits for those on this host. The ranks of each host have
