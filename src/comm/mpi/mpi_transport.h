@@ -62,7 +62,7 @@ class MpiTransport final : public messages::Network {
   /// A message, which is divided into several MPI messages if its bytes exceed an int.
   struct Message {
     bool receiving;
-    std::size_t parts;
+    std::size_t parts = 0;
     std::size_t bytes = 0;
     Done done;
   };
