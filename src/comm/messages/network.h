@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <thread>
@@ -93,6 +94,11 @@ class Network {
   int local_size_ = 1;
   int last_tag_ = 0;
 };
+
+/// The sender, or Network::anyone, and the tag of a message in one number.
+constexpr std::uint64_t key_of(int from, std::int64_t tag) {
+  return static_cast<std::uint64_t>(from + 1) << 32 | static_cast<std::uint32_t>(tag);
+}
 
 /// Messages that are complete, for a transport whose progress() calls their Done at its end.
 class Completions {

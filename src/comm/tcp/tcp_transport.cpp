@@ -46,10 +46,6 @@ constexpr std::size_t writes_at_once = 16;
 /// Time until the end of a stream is an error, unless the control connections have named one.
 constexpr auto end_timeout = std::chrono::seconds(2);
 
-std::uint64_t key_of(int from, std::int64_t tag) {
-  return static_cast<std::uint64_t>(from + 1) << 32 | static_cast<std::uint32_t>(tag);
-}
-
 }  // namespace
 
 TcpTransport::TcpTransport(int rank, int size, int local_size)
@@ -99,7 +95,7 @@ void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 }
 
 void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
-  auto& waiting = queues_[key_of(from, tag)];
+  auto& waiting = queues_[messages::key_of(from, tag)];
   Posted posted{.data = data, .bytes = bytes, .done = std::move(done)};
   if (waiting.arrived.empty()) {
     waiting.posted.push_back(std::move(posted));
@@ -227,9 +223,9 @@ void TcpTransport::begin_message(int from) {
   auto& other = peer(from);
   const auto [bytes, tag] = other.header;
   other.header_bytes = 0;
-  auto found = queues_.find(key_of(from, tag));
+  auto found = queues_.find(messages::key_of(from, tag));
   if (found == queues_.end() || found->second.posted.empty()) {
-    const auto anyone_queue = queues_.find(key_of(anyone, tag));
+    const auto anyone_queue = queues_.find(messages::key_of(anyone, tag));
     if (anyone_queue != queues_.end()) found = anyone_queue;
   }
   if (found != queues_.end() && !found->second.posted.empty()) {
@@ -246,7 +242,7 @@ void TcpTransport::begin_message(int from) {
     other.early->bytes = bytes;
     other.early->missing = bytes;
     other.data = other.early->data.get();
-    auto& waiting = found != queues_.end() ? found->second : queues_[key_of(from, tag)];
+    auto& waiting = found != queues_.end() ? found->second : queues_[messages::key_of(from, tag)];
     waiting.arrived.push_back(other.early);
   }
   other.missing = bytes;
