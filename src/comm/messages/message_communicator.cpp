@@ -9,6 +9,7 @@
 #include "comm/backend_communicator.h"
 #include "comm/cost/cost.h"
 #include "comm/flight/flight_recorder.h"
+#include "comm/messages/collective_protocol.h"
 #include "comm/messages/network.h"
 #include "comm/messages/options.h"
 #include "core/failure.h"
@@ -19,6 +20,66 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {
+
+/// A collective or a send of this rank, of which the protocol has all steps.
+template <class Protocol>
+class ProtocolRequest final : public MessageRequest {
+ public:
+  ProtocolRequest(MessageCommunicator& group, Operation&& operation)
+      : MessageRequest(group, std::move(operation)),
+        protocol_(group.transport(), this->operation()) {}
+
+  Protocol& protocol() { return protocol_; }
+  void begin() { protocol_.begin(); }
+  void advance() override {
+    protocol_.advance();
+    if (complete() || !protocol_.complete()) return;
+    worked_ = protocol_.worked();
+    set_complete();
+  }
+  std::vector<int> missing() const override {
+    if (protocol_.is_queued()) return group().first_missing();
+    return detail::at_ranks(group().members(), protocol_.missing());
+  }
+
+ private:
+  Protocol protocol_;
+};
+
+namespace {
+
+using SendRequest = ProtocolRequest<SendProtocol>;
+
+/// A receive of this rank. The ReceiveProtocol of the group completes it.
+class RecvRequest final : public MessageRequest {
+ public:
+  RecvRequest(MessageCommunicator& group, Operation&& operation)
+      : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
+
+  void begin() { group().receives().add(receive_); }
+  void advance() override {
+    if (complete() || !receive_.complete()) return;
+    set_source(receive_.source());
+    set_complete();
+  }
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override {
+    const int from = operation().peer == any_source ? receive_.source() : operation().peer;
+    if (from != any_source) return {group().world_rank(from)};
+    return detail::possible_senders(group().members(), group().rank(),
+                                    [this](int rank) { return group().context().has_left(rank); });
+  }
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override { return group().receives().describe_early(receive_); }
+
+ private:
+  bool withdraw() override { return group().receives().withdraw(receive_); }
+
+  Receive receive_;
+};
+
+}  // namespace
+
 int last_group(const Communicator& world) {
   auto& context = dynamic_cast<const MessageCommunicator&>(world).context();
   const auto lock = context.lock();
@@ -223,48 +284,5 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::part(const std::vector
   made->set_placement(detail::hosts_of(ranks, hosts()));
   return made;
 }
-
-template <class Protocol>
-ProtocolRequest<Protocol>::ProtocolRequest(MessageCommunicator& group, Operation&& operation)
-    : MessageRequest(group, std::move(operation)),
-      protocol_(group.transport(), this->operation()) {}
-
-template <class Protocol>
-void ProtocolRequest<Protocol>::advance() {
-  protocol_.advance();
-  if (complete() || !protocol_.complete()) return;
-  worked_ = protocol_.worked();
-  set_complete();
-}
-
-template <class Protocol>
-std::vector<int> ProtocolRequest<Protocol>::missing() const {
-  if (protocol_.is_queued()) return group().first_missing();
-  std::vector<int> ranks;
-  for (const int member : protocol_.missing()) ranks.push_back(group().world_rank(member));
-  return ranks;
-}
-
-RecvRequest::RecvRequest(MessageCommunicator& group, Operation&& operation)
-    : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
-
-void RecvRequest::begin() { group().receives().add(receive_); }
-
-void RecvRequest::advance() {
-  if (complete() || !receive_.complete()) return;
-  set_source(receive_.source());
-  set_complete();
-}
-
-std::vector<int> RecvRequest::missing() const {
-  const int from = operation().peer == any_source ? receive_.source() : operation().peer;
-  if (from != any_source) return {group().world_rank(from)};
-  return detail::possible_senders(group().members(), group().rank(),
-                                  [this](int rank) { return group().context().has_left(rank); });
-}
-
-std::string RecvRequest::note() const { return group().receives().describe_early(receive_); }
-
-bool RecvRequest::withdraw() { return group().receives().withdraw(receive_); }
 
 }  // namespace lockstep::messages

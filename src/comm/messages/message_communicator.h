@@ -10,50 +10,19 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/messages/collective_protocol.h"
 #include "comm/messages/message_protocol.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/messages/network.h"
 
 namespace lockstep::inline v0_2::messages {
 
+class CollectiveProtocol;
 class MessageCommunicator;
 using MessageRequest = detail::GroupRequest<MessageCommunicator>;
 
-/// A collective or a send of this rank, of which the protocol has all steps.
 template <class Protocol>
-class ProtocolRequest final : public MessageRequest {
- public:
-  ProtocolRequest(MessageCommunicator& group, Operation&& operation);
-
-  Protocol& protocol() { return protocol_; }
-  void begin() { protocol_.begin(); }
-  void advance() override;
-  std::vector<int> missing() const override;
-
- private:
-  Protocol protocol_;
-};
+class ProtocolRequest;
 using CollectiveRequest = ProtocolRequest<CollectiveProtocol>;
-using SendRequest = ProtocolRequest<SendProtocol>;
-
-/// A receive of this rank. The ReceiveProtocol of the group completes it.
-class RecvRequest final : public MessageRequest {
- public:
-  RecvRequest(MessageCommunicator& group, Operation&& operation);
-
-  void begin();
-  void advance() override;
-  /// For a receive from any source: the ranks that may still send.
-  std::vector<int> missing() const override;
-  /// Names messages with other tags that this rank has got.
-  std::string note() const override;
-
- private:
-  bool withdraw() override;
-
-  Receive receive_;
-};
 
 /// One rank's communicator of one group of ranks that exchange messages over a Network.
 class MessageCommunicator final : public detail::BackendCommunicator {
