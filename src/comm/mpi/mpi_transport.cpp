@@ -37,7 +37,7 @@ struct MpiTransport::Requests {
   // Results of progress(), kept to reuse their memory.
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
-  std::vector<std::shared_ptr<Message>> over;
+  messages::Completions complete;
 };
 
 MpiTransport::MpiTransport() : requests_(std::make_unique<Requests>()) {
@@ -128,21 +128,17 @@ bool MpiTransport::progress() {
   check(code, "MPI_Testsome");
   if (finished == MPI_UNDEFINED || finished == 0) return false;
 
-  all.over.clear();
   for (std::size_t i = 0; i < static_cast<std::size_t>(finished); ++i) {
     auto& message = all.messages[static_cast<std::size_t>(all.indices[i])];
     int bytes = 0;
     if (message->receiving) MPI_Get_count(&all.statuses[i], MPI_BYTE, &bytes);
     message->bytes += static_cast<std::size_t>(bytes);
-    if (--message->parts == 0) all.over.push_back(message);
+    if (--message->parts == 0) all.complete.add(std::move(message->done), message->bytes);
     message = nullptr;
   }
   std::erase(all.requests, MPI_REQUEST_NULL);  // MPI_Testsome() has set the finished ones
   std::erase(all.messages, nullptr);
-  for (const auto& message : all.over) {
-    if (message->done) message->done(message->bytes);
-  }
-  all.over.clear();
+  all.complete.call();
   return true;
 }
 
