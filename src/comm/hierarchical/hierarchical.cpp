@@ -111,18 +111,19 @@ std::vector<int> leaders(const HostTopology& topology, const std::vector<std::ve
 }
 
 /// The group over the network with the ranks of a world that create() made.
-Communicator& network_world_of(Communicator& world) {
-  auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
-  return composed != nullptr ? composed->network_world() : world;
+messages::MessageCommunicator& network_world_of(Communicator& world) {
+  if (auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world)) {
+    return composed->network_world();
+  }
+  return dynamic_cast<messages::MessageCommunicator&>(world);
 }
 
 }  // namespace
 
-int last_group(Communicator& world) { return messages::last_group(network_world_of(world)); }
+int last_group(Communicator& world) { return network_world_of(world).last_group(); }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
-  const auto network_world =
-      messages::new_group(network_world_of(world), group.members, group.number);
+  const auto network_world = network_world_of(world).part(group.members, group.number);
   const auto topology = HostTopology::of(*network_world);
   if (topology.has_one_level()) return network_world;
   const auto by_host = ranks_by_host(*network_world);
@@ -140,8 +141,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
           topology.local_rank, inside);
     });
     groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
-    groups.inter_node.ranks =
-        messages::new_group(*network_world, leaders(topology, by_host), group.number + 1);
+    groups.inter_node.ranks = network_world->part(leaders(topology, by_host), group.number + 1);
     groups.all_ranks.ranks = network_world;
     const auto context = std::make_shared<HierarchicalRankContext>(
         network_world, groups.intra_node_reduce.ranks, inside.timeout, inside);

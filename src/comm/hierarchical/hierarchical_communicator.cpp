@@ -97,6 +97,10 @@ HierarchicalCommunicator::~HierarchicalCommunicator() {
   groups_ = {};  // under the lock: the progress thread uses their contexts under it
 }
 
+messages::MessageCommunicator& HierarchicalCommunicator::network_world() const {
+  return dynamic_cast<messages::MessageCommunicator&>(*groups_.all_ranks.ranks);
+}
+
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
   return groups_.intra_node_reduce.ranks->allocate(bytes);
 }
@@ -132,13 +136,13 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   const auto agreement = [&] {
     const detail::RankContext::CallGuard guard(*context);
     StageGroups groups;
-    groups.all_ranks.ranks = messages::new_group(all, ranks, messages::agreement_group);
+    groups.all_ranks.ranks = all.part(ranks, messages::agreement_group);
     const auto topology = HostTopology::of(*groups.all_ranks.ranks);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   }();
   // Other operations advance while it waits. After it all members are in new_group(), so what
   // follows can block.
-  const int number = detail::agree_on_number(*agreement, messages::last_group(all));
+  const int number = detail::agree_on_number(*agreement, all.last_group());
   std::vector<int> local_ranks;  // of the members on this host
   for (const int rank : ranks) {
     if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
@@ -146,7 +150,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   }
   const detail::RankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
-    return compose(context, messages::new_group(all, ranks, number),
+    return compose(context, all.part(ranks, number),
                    groups_.intra_node_reduce.ranks->new_group(local_ranks));
   });
 }

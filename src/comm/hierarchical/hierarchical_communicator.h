@@ -12,6 +12,10 @@
 #include "comm/hierarchical/host_topology.h"
 #include "comm/tasks/task_communicator.h"
 
+namespace lockstep::inline v0_2::messages {
+class MessageCommunicator;
+}
+
 namespace lockstep::inline v0_2::hierarchical {
 
 /// A group of which a hierarchical group is composed. Note [Order of stages] is in
@@ -55,7 +59,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   bool matches_by_tag() const override { return true; }
 
   /// The same ranks over the network.
-  Communicator& network_world() const { return *groups_.all_ranks.ranks; }
+  messages::MessageCommunicator& network_world() const;
 
  private:
   Work begin(Operation&& operation) override;

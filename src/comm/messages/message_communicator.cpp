@@ -80,17 +80,6 @@ class RecvRequest final : public MessageRequest {
 
 }  // namespace
 
-int last_group(const Communicator& world) {
-  auto& context = dynamic_cast<const MessageCommunicator&>(world).context();
-  const auto lock = context.lock();
-  return context.last_group();
-}
-
-std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
-                                        int number) {
-  return dynamic_cast<MessageCommunicator&>(parent).part(members, number);
-}
-
 void begin(Communicator& world, bool records, bool by_thread) {
   auto& context = dynamic_cast<MessageCommunicator&>(world).context();
   if (records) context.set_recorder(detail::FlightRecorder::create(world));
@@ -249,6 +238,11 @@ std::vector<int> MessageCommunicator::first_missing() const {
   const auto first =
       std::ranges::find_if(collectives_, [](const auto& request) { return !request->complete(); });
   return first == collectives_.end() ? std::vector<int>() : (*first)->missing();
+}
+
+int MessageCommunicator::last_group() const {
+  const auto lock = context_->lock();
+  return context_->last_group();
 }
 
 std::shared_ptr<Communicator> MessageCommunicator::split(int color, int key) {

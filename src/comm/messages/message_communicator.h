@@ -41,9 +41,11 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }
 
-  /// The group of these ranks of this group, in this order. It sends no message.
-  /// number: the same on all of them; higher than their RankContext::last_group(), or
-  /// agreement_group.
+  /// The highest number of the groups that this rank is or was a member of.
+  int last_group() const;
+  /// The group of these ranks of this group, in this order. Only its members call it; null if there
+  /// are none. It sends no message, and waits for none of them. Its failure ends the world.
+  /// number: the same on all members; higher than the last_group() of each, or agreement_group.
   /// Throws: CommError if the network has too few tags for this number.
   std::shared_ptr<MessageCommunicator> part(const std::vector<int>& ranks, int number);
 
@@ -89,17 +91,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::vector<std::shared_ptr<MessageRequest>> messages_;
   ReceiveProtocol receives_;
 };
-
-/// The highest number of the groups over messages that this rank is or was a member of.
-/// world: a MessageCommunicator.
-int last_group(const Communicator& world);
-
-/// The group of these ranks of a group over messages, in this order. Only its members call it, and
-/// it waits for none of them. Its failure ends the world.
-/// number: the same on all members; higher than the last_group() of each, or agreement_group.
-/// Throws: CommError if the network has too few tags for this number.
-std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
-                                        int number);
 
 /// Ends the making of a world: begins to record its operations, and starts its progress thread.
 /// Throws: CommError if the process cannot start another thread.
