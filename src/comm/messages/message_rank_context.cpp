@@ -91,19 +91,17 @@ bool MessageRankContext::sleep_unless(detail::Condition& over, std::chrono::nano
 }
 
 void MessageRankContext::receive_notice() {
+  const auto on_notice = [this](std::size_t) {
+    if (notice_.kind != Notice::Kind::failed) {
+      left_[static_cast<std::size_t>(notice_.rank)] = notice_.kind;
+    } else {
+      record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
+             rank() != 0);  // rank 0 keeps the failure that it has first
+    }
+    receive_notice();
+  };
   network_->receive(reinterpret_cast<std::byte*>(&notice_), sizeof notice_, Network::anyone,
-                    notice_tag, [this](std::size_t) { on_notice(); });
-}
-
-void MessageRankContext::on_notice() {
-  if (notice_.kind != Notice::Kind::failed) {
-    left_[static_cast<std::size_t>(notice_.rank)] =
-        notice_.kind == Notice::Kind::threw ? Left::threw : Left::returned;
-  } else {
-    record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
-           rank() != 0);  // rank 0 keeps the failure that it has first
-  }
-  receive_notice();
+                    notice_tag, on_notice);
 }
 
 void MessageRankContext::attempt(const std::function<void()>& call) noexcept {
@@ -143,7 +141,7 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
-  const bool threw = left_[static_cast<std::size_t>(rank)] == Left::threw;
+  const bool threw = left_[static_cast<std::size_t>(rank)] == Notice::Kind::threw;
   record({.kind = Failure::Kind::left,
           .rank = rank,
           .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
@@ -241,7 +239,9 @@ void MessageRankContext::leave() noexcept {
   if (control_ && !network_->ends_together()) control_->announce_end();
 }
 
-bool MessageRankContext::present() const { return std::ranges::count(left_, Left::no) > 0; }
+bool MessageRankContext::present() const {
+  return std::ranges::any_of(left_, [](const auto& notice) { return !notice; });
+}
 
 bool MessageRankContext::end_if_left() noexcept {
   const auto guard = lock();
@@ -250,7 +250,7 @@ bool MessageRankContext::end_if_left() noexcept {
     while (!failed() && network_->progress()) {
     }
   });
-  left_[static_cast<std::size_t>(rank())] = Left::returned;
+  left_[static_cast<std::size_t>(rank())] = Notice::Kind::left;
   if (present() && !failed()) return false;
   end_network();
   return true;
@@ -265,7 +265,7 @@ void MessageRankContext::leave_and_wait() noexcept {
   stop_thread();
   const auto guard = lock();
   leave();
-  left_[static_cast<std::size_t>(rank())] = Left::returned;
+  left_[static_cast<std::size_t>(rank())] = Notice::Kind::left;
   // A rank closes its control connections when it has the notices of all ranks. No rank may watch a
   // host that fails after that, and notices of other ranks arrive at once.
   std::optional<detail::Deadline> deadline;

@@ -49,7 +49,7 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   int size() const { return network_->size(); }
   Network& network() { return *network_; }
   /// Whether a rank has sent the notice that it leaves.
-  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)] != Left::no; }
+  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)].has_value(); }
   const Options& options() const { return options_; }
 
   /// Whether the network may still read or write the memory of operations: over MPI for ever.
@@ -100,7 +100,6 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Records a failure. is_agreed: all ranks have it.
   void record(const Failure& failure, bool is_agreed) noexcept;
   void receive_notice();
-  void on_notice();
   /// Whether some rank has not sent the notice that it leaves.
   bool present() const;
   void end_network() noexcept;
@@ -116,8 +115,7 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   std::unique_ptr<Network> network_;
   bool stopped_ = false;   ///< the failure was sent to the others; the network is not used any more
   bool has_left_ = false;  ///< this rank has left
-  enum class Left : char { no, returned, threw };
-  std::vector<Left> left_;  ///< by rank
+  std::vector<std::optional<Notice::Kind>> left_;  ///< the notice of each rank that has left
   Notice notice_{};
   std::optional<control::Control> control_;  ///< none over MPI on one host
 };
