@@ -46,12 +46,6 @@ std::byte* CollectiveProtocol::message_of(int member) const {
   return received_.get() + static_cast<std::size_t>(member) * message_bytes();
 }
 
-/// Bytes of this rank's input that are sent to the member with the announcement.
-std::size_t CollectiveProtocol::payload_bytes(int member) const {
-  if (!eager_ || !shape_.sends(group().rank, member)) return 0;
-  return shape_.length(group().rank, member) * size_of(operation_.wire_dtype());
-}
-
 /// Writes this rank's input, or the member's part of it, in the wire dtype.
 void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, int member) const {
   if (operation_.wire) {
@@ -88,7 +82,9 @@ void CollectiveProtocol::begin() {
   for (int step = 1; step < size; ++step) {
     const int member = (rank + step) % size;
     if (sent_.empty() || parted || to_root || announced.has_own_counts()) {
-      const std::size_t payload = payload_bytes(member);
+      const bool has_payload = eager_ && shape_.sends(rank, member);
+      const std::size_t payload =
+          has_payload ? shape_.length(rank, member) * size_of(operation_.wire_dtype()) : 0;
       auto& message = sent_.emplace_back(sizeof(Announcement) + payload);
       auto& announcement = *reinterpret_cast<Announcement*>(message.data());
       detail::announce(announcement, operation_);

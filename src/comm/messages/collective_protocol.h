@@ -52,7 +52,6 @@ class CollectiveProtocol {
   /// by the payload. The payload is the sender's short input, or the receiver's part of it.
   std::size_t message_bytes() const;
   std::byte* message_of(int member) const;
-  std::size_t payload_bytes(int member) const;
   void write_payload(std::byte* payload, std::size_t bytes, int member) const;
   void compare_announcements() const;
   void finish_eager();

@@ -132,12 +132,10 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::world(
   std::iota(members.begin(), members.end(), 0);
   const int rank = context->network().rank();
   auto made = std::make_shared<MessageCommunicator>(std::move(context), members, rank, 0);
-  made->join();
+  made->run_unnumbered({.collective = Collective::barrier});
   made->exchange_join_records();
   return made;
 }
-
-void MessageCommunicator::join() { run_unnumbered({.collective = Collective::barrier}); }
 
 void MessageCommunicator::exchange_join_records() {
   const auto& options = context_->options();
@@ -249,7 +247,7 @@ std::shared_ptr<Communicator> MessageCommunicator::split(int color, int key) {
   const auto part = detail::split_numbered(*this, color, key, context_->last_group());
   const auto made = this->part(part.ranks, static_cast<int>(part.number));
   if (made == nullptr) return nullptr;
-  made->join();
+  made->run_unnumbered({.collective = Collective::barrier});
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
 }

@@ -71,8 +71,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::vector<int> first_missing() const;
 
  private:
-  /// Synchronises all members by a barrier with sequence number 0. Called once after construction.
-  void join();
   /// Exchanges join records by a collective with sequence number 0, and sets the host index of each
   /// rank.
   void exchange_join_records();
