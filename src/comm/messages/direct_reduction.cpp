@@ -24,8 +24,8 @@ using detail::until;
 /// to root for reduce. A few rounds are in progress at the same time.
 class DirectReduction final : public Transfer {
  public:
-  DirectReduction(GroupTransport transport, const Operation& operation)
-      : Transfer(transport, operation) {
+  DirectReduction(const MessageGroup& group, const Operation& operation)
+      : Transfer(group, operation) {
     constexpr std::size_t shortest = 32 << 10;
     constexpr std::size_t most_staging = 32 << 20;
     const auto members = static_cast<std::size_t>(size());
@@ -214,9 +214,9 @@ class DirectReduction final : public Transfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
+std::unique_ptr<Transfer> make_direct_reduction(const MessageGroup& group,
                                                 const Operation& operation) {
-  return std::make_unique<DirectReduction>(transport, operation);
+  return std::make_unique<DirectReduction>(group, operation);
 }
 
 }  // namespace lockstep::messages

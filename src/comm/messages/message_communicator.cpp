@@ -27,7 +27,7 @@ class ProtocolRequest final : public MessageRequest {
  public:
   ProtocolRequest(MessageCommunicator& group, Operation&& operation)
       : MessageRequest(group, std::move(operation)),
-        protocol_(group.transport(), this->operation()) {}
+        protocol_(group.message_group(), this->operation()) {}
 
   Protocol& protocol() { return protocol_; }
   void begin() { protocol_.begin(); }
@@ -110,8 +110,9 @@ MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> con
              .members = std::move(members),
              .number = number,
              .algorithm = context_->options().algorithm,
-             .eager_bytes = eager_bytes(size())},
-      receives_(transport()) {
+             .eager_bytes = eager_bytes(size()),
+             .network = &context_->network()},
+      receives_(group_) {
   const auto lock = context_->lock();
   context_->add(*this);
 }

@@ -63,7 +63,7 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   // For pending operations.
   MessageRankContext& context() const override { return *context_; }
 
-  GroupTransport transport() const { return {group_, context_->network()}; }
+  const MessageGroup& message_group() const { return group_; }
   /// The members' world ranks.
   std::span<const int> members() const { return group_.members; }
   ReceiveProtocol& receives() { return receives_; }

@@ -25,8 +25,8 @@ struct Reply {
 /// the operation; must not be copied or moved.
 class SendProtocol {
  public:
-  SendProtocol(GroupTransport transport, const Operation& operation)
-      : transport_(transport), operation_(operation), offer_(detail::terms_of(operation)) {}
+  SendProtocol(const MessageGroup& group, const Operation& operation)
+      : group_(group), operation_(operation), offer_(detail::terms_of(operation)) {}
   SendProtocol(const SendProtocol&) = delete;
   SendProtocol& operator=(const SendProtocol&) = delete;
 
@@ -43,7 +43,7 @@ class SendProtocol {
   static std::chrono::nanoseconds worked() { return {}; }
 
  private:
-  GroupTransport transport_;
+  const MessageGroup& group_;
   const Operation& operation_;
   detail::MessageTerms offer_;
   Reply reply_{};
@@ -77,7 +77,7 @@ class Receive {
 /// message_matching.h, Note [How send() and recv() agree] in message_protocol.cpp.
 class ReceiveProtocol {
  public:
-  explicit ReceiveProtocol(GroupTransport transport);
+  explicit ReceiveProtocol(const MessageGroup& group);
   ReceiveProtocol(const ReceiveProtocol&) = delete;
   ReceiveProtocol& operator=(const ReceiveProtocol&) = delete;
 
@@ -115,7 +115,7 @@ class ReceiveProtocol {
   bool take_from(int source);
   void take(int source, const detail::MessageTerms& terms);
 
-  GroupTransport transport_;
+  const MessageGroup& group_;
   detail::MessageMatching<Receive*, MessagePointer> matching_;
   std::vector<std::shared_ptr<Offer>> offers_;  ///< the next one of each member; null for none
   MessagePointer wrong_;                        ///< a message that no receive can take

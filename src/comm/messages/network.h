@@ -151,8 +151,8 @@ constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 /// one such group at a time. The world has number 0.
 inline constexpr int agreement_group = 1;
 
-/// One rank's description of a group whose members exchange messages. All fields except rank are
-/// the same on all members.
+/// One rank's description of a group whose members exchange messages over a network. All fields
+/// except rank and network are the same on all members.
 struct MessageGroup {
   int rank = 0;
   std::vector<int> members = {};  ///< world ranks in the order of the group
@@ -161,36 +161,22 @@ struct MessageGroup {
   Algorithm algorithm = Algorithm::automatic;
   std::size_t eager_bytes = 0;  ///< longest input that is sent with the announcement
   Pieces pieces = {};
+  Network* network = nullptr;
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int member) const { return members[static_cast<std::size_t>(member)]; }
   /// The number in error texts: 1, 2, …, and 0 for the world and groups of the library.
   int shown_number() const { return std::max(0, number - agreement_group); }
-};
 
-/// The messages of a network to members of a group, by channel. Refers to the group and the
-/// network.
-class GroupTransport {
- public:
-  GroupTransport(const MessageGroup& group, Network& network)
-      : group_(&group), network_(&network) {}
-
-  const MessageGroup& group() const { return *group_; }
-
+  /// As those of the network, to and from a member.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
             Network::Done done) const {
-    network_->send(data, bytes, group_->world_rank(member), tag_of(group_->number, channel),
-                   std::move(done));
+    network->send(data, bytes, world_rank(member), tag_of(number, channel), std::move(done));
   }
   void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                Network::Done done) const {
-    network_->receive(data, bytes, group_->world_rank(member), tag_of(group_->number, channel),
-                      std::move(done));
+    network->receive(data, bytes, world_rank(member), tag_of(number, channel), std::move(done));
   }
-
- private:
-  const MessageGroup* group_;
-  Network* network_;
 };
 
 }  // namespace lockstep::messages

@@ -23,8 +23,8 @@ using detail::until;
 
 class RingReduction final : public Transfer {
  public:
-  RingReduction(GroupTransport transport, const Operation& operation)
-      : Transfer(transport, operation), window_(pieces().window) {
+  RingReduction(const MessageGroup& group, const Operation& operation)
+      : Transfer(group, operation), window_(pieces().window) {
     constexpr std::size_t shortest = 32 << 10;
     // Pieces, so that a rank adds one while it receives the next.
     constexpr std::size_t at_least = 4;
@@ -135,9 +135,9 @@ class RingReduction final : public Transfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport,
+std::unique_ptr<Transfer> make_ring_reduction(const MessageGroup& group,
                                               const Operation& operation) {
-  return std::make_unique<RingReduction>(transport, operation);
+  return std::make_unique<RingReduction>(group, operation);
 }
 
 }  // namespace lockstep::messages

@@ -6,8 +6,8 @@
 
 namespace lockstep::inline v0_2::messages {
 
-Transfer::Transfer(GroupTransport transport, const Operation& operation)
-    : transport_(transport), operation_(operation) {
+Transfer::Transfer(const MessageGroup& group, const Operation& operation)
+    : group_(group), operation_(operation) {
   pending_with_.resize(static_cast<std::size_t>(size()));
 }
 
@@ -44,13 +44,13 @@ Network::Done Transfer::count(std::size_t bytes, int member, std::uint8_t* flag)
 void Transfer::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
                     std::uint8_t* flag) {
   auto done = count(bytes, member, flag);
-  if (done) transport_.send(data, bytes, member, channel, std::move(done));
+  if (done) group_.send(data, bytes, member, channel, std::move(done));
 }
 
 void Transfer::receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                        std::uint8_t* flag) {
   auto done = count(bytes, member, flag);
-  if (done) transport_.receive(data, bytes, member, channel, std::move(done));
+  if (done) group_.receive(data, bytes, member, channel, std::move(done));
 }
 
 namespace {
@@ -62,7 +62,7 @@ using detail::until;
 /// pieces or whole (Pieces::of_parts).
 class Moves final : public Transfer {
  public:
-  Moves(GroupTransport transport, const Operation& operation);
+  Moves(const MessageGroup& group, const Operation& operation);
 
  private:
   std::byte* place_of_part(int source) const;
@@ -76,8 +76,8 @@ class Moves final : public Transfer {
   detail::Shape shape_;
 };
 
-Moves::Moves(GroupTransport transport, const Operation& operation)
-    : Transfer(transport, operation), shape_(this->operation(), size(), rank()) {
+Moves::Moves(const MessageGroup& group, const Operation& operation)
+    : Transfer(group, operation), shape_(this->operation(), size(), rank()) {
   const std::byte* input = operation.input;
   // MPI may copy the pieces that are sent. More receives than sends, so that pieces find their
   // receive also after this rank was late.
@@ -134,7 +134,7 @@ std::byte* Moves::place_of_part(int source) const {
 /// piece on to the others.
 class Broadcast final : public Transfer {
  public:
-  Broadcast(GroupTransport transport, const Operation& operation);
+  Broadcast(const MessageGroup& group, const Operation& operation);
 
  private:
   int others() const { return size() - 1; }
@@ -156,8 +156,8 @@ class Broadcast final : public Transfer {
 constexpr std::size_t piece_bytes = 1 << 20;
 constexpr std::size_t most_pieces = 256;
 
-Broadcast::Broadcast(GroupTransport transport, const Operation& operation)
-    : Transfer(transport, operation) {
+Broadcast::Broadcast(const MessageGroup& group, const Operation& operation)
+    : Transfer(group, operation) {
   piece_elements_ =
       std::max(piece_bytes / element(), (slice(0).length + most_pieces - 1) / most_pieces);
   const auto each_piece = [&](int of, const auto& begin) {
@@ -212,13 +212,13 @@ bool uses_ring(const MessageGroup& group, const Operation& operation) {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operation& operation) {
-  if (uses_ring(transport.group(), operation)) return make_ring_reduction(transport, operation);
-  if (operation.is_reduction()) return make_direct_reduction(transport, operation);
+std::unique_ptr<Transfer> make_transfer(const MessageGroup& group, const Operation& operation) {
+  if (uses_ring(group, operation)) return make_ring_reduction(group, operation);
+  if (operation.is_reduction()) return make_direct_reduction(group, operation);
   if (operation.collective == Collective::broadcast) {
-    return std::make_unique<Broadcast>(transport, operation);
+    return std::make_unique<Broadcast>(group, operation);
   }
-  return std::make_unique<Moves>(transport, operation);
+  return std::make_unique<Moves>(group, operation);
 }
 
 }  // namespace lockstep::messages
