@@ -90,25 +90,24 @@ void ReceiveProtocol::advance() {
 void ReceiveProtocol::receive_offer(int source) {
   auto& offer = offers_[static_cast<std::size_t>(source)];
   if (offer != nullptr) return;
-  offer = std::make_shared<Offer>();
+  offer = std::make_shared<Message>();
+  offer->source = source;
   group_.receive(reinterpret_cast<std::byte*>(&offer->terms), sizeof offer->terms, source,
-                 Channel::offers, [offer](std::size_t) { offer->received = true; });
+                 Channel::offers, [offer](std::size_t) { offer->offered = true; });
 }
 
 bool ReceiveProtocol::take_from(int source) {
   receive_offer(source);
   auto& offer = offers_[static_cast<std::size_t>(source)];
-  if (!offer->received) return false;
-  const auto terms = std::exchange(offer, nullptr)->terms;
-  take(source, terms);
+  if (!offer->offered) return false;
+  take(std::exchange(offer, nullptr));
   if (matching_.open(source) > 0) receive_offer(source);
   return true;
 }
 
-void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
-  const auto message = std::make_shared<Message>();
-  message->source = source;
-  message->terms = terms;
+void ReceiveProtocol::take(const MessagePointer& message) {
+  const int source = message->source;
+  const auto& terms = message->terms;
   message->receive = matching_.take_receive(source, terms.tag);
   message->reply.terms = terms;
   std::byte* output = nullptr;

@@ -93,13 +93,9 @@ class ReceiveProtocol {
   std::string describe_early(const Receive& receive) const;
 
  private:
-  /// An offer that was or will be received.
-  struct Offer {
-    detail::MessageTerms terms{};
-    bool received = false;
-  };
-  /// A message whose offer was taken. The transport keeps it while it receives or sends for it.
+  /// A message of a member. The transport keeps it while it receives or sends for it.
   struct Message : detail::TakenMessage {
+    bool offered = false;        ///< whether its terms have arrived
     Receive* receive = nullptr;  ///< null while no receive expects it
     Reply reply{};
     int transfers = 0;  ///< of the payload and the reply that are in progress
@@ -113,12 +109,12 @@ class ReceiveProtocol {
   void receive_offer(int source);
   /// Takes the next message of a member, if its offer has arrived. Returns whether it did.
   bool take_from(int source);
-  void take(int source, const detail::MessageTerms& terms);
+  void take(const MessagePointer& message);
 
   const MessageGroup& group_;
   detail::MessageMatching<Receive*, MessagePointer> matching_;
-  std::vector<std::shared_ptr<Offer>> offers_;  ///< the next one of each member; null for none
-  MessagePointer wrong_;                        ///< a message that no receive can take
+  std::vector<MessagePointer> offers_;  ///< the next one of each member; null for none
+  MessagePointer wrong_;                ///< a message that no receive can take
 };
 
 }  // namespace lockstep::messages
