@@ -188,11 +188,7 @@ void TcpTransport::read(int from) {
     if (got == 0) return close(from, 0);
     const auto bytes = static_cast<std::size_t>(got);
     const std::size_t to_data = std::min(bytes, other.missing);
-    if (direct) {
-      other.data += to_data;
-      other.missing -= to_data;
-      if (other.missing == 0) end_message(other);
-    }
+    if (direct) advance_message(other, to_data);
     take(from, buffer_.get(), bytes - to_data);
     if (bytes < asked) return;
   }
@@ -205,9 +201,7 @@ void TcpTransport::take(int from, const std::byte* data, std::size_t bytes) {
     if (other.missing > 0) {
       part = std::min(bytes, other.missing);
       std::memcpy(other.data, data, part);
-      other.data += part;
-      other.missing -= part;
-      if (other.missing == 0) end_message(other);
+      advance_message(other, part);
     } else {
       part = std::min(bytes, sizeof other.header - other.header_bytes);
       std::memcpy(reinterpret_cast<std::byte*>(&other.header) + other.header_bytes, data, part);
@@ -248,7 +242,10 @@ void TcpTransport::begin_message(int from) {
   other.missing = bytes;
 }
 
-void TcpTransport::end_message(Peer& other) {
+void TcpTransport::advance_message(Peer& other, std::size_t bytes) {
+  other.data += bytes;
+  other.missing -= bytes;
+  if (other.missing > 0) return;
   if (other.early == nullptr) {
     finished_.add(std::move(other.receive.done), other.header.bytes);
     return;
