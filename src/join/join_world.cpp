@@ -263,7 +263,8 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     case Way::messages:
       return join_tcp(backend, ranks, network, meeting_of(*launcher, options));
     case Way::mpi: {
-      const mpi::Options over_mpi{network, launcher ? launcher->size : 0};
+      auto over_mpi = network;
+      over_mpi.expected_size = launcher ? launcher->size : 0;
       return backend == Backend::mpi ? mpi::create(over_mpi)
                                      : hierarchical::create_over_mpi(over_mpi, ranks);
     }

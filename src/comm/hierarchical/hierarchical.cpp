@@ -15,6 +15,7 @@
 #include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/messages/message_communicator.h"
+#include "comm/mpi/mpi.h"
 #include "comm/tasks/task_communicator.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
@@ -153,12 +154,9 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
   }
 }
 
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(const messages::Options& network,
                                               const host::Options& inside) {
-  const auto make = [&](const messages::Options& of_world) {
-    return mpi::create({of_world, network.expected_size});
-  };
-  return create({.make_network_world = make,
+  return create({.make_network_world = mpi::create,
                  .network = network,
                  .by_thread = mpi::by_thread(network),
                  .inside = inside});

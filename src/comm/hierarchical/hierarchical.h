@@ -9,7 +9,6 @@
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
 #include "comm/messages/options.h"
-#include "comm/mpi/mpi.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
@@ -56,7 +55,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
 /// and host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
 /// The same over all processes of MPI_COMM_WORLD.
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(const messages::Options& network,
                                               const host::Options& inside);
 
 }  // namespace lockstep::hierarchical

@@ -52,6 +52,8 @@ struct Options {
   std::chrono::milliseconds heartbeat =
       control::default_heartbeat;  ///< longest time without a heartbeat from a host
   bool records = true;             ///< keep a flight record; false for the part of another world
+  /// Number of ranks according to the launcher's variables, to compare MPI's with; 0 if unknown.
+  int expected_size = 0;
 };
 
 /// The values that ranks exchange when they join the world.

@@ -101,7 +101,7 @@ void connect_hosts(MessageCommunicator& world) {
 
 }  // namespace
 
-std::shared_ptr<Communicator> create(const Options& options) {
+std::shared_ptr<Communicator> create(const messages::Options& options) {
   const bool with_thread = by_thread(options);
   auto network = std::make_unique<MpiTransport>();
   if (options.expected_size > 0 && options.expected_size != network->size()) {
