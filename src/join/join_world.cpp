@@ -148,7 +148,6 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
   if (backend == Backend::tcp) return make(network);
   auto world = hierarchical::create({.make_network_world = make,
                                      .network = network,
-                                     .by_thread = network.progress != ProgressMode::wait,
                                      .host_memory = std::move(host_memory),
                                      .inside = options});
   if (world->backend() == name(Backend::host)) tcp::leave_worlds();

@@ -154,22 +154,22 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
   }
 }
 
-std::shared_ptr<Communicator> create_over_mpi(const messages::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(messages::Options network,
                                               const host::Options& inside) {
-  return create({.make_network_world = mpi::create,
-                 .network = network,
-                 .by_thread = mpi::by_thread(network),
-                 .inside = inside});
+  if (!mpi::by_thread(network)) network.progress = ProgressMode::wait;
+  return create(
+      {.make_network_world = mpi::create, .network = std::move(network), .inside = inside});
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
+  const bool by_thread = options.network.progress != ProgressMode::wait;
   auto network = options.network;
   network.progress = ProgressMode::wait;  // one progress thread serves both worlds
   network.records = false;                // the outermost world of the rank records
   const auto network_world = options.make_network_world(network);
   const auto topology = HostTopology::of(*network_world);
   if (topology.hosts == topology.size) {
-    messages::begin(*network_world, true, options.by_thread);
+    messages::begin(*network_world, true, by_thread);
     return network_world;
   }
 
@@ -202,7 +202,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
                                                                    options.network.timeout, inside);
     const auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
     context->set_recorder(detail::FlightRecorder::create(*composed));
-    if (options.by_thread) context->start_progress_thread();
+    if (by_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     auto failure = detail::failure_of(error);

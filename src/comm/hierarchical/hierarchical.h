@@ -15,8 +15,7 @@ namespace lockstep::inline v0_2::hierarchical {
 struct Options {
   /// Makes the world of all ranks over a network, with these options.
   std::function<std::shared_ptr<Communicator>(const messages::Options&)> make_network_world;
-  messages::Options network = {};
-  bool by_thread = false;  ///< a thread makes progress; otherwise ranks that wait do
+  messages::Options network = {};  ///< progress: of both worlds, `wait` if there is no thread
   /// The world of the ranks of this host, which a launcher has made; null: they make it.
   std::shared_ptr<host::World> host_memory = {};
   host::Options inside = {};
@@ -55,7 +54,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
 /// and host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
 /// The same over all processes of MPI_COMM_WORLD.
-std::shared_ptr<Communicator> create_over_mpi(const messages::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(messages::Options network,
                                               const host::Options& inside);
 
 }  // namespace lockstep::hierarchical

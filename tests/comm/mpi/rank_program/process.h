@@ -71,10 +71,8 @@ inline Group create_flat(messages::Options options) {
 inline Group create_on_hosts(const messages::Options& options) {
   const host::Options inside{.timeout = options.timeout};
   if (!without_mpi()) return hierarchical::create_over_mpi(options, inside);
-  return hierarchical::create({.make_network_world = create_flat,
-                               .network = options,
-                               .by_thread = options.progress != ProgressMode::wait,
-                               .inside = inside});
+  return hierarchical::create(
+      {.make_network_world = create_flat, .network = options, .inside = inside});
 }
 
 /// With letters for hosts, of ranks that are said to be on those.
