@@ -73,21 +73,18 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
 /// and adds the world ranks of this host to the text.
 template <class Fn>
 auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
-  const auto text = [&](const CommError& error) {
-    return detail::concat(detail::rank_list(world_ranks),
-                          " of the world, numbered from 0 on their host: ", error.what());
-  };
-  const auto details = [&](const CommError& error) {
-    const int rank = error.rank();
-    return ErrorDetails{.rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
-                        .operation = error.operation()};
-  };
   try {
     return fn();
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(text(error), details(error));
   } catch (const CommError& error) {
-    throw CommError(text(error), details(error));
+    const auto text =
+        detail::concat(detail::rank_list(world_ranks),
+                       " of the world, numbered from 0 on their host: ", error.what());
+    const int rank = error.rank();
+    const ErrorDetails details{
+        .rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
+        .operation = error.operation()};
+    if (error.kind() == ErrorKind::timeout) throw TimeoutError(text, details);
+    throw CommError(text, details);
   }
 }
 

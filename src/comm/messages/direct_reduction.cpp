@@ -166,7 +166,7 @@ class DirectReduction final : public Transfer {
     const auto mine = piece(rank(), round);
     if (mine.length == 0) return;
     std::byte* output = own_result(mine);
-    reduce_piece(round, output);
+    reduce_piece(round, mine, output);
     for (int step = 1; step < size(); ++step) {
       const int member = (rank() + step) % size();
       if (!gets_results(member)) continue;
@@ -176,9 +176,8 @@ class DirectReduction final : public Transfer {
   }
 
   /// Reduces this rank's piece of that round over all ranks.
-  void reduce_piece(std::size_t round, std::byte* output) {
+  void reduce_piece(std::size_t round, const Range& mine, std::byte* output) {
     const detail::WorkTimer timer(worked_);
-    const auto mine = piece(rank(), round);
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
     for (int source = 0; source < size(); ++source) {
       inputs[static_cast<std::size_t>(source)] = staged(source, round);
