@@ -143,7 +143,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
     groups.all_ranks.ranks = network_world;
     const auto context = std::make_shared<HierarchicalRankContext>(
         network_world, groups.intra_node_reduce.ranks, inside.timeout, inside);
-    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
+    return std::make_shared<HierarchicalCommunicator>(context, std::move(groups));
   } catch (const std::exception& error) {
     network_world->fail_with(
         detail::failure_of(error));  // members on other hosts wait for this rank

@@ -70,21 +70,19 @@ std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
     std::shared_ptr<Communicator> inside) {
-  const auto topology = HostTopology::of(*network_world);
   StageGroups groups;
   groups.intra_node_gather.ranks = inside->split(0, inside->rank());
-  groups.inter_node.ranks = topology.inter_node(*network_world);
+  groups.inter_node.ranks = HostTopology::of(*network_world).inter_node(*network_world);
   groups.intra_node_reduce.ranks = std::move(inside);
   groups.all_ranks.ranks = std::move(network_world);
-  return std::make_shared<HierarchicalCommunicator>(std::move(context), topology,
-                                                    std::move(groups));
+  return std::make_shared<HierarchicalCommunicator>(std::move(context), std::move(groups));
 }
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
-                                                   const HostTopology& topology, StageGroups groups)
+                                                   StageGroups groups)
     : TaskCommunicator(std::move(context), groups.all_ranks.ranks->rank(),
                        groups.all_ranks.ranks->size()),
-      topology_(topology),
+      topology_(HostTopology::of(*groups.all_ranks.ranks)),
       groups_(std::move(groups)) {
   set_hosts(network_world().hosts());
   this->context().add(*this);
@@ -137,8 +135,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
     const detail::RankContext::CallGuard guard(*context);
     StageGroups groups;
     groups.all_ranks.ranks = all.part(ranks, messages::agreement_group);
-    const auto topology = HostTopology::of(*groups.all_ranks.ranks);
-    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
+    return std::make_shared<HierarchicalCommunicator>(context, std::move(groups));
   }();
   // Other operations advance while it waits. After it all members are in new_group(), so what
   // follows can block.

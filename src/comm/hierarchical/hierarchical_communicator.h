@@ -42,8 +42,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
       std::shared_ptr<Communicator> inside);
-  HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
-                           const HostTopology& topology, StageGroups groups);
+  HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context, StageGroups groups);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const override { return "hierarchical"; }
