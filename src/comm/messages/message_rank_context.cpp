@@ -14,7 +14,6 @@
 
 #include "comm/cost/cost.h"
 #include "comm/flight/flight_record.h"
-#include "comm/messages/message_communicator.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
 #include "core/system/crash_handler.h"
