@@ -229,6 +229,10 @@ class Shape {
                         operation_.collective == Collective::scatter;
     return operation_.collective != Collective::barrier && (!rooted || member == operation_.peer);
   }
+  /// Whether a member's input, or its part of it, goes to the other member.
+  bool sends(int source, int target) const {
+    return is_source(source) && (!operation_.is_to_root() || target == operation_.peer);
+  }
   /// Number of parts of each source's input: 1, or one for every member.
   int parts() const { return parted_ ? size_ : 1; }
   /// Elements of a part of a source's input. If the operation has counts of its own, this rank

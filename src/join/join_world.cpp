@@ -147,7 +147,6 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
   if (backend == Backend::tcp) return make(network);
   auto world = hierarchical::create({.make_network_world = make,
                                      .network = network,
-                                     .by_thread = network.progress != ProgressMode::wait,
                                      .host_memory = std::move(host_memory),
                                      .inside = options});
   if (world->backend() == name(Backend::host)) tcp::leave_worlds();
@@ -258,7 +257,8 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     case Way::messages:
       return join_tcp(backend, ranks, network, meeting_of(*launcher, options));
     case Way::mpi: {
-      const mpi::Options over_mpi{network, launcher ? launcher->size : 0};
+      auto over_mpi = network;
+      over_mpi.expected_size = launcher ? launcher->size : 0;
       return backend == Backend::mpi ? mpi::create(over_mpi)
                                      : hierarchical::create_over_mpi(over_mpi, ranks);
     }

@@ -82,10 +82,9 @@ class MessageProtocol : public ::testing::Test {
     return {.dtype = DType::f32, .count = count, .tag = tag};
   }
 
-  messages::MessageGroup group_{.rank = 0, .members = {4, 7}};
   ManualTransport transport_;
-  messages::GroupTransport view_{group_, transport_};
-  messages::ReceiveProtocol receives_{view_};
+  messages::MessageGroup group_{.rank = 0, .members = {4, 7}, .network = &transport_};
+  messages::ReceiveProtocol receives_{group_};
 };
 
 TEST_F(MessageProtocol, AnEarlyMessageIsKeptForALaterReceive) {
@@ -146,7 +145,7 @@ TEST_F(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
 TEST_F(MessageProtocol, ASendIsCompleteOnceItsReceiverHasReplied) {
   Three memory{};
   const auto operation = this->operation(Collective::send, 1, memory);
-  messages::SendProtocol send(view_, operation);
+  messages::SendProtocol send(group_, operation);
   send.begin();
   transport_.end(Channel::offers, 0);
   transport_.end(Channel::payloads, 0);
@@ -170,7 +169,7 @@ std::string text_of(const std::function<void()>& call) {
 TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
   Three memory{};
   const auto send_operation = operation(Collective::send, 1, memory);
-  messages::SendProtocol send(view_, send_operation);
+  messages::SendProtocol send(group_, send_operation);
   send.begin();
   transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1, 2), .number = 5});
   EXPECT_EQ(text_of([&] { send.advance(); }), "") << "the offer has not been sent";
@@ -178,9 +177,9 @@ TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
   const auto of_sender = text_of([&] { send.advance(); });
 
   // The same message at its receiver.
-  messages::MessageGroup group{.rank = 1, .members = {4, 7}};
   ManualTransport transport;
-  messages::ReceiveProtocol receives({group, transport});
+  messages::MessageGroup group{.rank = 1, .members = {4, 7}, .network = &transport};
+  messages::ReceiveProtocol receives(group);
   auto recv_operation = operation(Collective::recv, 1, memory);
   recv_operation.peer = 0;
   recv_operation.count = 2;
@@ -198,10 +197,11 @@ TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
 }
 
 TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
-  const messages::MessageGroup group{
-      .rank = 0, .members = {4, 7}, .pieces = {.bytes = 8, .window = 2, .of_parts = true}};
   ManualTransport transport;
-  const messages::GroupTransport view(group, transport);
+  const messages::MessageGroup group{.rank = 0,
+                                     .members = {4, 7},
+                                     .pieces = {.bytes = 8, .window = 2, .of_parts = true},
+                                     .network = &transport};
   std::array<float, 10> memory{1, 2, 3, 4, 5};
   auto* const data = reinterpret_cast<std::byte*>(memory.data());
   const Operation operation{.collective = Collective::all_gather,
@@ -209,7 +209,7 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
                             .input = data,
                             .output = data,
                             .count = 5};
-  const auto moves = messages::make_moves(view, operation);
+  const auto moves = messages::make_transfer(group, operation);
   moves->advance();
   // All three receives, and two of three sends.
   EXPECT_EQ(transport.begun(Channel::parts), 5U);
@@ -231,10 +231,10 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
 }
 
 TEST(CollectiveProtocol, WaitsForMembersWithAnnouncementsInTransit) {
-  const messages::MessageGroup group{.rank = 0, .members = {4, 7, 9}};
   ManualTransport transport;
+  const messages::MessageGroup group{.rank = 0, .members = {4, 7, 9}, .network = &transport};
   const Operation operation{.collective = Collective::barrier};
-  messages::CollectiveProtocol barrier({group, transport}, operation);
+  messages::CollectiveProtocol barrier(group, operation);
   barrier.begin();
   transport.end(Channel::announcements, 1);
   EXPECT_EQ(barrier.missing(), (std::vector{1, 2})) << "the announcement to 1 has not been sent";

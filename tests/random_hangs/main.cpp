@@ -85,12 +85,12 @@ int run_as_rank(const Arguments& arguments) {
   const auto rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   std::ofstream(std::filesystem::path(arguments.folder) / concat("pid-", rank)) << ::getpid();
   if (rank >= hang.size / 2) isolate(second_host(std::getenv("LOCKSTEP_RUN_ID")));
-  run_rank(hang,
-           hierarchical::create_over_mpi({{.timeout = far_off,
-                                           .host = rank < hang.size / 2 ? "one" : "two",
-                                           .heartbeat = far_off}},
-                                         {.timeout = far_off}),
-           arguments.folder);
+  run_rank(
+      hang,
+      hierarchical::create_over_mpi(
+          {.timeout = far_off, .host = rank < hang.size / 2 ? "one" : "two", .heartbeat = far_off},
+          {.timeout = far_off}),
+      arguments.folder);
 }
 
 /// Starts a program; the child ends with this process.

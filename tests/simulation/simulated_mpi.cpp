@@ -47,8 +47,7 @@ std::string version() { return "simulated"; }
 
 void Library::join(std::chrono::milliseconds /*timeout*/) {}
 bool Library::running() { return true; }
-bool Library::main_thread_only() { return false; }
-bool Library::on_main_thread() { return true; }
+bool Library::admits_this_thread() { return true; }
 std::string Library::why_no_thread() { return {}; }
 void Library::at_end(std::function<void()> last_call) {
   SimulatedKernel::process().at_exit([call = std::move(last_call)](int exit_code) {

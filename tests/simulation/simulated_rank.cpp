@@ -225,9 +225,9 @@ class RankProgram {
         .transport = TransportKind::tcp,
         .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
         .heartbeat = scenario_.heartbeat,
-        .records = false};
-    world_ = scenario_.over_tcp ? tcp::create(options, meeting())
-                                : mpi::create({options, scenario_.ranks});
+        .records = false,
+        .expected_size = scenario_.ranks};
+    world_ = scenario_.over_tcp ? tcp::create(options, meeting()) : mpi::create(options);
     outcome_.created = true;
     try {
       if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);

@@ -15,6 +15,7 @@
 #include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/messages/message_communicator.h"
+#include "comm/mpi/mpi.h"
 #include "comm/tasks/task_communicator.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
@@ -29,21 +30,26 @@ namespace {
 class HierarchicalRankContext final : public detail::ComposedRankContext {
  public:
   /// network_world: all ranks, over the network. host_world: the ranks of this host. All groups are
-  /// split from these two. fits: every rank of this host has cores of its own.
+  /// split from these two. inside: of the ranks of this host.
   HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
-                          std::shared_ptr<Communicator> host_world,
-                          std::chrono::milliseconds timeout, bool fits)
+                          const std::shared_ptr<Communicator>& host_world,
+                          std::chrono::milliseconds timeout, const host::Options& inside)
       : ComposedRankContext(
             {.backend = "hierarchical",
              .rank = network_world->world_rank(network_world->rank()),
              .timeout = timeout,
              // Checks of other ranks cost system calls in both worlds.
-             .policy = {.spins = fits ? 1000 : 0, .between_checks = detail::yield_time},
+             .policy = {.spins = spins(inside), .between_checks = detail::yield_time},
              .has_mutex = true},
-            {std::move(host_world), network_world}) {}
+            {host_world, network_world}) {}
   ~HierarchicalRankContext() { stop_thread(); }
 
  private:
+  /// A rank spins only if every rank of this host has cores of its own.
+  static int spins(const host::Options& inside) {
+    const auto ranks = static_cast<int>(inside.world_ranks.size());
+    return detail::fit_cores(ranks, inside.threads_per_rank, inside.cores) ? 1000 : 0;
+  }
   static constexpr unsigned polls_between_checks = 8;
 
   bool advance() override {
@@ -67,21 +73,18 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
 /// and adds the world ranks of this host to the text.
 template <class Fn>
 auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
-  const auto text = [&](const CommError& error) {
-    return detail::concat(detail::rank_list(world_ranks),
-                          " of the world, numbered from 0 on their host: ", error.what());
-  };
-  const auto details = [&](const CommError& error) {
-    const int rank = error.rank();
-    return ErrorDetails{.rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
-                        .operation = error.operation()};
-  };
   try {
     return fn();
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(text(error), details(error));
   } catch (const CommError& error) {
-    throw CommError(text(error), details(error));
+    const auto text =
+        detail::concat(detail::rank_list(world_ranks),
+                       " of the world, numbered from 0 on their host: ", error.what());
+    const int rank = error.rank();
+    const ErrorDetails details{
+        .rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
+        .operation = error.operation()};
+    if (error.kind() == ErrorKind::timeout) throw TimeoutError(text, details);
+    throw CommError(text, details);
   }
 }
 
@@ -106,21 +109,19 @@ std::vector<int> leaders(const HostTopology& topology, const std::vector<std::ve
 }
 
 /// The group over the network with the ranks of a world that create() made.
-Communicator& network_world_of(Communicator& world) {
-  auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
-  return composed != nullptr ? composed->network_world() : world;
+messages::MessageCommunicator& network_world_of(Communicator& world) {
+  if (auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world)) {
+    return composed->network_world();
+  }
+  return dynamic_cast<messages::MessageCommunicator&>(world);
 }
 
 }  // namespace
 
-int last_group(const Communicator& world) {
-  const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
-  return messages::last_group(composed != nullptr ? composed->network_world() : world);
-}
+int last_group(Communicator& world) { return network_world_of(world).last_group(); }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
-  const auto network_world =
-      messages::new_group(network_world_of(world), group.members, group.number);
+  const auto network_world = network_world_of(world).part(group.members, group.number);
   const auto topology = HostTopology::of(*network_world);
   if (topology.has_one_level()) return network_world;
   const auto by_host = ranks_by_host(*network_world);
@@ -138,13 +139,11 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
           topology.local_rank, inside);
     });
     groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
-    groups.inter_node.ranks =
-        messages::new_group(*network_world, leaders(topology, by_host), group.number + 1);
+    groups.inter_node.ranks = network_world->part(leaders(topology, by_host), group.number + 1);
     groups.all_ranks.ranks = network_world;
-    const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(
-        network_world, groups.intra_node_reduce.ranks, inside.timeout, fits);
-    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
+        network_world, groups.intra_node_reduce.ranks, inside.timeout, inside);
+    return std::make_shared<HierarchicalCommunicator>(context, std::move(groups));
   } catch (const std::exception& error) {
     network_world->fail_with(
         detail::failure_of(error));  // members on other hosts wait for this rank
@@ -152,32 +151,24 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
   }
 }
 
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(messages::Options network,
                                               const host::Options& inside) {
-  const auto make = [&](const messages::Options& of_world) {
-    return mpi::create({of_world, network.expected_size});
-  };
-  return create({.make_network_world = make,
-                 .network = network,
-                 .by_thread = mpi::by_thread(network),
-                 .inside = inside});
+  if (!mpi::by_thread(network)) network.progress = ProgressMode::wait;
+  return create(
+      {.make_network_world = mpi::create, .network = std::move(network), .inside = inside});
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = options.by_thread;
+  const bool by_thread = options.network.progress != ProgressMode::wait;
   auto network = options.network;
   network.progress = ProgressMode::wait;  // one progress thread serves both worlds
   network.records = false;                // the outermost world of the rank records
   const auto network_world = options.make_network_world(network);
-  const auto& hosts = network_world->hosts();
-  if (std::ranges::max(hosts) + 1 == network_world->size()) {
-    messages::begin(*network_world, true, with_thread);
+  const auto topology = HostTopology::of(*network_world);
+  if (topology.hosts == topology.size) {
+    messages::begin(*network_world, true, by_thread);
     return network_world;
   }
-  const int host = hosts[static_cast<std::size_t>(network_world->rank())];
-  const auto world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(host)];
-  const int local_size = static_cast<int>(world_ranks.size());
-  const int local_rank = HostTopology::local_rank_of(*network_world, network_world->rank());
 
   try {
     // Distinguishes this world from other worlds on this host.
@@ -185,9 +176,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     network_world->broadcast(&token, 1, DType::i64, 0).wait();
     auto inside = options.inside;
     inside.watch = true;
-    inside.records = local_size == network_world->size();
-    inside.world_ranks = world_ranks;
-    const auto memory = with_world_ranks(world_ranks, [&] {
+    inside.records = topology.hosts == 1;
+    inside.world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(topology.host)];
+    const auto memory = with_world_ranks(inside.world_ranks, [&] {
       if (options.host_memory) return options.host_memory;
       const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
       const auto ended = [&]() -> std::optional<std::string> {
@@ -198,18 +189,17 @@ std::shared_ptr<Communicator> create(const Options& options) {
         }
         return watch.ended();
       };
-      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                              local_size, inside.timeout, ended);
+      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", topology.host),
+                              topology.local_rank, topology.local_size, inside.timeout, ended);
     });
-    const auto host_world = host::create(memory, local_rank, inside);
-    if (local_size == network_world->size()) return host_world;
+    const auto host_world = host::create(memory, topology.local_rank, inside);
+    if (topology.hosts == 1) return host_world;
 
-    const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(network_world, host_world,
-                                                                   options.network.timeout, fits);
+                                                                   options.network.timeout, inside);
     const auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
     context->set_recorder(detail::FlightRecorder::create(*composed));
-    if (with_thread) context->start_progress_thread();
+    if (by_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     auto failure = detail::failure_of(error);

@@ -9,15 +9,13 @@
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
 #include "comm/messages/options.h"
-#include "comm/mpi/mpi.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
 struct Options {
   /// Makes the world of all ranks over a network, with these options.
   std::function<std::shared_ptr<Communicator>(const messages::Options&)> make_network_world;
-  messages::Options network = {};
-  bool by_thread = false;  ///< a thread makes progress; otherwise ranks that wait do
+  messages::Options network = {};  ///< progress: of both worlds, `wait` if there is no thread
   /// The world of the ranks of this host, which a launcher has made; null: they make it.
   std::shared_ptr<host::World> host_memory = {};
   host::Options inside = {};
@@ -37,7 +35,7 @@ struct NewGroup {
 
 /// The highest number of the groups between hosts that this rank is or was a member of.
 /// world: what create() returned, if it is on several hosts.
-int last_group(const Communicator& world);
+int last_group(Communicator& world);
 
 /// The group of these ranks of a world on several hosts that create() made, without a progress
 /// thread. Only its members call it. It waits for those on this host. The ranks of each host have
@@ -56,7 +54,7 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
 /// and host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
 /// The same over all processes of MPI_COMM_WORLD.
-std::shared_ptr<Communicator> create_over_mpi(const mpi::Options& network,
+std::shared_ptr<Communicator> create_over_mpi(messages::Options network,
                                               const host::Options& inside);
 
 }  // namespace lockstep::hierarchical

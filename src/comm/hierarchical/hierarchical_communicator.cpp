@@ -12,6 +12,7 @@
 #include "comm/messages/message_communicator.h"
 #include "comm/waiting.h"
 #include "core/text.h"
+#include "kernels/reduce.h"
 #include "lockstep/error.h"
 
 // Note [Order of stages]
@@ -26,58 +27,29 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// A range of the operation's buffer.
-struct Values {
-  std::byte* data = nullptr;
-  std::size_t count = 0;
-};
-
-struct Ratio {
-  int numerator = 1;
-  int denominator = 1;
-};
-
-/// A mean is a sum in all stages, and divided by the number of ranks after them.
-struct Summed {
-  ReduceOp op;
-  Ratio to_mean;
-};
-
 namespace {
 
 using detail::Task;
 using detail::Turn;
 
 /// Clips every float32 element to magnitude `most`; 0 disables clipping. NaN stays NaN.
-void clamp(const Values& floats, float most) {
+void clamp(std::byte* data, std::size_t count, float most) {
   if (most == 0) return;
-  auto* values = reinterpret_cast<float*>(floats.data);
-  for (std::size_t i = 0; i < floats.count; ++i) {
-    // NaN stays.
+  auto* values = reinterpret_cast<float*>(data);
+  for (std::size_t i = 0; i < count; ++i) {
     values[i] = std::fabs(values[i]) > most ? std::copysign(most, values[i]) : values[i];
   }
 }
 
-template <class Value>
-void scale_all(const Values& all, Ratio ratio) {
-  const Value factor = static_cast<Value>(ratio.numerator) / static_cast<Value>(ratio.denominator);
-  auto* values = reinterpret_cast<Value*>(all.data);
-  for (std::size_t i = 0; i < all.count; ++i) values[i] *= factor;
+/// Multiplies every float32 or float64 element by the factor.
+void scale(std::byte* data, std::size_t count, DType dtype, double factor) {
+  if (factor != 1) kernels::multiply(dtype, factor, data, data, count);
 }
 
-/// Multiplies every float32 or float64 element by the ratio.
-void scale(const Values& all, DType dtype, Ratio ratio) {
-  if (ratio.numerator == ratio.denominator) return;
-  if (dtype == DType::f32) {
-    scale_all<float>(all, ratio);
-  } else {
-    scale_all<double>(all, ratio);
-  }
-}
-
-Summed summed(ReduceOp op, int ranks) {
-  if (op != ReduceOp::avg) return {op, {}};
-  return {ReduceOp::sum, {1, ranks}};
+/// A mean is a sum in all stages, and multiplied by the second value after them.
+std::pair<ReduceOp, double> summed(ReduceOp op, int ranks) {
+  if (op != ReduceOp::avg) return {op, 1};
+  return {ReduceOp::sum, 1.0 / ranks};
 }
 
 /// The optional arguments of the stages of an operation.
@@ -99,21 +71,19 @@ std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
     std::shared_ptr<Communicator> inside) {
-  const auto topology = HostTopology::of(*network_world);
   StageGroups groups;
   groups.intra_node_gather.ranks = inside->split(0, inside->rank());
-  groups.inter_node.ranks = topology.inter_node(*network_world);
+  groups.inter_node.ranks = HostTopology::of(*network_world).inter_node(*network_world);
   groups.intra_node_reduce.ranks = std::move(inside);
   groups.all_ranks.ranks = std::move(network_world);
-  return std::make_shared<HierarchicalCommunicator>(std::move(context), topology,
-                                                    std::move(groups));
+  return std::make_shared<HierarchicalCommunicator>(std::move(context), std::move(groups));
 }
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
-                                                   const HostTopology& topology, StageGroups groups)
+                                                   StageGroups groups)
     : TaskCommunicator(std::move(context), groups.all_ranks.ranks->rank(),
                        groups.all_ranks.ranks->size()),
-      topology_(topology),
+      topology_(HostTopology::of(*groups.all_ranks.ranks)),
       groups_(std::move(groups)) {
   set_hosts(network_world().hosts());
   this->context().add(*this);
@@ -124,6 +94,10 @@ HierarchicalCommunicator::~HierarchicalCommunicator() {
   const auto lock = context().lock();
   context().remove(*this);
   groups_ = {};  // under the lock: the progress thread uses their contexts under it
+}
+
+messages::MessageCommunicator& HierarchicalCommunicator::network_world() const {
+  return dynamic_cast<messages::MessageCommunicator&>(*groups_.all_ranks.ranks);
 }
 
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
@@ -161,13 +135,12 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   const auto agreement = [&] {
     const detail::RankContext::CallGuard guard(*context);
     StageGroups groups;
-    groups.all_ranks.ranks = messages::new_group(all, ranks, messages::agreement_group);
-    const auto topology = HostTopology::of(*groups.all_ranks.ranks);
-    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
+    groups.all_ranks.ranks = all.part(ranks, messages::agreement_group);
+    return std::make_shared<HierarchicalCommunicator>(context, std::move(groups));
   }();
   // Other operations advance while it waits. After it all members are in new_group(), so what
   // follows can block.
-  const int number = detail::agree_on_number(*agreement, messages::last_group(all));
+  const int number = detail::agree_on_number(*agreement, all.last_group());
   std::vector<int> local_ranks;  // of the members on this host
   for (const int rank : ranks) {
     if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
@@ -175,7 +148,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   }
   const detail::RankContext::CallGuard guard(*context);
   return context->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
-    return compose(context, messages::new_group(all, ranks, number),
+    return compose(context, all.part(ranks, number),
                    groups_.intra_node_reduce.ranks->new_group(local_ranks));
   });
 }
@@ -239,35 +212,33 @@ Task HierarchicalCommunicator::in_shards(const Operation& operation) {
   Turn gather(groups_.intra_node_gather.turns);
   const auto element = size_of(operation.dtype);
   const auto shards = Shards::of_cache_lines(topology_, operation.count, element);
-  const Values mine{.data = operation.output + shards.own().begin * element,
-                    .count = shards.own().length};
+  auto* const mine = operation.output + shards.own().begin * element;
+  const auto count = shards.own().length;
   const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
-  const bool average = operation.reduce == ReduceOp::avg;
   const auto [op, to_mean] = summed(operation.reduce, operation.wire ? 1 : size());
 
   // Only the exchange between hosts uses the wire dtype. It sends each host's part of the mean.
   auto wire = operation.wire;
   const float clip = wire ? std::exchange(wire->clip, 0.0f) : 0;
-  const Ratio to_mean_of_host = wire ? Ratio{topology_.hosts, size()} : Ratio{};
-  const Ratio from_mean_of_host = wire && !average ? Ratio{size(), topology_.hosts} : Ratio{};
 
   co_await reduce;
-  clamp({.data = operation.output, .count = operation.count}, clip);
-  co_await groups_.intra_node_reduce.ranks->reduce_scatter(operation.output, mine.data,
-                                                           shards.counts(), dtype, op, issue);
+  clamp(operation.output, operation.count, clip);
+  co_await groups_.intra_node_reduce.ranks->reduce_scatter(operation.output, mine, shards.counts(),
+                                                           dtype, op, issue);
   if (auto* const leaders = groups_.inter_node.ranks.get()) {
     co_await exchange;
-    scale(mine, dtype, to_mean_of_host);
-    auto exchanged =
-        wire ? leaders->all_reduce(mine.data, mine.count, operation.reduce, *wire, issue)
-             : leaders->all_reduce(mine.data, mine.count, dtype, op, issue);
+    if (wire) scale(mine, count, dtype, static_cast<double>(topology_.hosts) / size());
+    auto exchanged = wire ? leaders->all_reduce(mine, count, operation.reduce, *wire, issue)
+                          : leaders->all_reduce(mine, count, dtype, op, issue);
     co_await std::move(exchanged);
   }
   co_await gather;
-  scale(mine, dtype, from_mean_of_host);
-  scale(mine, dtype, to_mean);
-  co_await groups_.intra_node_gather.ranks->all_gather(mine.data, operation.output, shards.counts(),
+  if (wire && operation.reduce != ReduceOp::avg) {
+    scale(mine, count, dtype, topology_.ranks_per_host());
+  }
+  scale(mine, count, dtype, to_mean);
+  co_await groups_.intra_node_gather.ranks->all_gather(mine, operation.output, shards.counts(),
                                                        dtype, issue);
 }
 
@@ -300,7 +271,7 @@ Task HierarchicalCommunicator::to_root_in_shards(const Operation& operation) {
   }
   if (!gather) co_return;
   co_await *gather;
-  scale({.data = mine.get(), .count = own.length}, dtype, to_mean);
+  scale(mine.get(), own.length, dtype, to_mean);
   co_await groups_.intra_node_gather.ranks->gather(mine.get(), data, shards.counts(), dtype,
                                                    HostTopology::local_rank_of(*this, root), issue);
 }
@@ -329,7 +300,7 @@ Task HierarchicalCommunicator::to_parts_in_shards(const Operation& operation) {
     co_await leaders->reduce_scatter(sums.get(), own.get(), meet.by_host, dtype, op, issue);
   }
   co_await scatter;
-  scale({.data = own.get(), .count = meet.here.length}, dtype, to_mean);
+  scale(own.get(), meet.here.length, dtype, to_mean);
   co_await groups_.intra_node_gather.ranks->all_to_all(own.get(), operation.output, meet.by_rank,
                                                        meet.by_leader, dtype, issue);
 }

@@ -12,6 +12,10 @@
 #include "comm/hierarchical/host_topology.h"
 #include "comm/tasks/task_communicator.h"
 
+namespace lockstep::inline v0_2::messages {
+class MessageCommunicator;
+}
+
 namespace lockstep::inline v0_2::hierarchical {
 
 /// A group of which a hierarchical group is composed. Note [Order of stages] is in
@@ -38,8 +42,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
       std::shared_ptr<Communicator> inside);
-  HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context,
-                           const HostTopology& topology, StageGroups groups);
+  HierarchicalCommunicator(std::shared_ptr<detail::RankContext> context, StageGroups groups);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const override { return "hierarchical"; }
@@ -55,7 +58,7 @@ class HierarchicalCommunicator final : public detail::TaskCommunicator {
   bool matches_by_tag() const override { return true; }
 
   /// The same ranks over the network.
-  Communicator& network_world() const { return *groups_.all_ranks.ranks; }
+  messages::MessageCommunicator& network_world() const;
 
  private:
   Work begin(Operation&& operation) override;

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/cost/cost.h"
+
 namespace lockstep::inline v0_2::hierarchical {
 
 int HostTopology::local_rank_of(const Communicator& group, int rank) {
@@ -13,16 +15,14 @@ int HostTopology::local_rank_of(const Communicator& group, int rank) {
 
 HostTopology HostTopology::of(const Communicator& group) {
   const auto& hosts = group.hosts();
-  const auto rank = static_cast<std::size_t>(group.rank());
-  std::vector<int> ranks(static_cast<std::size_t>(std::ranges::max(hosts) + 1));
-  for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
-  const int host = hosts[rank];
+  const auto placement = Placement::of(hosts);
+  const int host = hosts[static_cast<std::size_t>(group.rank())];
   return {.size = group.size(),
-          .hosts = static_cast<int>(ranks.size()),
+          .hosts = placement.hosts,
           .host = host,
           .local_rank = local_rank_of(group, group.rank()),
-          .local_size = ranks[static_cast<std::size_t>(host)],
-          .shards = std::ranges::min(ranks),
+          .local_size = static_cast<int>(std::ranges::count(hosts, host)),
+          .shards = placement.least_on_host,
           .has_consecutive_ranks = std::ranges::is_sorted(hosts)};
 }
 
@@ -72,17 +72,6 @@ Shards Shards::at_offsets(const HostTopology& topology, std::span<const std::siz
 
 namespace {
 
-/// Consecutive ranges of these lengths.
-std::vector<detail::Range> ranges_of(std::span<const std::size_t> lengths) {
-  std::vector<detail::Range> ranges;
-  std::size_t begin = 0;
-  for (const auto length : lengths) {
-    ranges.push_back({.begin = begin, .length = length});
-    begin += length;
-  }
-  return ranges;
-}
-
 detail::Range intersection(const detail::Range& a, const detail::Range& b) {
   const auto begin = std::max(a.begin, b.begin);
   const auto end = std::min(a.begin + a.length, b.begin + b.length);
@@ -93,27 +82,33 @@ detail::Range intersection(const detail::Range& a, const detail::Range& b) {
 
 PartsInShards PartsInShards::of(const HostTopology& topology, std::span<const int> hosts,
                                 const Operation& operation, const Shards& shards) {
-  std::vector<std::size_t> parts;
-  std::vector<std::size_t> of_hosts(static_cast<std::size_t>(topology.hosts));
+  std::vector<std::size_t> begins{0};  // of the ranks' parts
   for (int rank = 0; rank < topology.size; ++rank) {
-    parts.push_back(operation.part(rank));
-    of_hosts[static_cast<std::size_t>(hosts[static_cast<std::size_t>(rank)])] += parts.back();
+    begins.push_back(begins.back() + operation.part(rank));
   }
-  const auto blocks = ranges_of(of_hosts);
-  const auto first = std::ranges::find(hosts, topology.host) - hosts.begin();
-  const auto part_ranges = ranges_of(parts);
-  const auto here =
-      std::span(part_ranges)
-          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(topology.local_size));
+  // The parts of the ranks from first to before end.
+  const auto parts = [&](std::size_t first, std::size_t end) {
+    return detail::Range{.begin = begins[first], .length = begins[end] - begins[first]};
+  };
+  const auto first_of = [&](int host) {
+    return static_cast<std::size_t>(std::ranges::lower_bound(hosts, host) - hosts.begin());
+  };
   PartsInShards found;
-  for (const auto& block : blocks) {
+  for (int host = 0; host < topology.hosts; ++host) {
+    const auto block = parts(first_of(host), first_of(host + 1));
     found.by_host.push_back(intersection(shards.own(), block).length);
   }
-  found.here = intersection(shards.own(), blocks[static_cast<std::size_t>(topology.host)]);
-  for (const auto& part : here) found.by_rank.push_back(intersection(found.here, part).length);
-  const auto& own = here[static_cast<std::size_t>(topology.local_rank)];
-  for (const auto& shard : ranges_of(shards.counts())) {
-    found.by_leader.push_back(intersection(shard, own).length);
+  const auto first = first_of(topology.host), end = first_of(topology.host + 1);
+  found.here = intersection(shards.own(), parts(first, end));
+  for (auto rank = first; rank < end; ++rank) {
+    found.by_rank.push_back(intersection(found.here, parts(rank, rank + 1)).length);
+  }
+  const auto own = first + static_cast<std::size_t>(topology.local_rank);
+  std::size_t begin = 0;
+  for (const auto length : shards.counts()) {
+    const detail::Range shard{.begin = begin, .length = length};
+    found.by_leader.push_back(intersection(shard, parts(own, own + 1)).length);
+    begin += length;
   }
   return found;
 }

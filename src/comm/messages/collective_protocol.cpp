@@ -25,41 +25,32 @@ namespace lockstep::inline v0_2::messages {
 
 using detail::Announcement;
 
-CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation& operation)
-    : transport_(transport),
+CollectiveProtocol::CollectiveProtocol(const MessageGroup& group, const Operation& operation)
+    : group_(group),
       operation_(operation),
-      shape_(operation, transport.group().size(), transport.group().rank),
-      pending_(2 * (transport.group().size() - 1)) {
+      shape_(operation, group.size(), group.rank),
+      pending_(2 * (group.size() - 1)) {
   const std::size_t bytes = shape_.longest_part() * size_of(operation.wire_dtype());
   // Members with counts of their own do not know which inputs of the others are short.
-  const bool is_short = bytes <= group().eager_bytes && !operation.has_own_counts();
-  eager_ = group().size() == 1 || is_short;
+  const bool is_short = bytes <= group_.eager_bytes && !operation.has_own_counts();
+  eager_ = group_.size() == 1 || is_short;
 }
 
 std::size_t CollectiveProtocol::message_bytes() const {
-  return sizeof(Announcement) + group().eager_bytes;
+  // Announcements are read in place, so each message is aligned like one.
+  constexpr std::size_t alignment = alignof(Announcement);
+  return (sizeof(Announcement) + group_.eager_bytes + alignment - 1) / alignment * alignment;
 }
 
 std::byte* CollectiveProtocol::message_of(int member) const {
-  // Announcements are read in place, so each message is aligned like one.
-  constexpr std::size_t alignment = alignof(Announcement);
-  const std::size_t stride = (message_bytes() + alignment - 1) / alignment * alignment;
-  return received_.get() + static_cast<std::size_t>(member) * stride;
-}
-
-/// Bytes of this rank's input that are sent to the member with the announcement.
-std::size_t CollectiveProtocol::payload_bytes(int member) const {
-  const int rank = group().rank;
-  if (!eager_ || !shape_.is_source(rank)) return 0;
-  if (operation_.is_to_root() && member != operation_.peer) return 0;
-  return shape_.length(rank, member) * size_of(operation_.wire_dtype());
+  return received_.get() + static_cast<std::size_t>(member) * message_bytes();
 }
 
 /// Writes this rank's input, or the member's part of it, in the wire dtype.
 void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, int member) const {
   if (operation_.wire) {
     const auto& wire = *operation_.wire;
-    kernels::round_to_halves(wire, operation_.reduce, static_cast<std::size_t>(group().size()),
+    kernels::round_to_halves(wire, operation_.reduce, static_cast<std::size_t>(group_.size()),
                              operation_.input, payload, bytes / size_of(wire.dtype));
     return;
   }
@@ -68,12 +59,11 @@ void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, in
 }
 
 void CollectiveProtocol::begin() {
-  const int rank = group().rank;
-  const int size = group().size();
+  const int rank = group_.rank;
+  const int size = group_.size();
   if (size == 1) return;
-  constexpr std::size_t alignment = alignof(Announcement);
-  received_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) *
-                                                          (message_bytes() + alignment));
+  received_ =
+      std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) * message_bytes());
   pending_with_.resize(static_cast<std::size_t>(size), 2);
   const auto end_with = [this](int member) {
     return [this, member](std::size_t) {
@@ -83,8 +73,8 @@ void CollectiveProtocol::begin() {
   };
   for (int step = 1; step < size; ++step) {
     const int member = (rank + size - step) % size;
-    transport_.receive(message_of(member), message_bytes(), member, Channel::announcements,
-                       end_with(member));
+    group_.receive(message_of(member), message_bytes(), member, Channel::announcements,
+                   end_with(member));
   }
   const bool parted = shape_.parts() > 1;
   const bool to_root = operation_.is_to_root();
@@ -92,7 +82,9 @@ void CollectiveProtocol::begin() {
   for (int step = 1; step < size; ++step) {
     const int member = (rank + step) % size;
     if (sent_.empty() || parted || to_root || announced.has_own_counts()) {
-      const std::size_t payload = payload_bytes(member);
+      const bool has_payload = eager_ && shape_.sends(rank, member);
+      const std::size_t payload =
+          has_payload ? shape_.length(rank, member) * size_of(operation_.wire_dtype()) : 0;
       auto& message = sent_.emplace_back(sizeof(Announcement) + payload);
       auto& announcement = *reinterpret_cast<Announcement*>(message.data());
       detail::announce(announcement, operation_);
@@ -103,8 +95,7 @@ void CollectiveProtocol::begin() {
       if (payload > 0) write_payload(message.data() + sizeof(Announcement), payload, member);
     }
     const auto& message = sent_.back();
-    transport_.send(message.data(), message.size(), member, Channel::announcements,
-                    end_with(member));
+    group_.send(message.data(), message.size(), member, Channel::announcements, end_with(member));
   }
 }
 
@@ -121,21 +112,21 @@ void CollectiveProtocol::compare_announcements() const {
   Announcement own{};
   detail::announce(own, operation_);
   std::vector<const Announcement*> announcements;
-  for (int member = 0; member < group().size(); ++member) {
+  for (int member = 0; member < group_.size(); ++member) {
     announcements.push_back(
-        member == group().rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
+        member == group_.rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
   }
-  auto different = detail::difference(announcements, group().members);
+  auto different = detail::difference(announcements, group_.members);
   const auto& announced = operation_.announced();
   if (!different && announced.has_own_counts()) {
     const auto theirs = [&](int member) {
       const auto& of_member = *announcements[static_cast<std::size_t>(member)];
       return detail::SentAndExpected{.sent = of_member.sent, .expected = of_member.expected};
     };
-    different = detail::difference_of_counts(announced, group().rank, group().members, theirs);
+    different = detail::difference_of_counts(announced, group_.rank, group_.members, theirs);
   }
   if (!different) return;
-  throw Mismatch(detail::describe_difference(operation_, group().shown_number(), group().members,
+  throw Mismatch(detail::describe_difference(operation_, group_.shown_number(), group_.members,
                                              different->text),
                  {.rank = different->rank});
 }
@@ -148,7 +139,7 @@ bool CollectiveProtocol::next_may_begin() const {
 void CollectiveProtocol::advance() {
   if (!compared_ || complete_) return;
   if (!eager_) {
-    if (transfer_ == nullptr) transfer_ = make_transfer(transport_, operation_);
+    if (transfer_ == nullptr) transfer_ = make_transfer(group_, operation_);
     transfer_->advance();
     if (!transfer_->finished()) return;
     worked_ = transfer_->worked();
@@ -158,80 +149,52 @@ void CollectiveProtocol::advance() {
 }
 
 const std::byte* CollectiveProtocol::payload_of(int member) const {
-  if (member != group().rank) return message_of(member) + sizeof(Announcement);
-  return operation_.input + shape_.begin(group().rank) * size_of(operation_.dtype);
+  if (member != group_.rank) return message_of(member) + sizeof(Announcement);
+  return operation_.input + shape_.begin(group_.rank) * size_of(operation_.dtype);
 }
 
 void CollectiveProtocol::finish_eager() {
-  const int rank = group().rank;
-  const std::size_t element = size_of(operation_.dtype);
-  const auto pull = [&](int source, std::size_t begin) {
-    const std::size_t bytes = shape_.length(source, rank) * element;
+  const int rank = group_.rank;
+  if (operation_.is_reduction()) {
+    if (!operation_.is_to_root() || rank == operation_.peer) reduce_eager();
+    return;
+  }
+  const bool is_broadcast = operation_.collective == Collective::broadcast;
+  const bool is_parted = operation_.collective != Collective::scatter && !is_broadcast;
+  for (int source = 0; source < group_.size(); ++source) {
+    const std::size_t bytes = shape_.length(source, rank) * size_of(operation_.dtype);
+    if (!shape_.sends(source, rank) || bytes == 0 || (is_broadcast && source == rank)) continue;
+    const std::size_t begin = is_parted ? operation_.received_begin(source) : 0;
     // In an in-place operation, a rank's own part may already be at its destination.
-    if (bytes > 0) {
-      std::memmove(operation_.output + begin * element, payload_of(source), bytes);
-    }
-  };
-  switch (operation_.collective) {
-    case Collective::reduce:
-      if (rank != operation_.peer) return;
-      [[fallthrough]];
-    case Collective::all_reduce:
-    case Collective::reduce_scatter: {
-      const std::size_t count = shape_.length(rank, rank);
-      if (count == 0) return;
-      if (operation_.wire) return finish_eager_rounded();
-      std::vector<const std::byte*> inputs;
-      for (int member = 0; member < group().size(); ++member) inputs.push_back(payload_of(member));
-      std::byte* output = operation_.output;
-      const detail::WorkTimer timer(worked_);
-      detail::reduce(operation_, inputs, {&output, 1}, count);
-      return;
-    }
-    case Collective::broadcast:
-    case Collective::scatter:
-      if (operation_.collective == Collective::scatter || rank != operation_.peer) {
-        pull(operation_.peer, 0);
-      }
-      return;
-    case Collective::gather:
-      if (rank != operation_.peer) return;
-      [[fallthrough]];
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      for (int source = 0; source < group().size(); ++source) {
-        pull(source, operation_.received_begin(source));
-      }
-      return;
-    case Collective::barrier:
-    case Collective::send:
-    case Collective::recv:
-      return;
+    std::memmove(operation_.output + begin * size_of(operation_.dtype), payload_of(source), bytes);
   }
 }
 
-void CollectiveProtocol::finish_eager_rounded() {
+void CollectiveProtocol::reduce_eager() {
+  const int rank = group_.rank;
+  const std::size_t count = shape_.length(rank, rank);
+  if (count == 0) return;
   const detail::WorkTimer timer(worked_);
-  const auto& wire = *operation_.wire;
-  const std::size_t count = operation_.count;
-  std::vector<std::byte> own(count * size_of(wire.dtype));
-  write_payload(own.data(), own.size(), group().rank);
   std::vector<const std::byte*> inputs;
-  for (int member = 0; member < group().size(); ++member) {
-    inputs.push_back(member == group().rank ? own.data() : payload_of(member));
-  }
-  std::byte* result = own.data();
+  for (int member = 0; member < group_.size(); ++member) inputs.push_back(payload_of(member));
+  std::byte* const output = operation_.output;
+  if (!operation_.wire) return detail::reduce(operation_, inputs, {&output, 1}, count);
+  const auto& wire = *operation_.wire;
+  std::vector<std::byte> own(count * size_of(wire.dtype));
+  std::byte* const result = own.data();
+  write_payload(result, own.size(), rank);
+  inputs[static_cast<std::size_t>(rank)] = result;
   kernels::reduce_halves(wire, operation_.reduce, inputs, {&result, 1}, count);
-  kernels::widen_halves(wire, result, operation_.output, count);
+  kernels::widen_halves(wire, result, output, count);
 }
 
 std::vector<int> CollectiveProtocol::missing() const {
   if (transfer_ != nullptr) return transfer_->partners();
   std::vector<int> members;
   if (compared_) return members;
-  for (int member = 0; member < group().size(); ++member) {
+  for (int member = 0; member < group_.size(); ++member) {
     const bool is_waited_for = pending_ == 0 || pending_with_[static_cast<std::size_t>(member)] > 0;
-    if (member != group().rank && is_waited_for) members.push_back(member);
+    if (member != group_.rank && is_waited_for) members.push_back(member);
   }
   return members;
 }

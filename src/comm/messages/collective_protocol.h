@@ -20,7 +20,7 @@ namespace lockstep::inline v0_2::messages {
 /// moved.
 class CollectiveProtocol {
  public:
-  CollectiveProtocol(GroupTransport transport, const Operation& operation);
+  CollectiveProtocol(const MessageGroup& group, const Operation& operation);
   CollectiveProtocol(const CollectiveProtocol&) = delete;
   CollectiveProtocol& operator=(const CollectiveProtocol&) = delete;
 
@@ -47,19 +47,17 @@ class CollectiveProtocol {
   std::chrono::nanoseconds worked() const { return worked_; }
 
  private:
-  const MessageGroup& group() const { return transport_.group(); }
-  /// Bytes of the longest announcement message: an announcement, followed by the payload. The
-  /// payload is the sender's short input, or the receiver's part of it.
+  /// Bytes of the longest announcement message, rounded to its alignment: an announcement, followed
+  /// by the payload. The payload is the sender's short input, or the receiver's part of it.
   std::size_t message_bytes() const;
   std::byte* message_of(int member) const;
-  std::size_t payload_bytes(int member) const;
   void write_payload(std::byte* payload, std::size_t bytes, int member) const;
   void compare_announcements() const;
   void finish_eager();
-  void finish_eager_rounded();
+  void reduce_eager();
   const std::byte* payload_of(int member) const;
 
-  GroupTransport transport_;
+  const MessageGroup& group_;
   const Operation& operation_;
   detail::Shape shape_;
   bool eager_;  ///< whether inputs are sent with the announcements

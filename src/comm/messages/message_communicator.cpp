@@ -9,6 +9,7 @@
 #include "comm/backend_communicator.h"
 #include "comm/cost/cost.h"
 #include "comm/flight/flight_recorder.h"
+#include "comm/messages/collective_protocol.h"
 #include "comm/messages/network.h"
 #include "comm/messages/options.h"
 #include "core/failure.h"
@@ -19,16 +20,65 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {
-int last_group(const Communicator& world) {
-  auto& context = dynamic_cast<const MessageCommunicator&>(world).context();
-  const auto lock = context.lock();
-  return context.last_group();
-}
 
-std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
-                                        int number) {
-  return dynamic_cast<MessageCommunicator&>(parent).part(members, number);
-}
+/// A collective or a send of this rank, of which the protocol has all steps.
+template <class Protocol>
+class ProtocolRequest final : public MessageRequest {
+ public:
+  ProtocolRequest(MessageCommunicator& group, Operation&& operation)
+      : MessageRequest(group, std::move(operation)),
+        protocol_(group.message_group(), this->operation()) {}
+
+  Protocol& protocol() { return protocol_; }
+  void begin() { protocol_.begin(); }
+  void advance() override {
+    protocol_.advance();
+    if (complete() || !protocol_.complete()) return;
+    worked_ = protocol_.worked();
+    set_complete();
+  }
+  std::vector<int> missing() const override {
+    if (protocol_.is_queued()) return group().first_missing();
+    return detail::at_ranks(group().members(), protocol_.missing());
+  }
+
+ private:
+  Protocol protocol_;
+};
+
+namespace {
+
+using SendRequest = ProtocolRequest<SendProtocol>;
+
+/// A receive of this rank. The ReceiveProtocol of the group completes it.
+class RecvRequest final : public MessageRequest {
+ public:
+  RecvRequest(MessageCommunicator& group, Operation&& operation)
+      : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
+
+  void begin() { group().receives().add(receive_); }
+  void advance() override {
+    if (complete() || !receive_.complete()) return;
+    set_source(receive_.source());
+    set_complete();
+  }
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override {
+    const int from = operation().peer == any_source ? receive_.source() : operation().peer;
+    if (from != any_source) return {group().world_rank(from)};
+    return detail::possible_senders(group().members(), group().rank(),
+                                    [this](int rank) { return group().context().has_left(rank); });
+  }
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override { return group().receives().describe_early(receive_); }
+
+ private:
+  bool withdraw() override { return group().receives().withdraw(receive_); }
+
+  Receive receive_;
+};
+
+}  // namespace
 
 void begin(Communicator& world, bool records, bool by_thread) {
   auto& context = dynamic_cast<MessageCommunicator&>(world).context();
@@ -59,10 +109,10 @@ MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageRankContext> con
       group_{.rank = rank,
              .members = std::move(members),
              .number = number,
-             .first_number = agreement_group + 1,
              .algorithm = context_->options().algorithm,
-             .eager_bytes = eager_bytes(size())},
-      receives_(transport()) {
+             .eager_bytes = eager_bytes(size()),
+             .network = &context_->network()},
+      receives_(group_) {
   const auto lock = context_->lock();
   context_->add(*this);
 }
@@ -83,12 +133,10 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::world(
   std::iota(members.begin(), members.end(), 0);
   const int rank = context->network().rank();
   auto made = std::make_shared<MessageCommunicator>(std::move(context), members, rank, 0);
-  made->join();
+  made->run_unnumbered({.collective = Collective::barrier});
   made->exchange_join_records();
   return made;
 }
-
-void MessageCommunicator::join() { run_unnumbered({.collective = Collective::barrier}); }
 
 void MessageCommunicator::exchange_join_records() {
   const auto& options = context_->options();
@@ -129,22 +177,11 @@ void MessageCommunicator::run_unnumbered(Operation&& operation) {
   begin().wait();
 }
 
-template <class Part>
-void MessageCommunicator::run(const Part& part) {
-  try {
-    part();
-  } catch (const Mismatch& mismatch) {
-    context_->fail_within({.kind = detail::Failure::Kind::mismatch,
-                           .rank = mismatch.rank(),
-                           .text = mismatch.what()});
-  }
-}
-
 template <class Request>
 Work MessageCommunicator::begin_request(auto& requests, Operation&& operation) {
   auto request = std::make_shared<Request>(*this, std::move(operation));
   requests.push_back(request);
-  context_->attempt([&] { run([&] { request->begin(); }); });
+  context_->attempt([&] { request->begin(); });
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));
@@ -164,19 +201,17 @@ Work MessageCommunicator::begin(Operation&& operation) {
 }
 
 void MessageCommunicator::poll() {
-  run([this] {
-    for (const auto& request : collectives_) {
-      request->protocol().compare();
-      if (!request->protocol().compared()) break;
-    }
-    for (const auto& request : collectives_) {
-      request->advance();
-      if (!request->protocol().next_may_begin()) break;
-    }
-    if (messages_.empty()) return;
-    receives_.advance();
-    for (const auto& request : messages_) request->advance();
-  });
+  for (const auto& request : collectives_) {
+    request->protocol().compare();
+    if (!request->protocol().compared()) break;
+  }
+  for (const auto& request : collectives_) {
+    request->advance();
+    if (!request->protocol().next_may_begin()) break;
+  }
+  if (messages_.empty()) return;
+  receives_.advance();
+  for (const auto& request : messages_) request->advance();
 }
 
 std::size_t MessageCommunicator::pending() const {
@@ -204,11 +239,16 @@ std::vector<int> MessageCommunicator::first_missing() const {
   return first == collectives_.end() ? std::vector<int>() : (*first)->missing();
 }
 
+int MessageCommunicator::last_group() const {
+  const auto lock = context_->lock();
+  return context_->last_group();
+}
+
 std::shared_ptr<Communicator> MessageCommunicator::split(int color, int key) {
   const auto part = detail::split_numbered(*this, color, key, context_->last_group());
   const auto made = this->part(part.ranks, static_cast<int>(part.number));
   if (made == nullptr) return nullptr;
-  made->join();
+  made->run_unnumbered({.collective = Collective::barrier});
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
 }
@@ -237,48 +277,5 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::part(const std::vector
   made->set_placement(detail::numbered_hosts(detail::at_ranks(hosts(), ranks)));
   return made;
 }
-
-template <class Protocol>
-ProtocolRequest<Protocol>::ProtocolRequest(MessageCommunicator& group, Operation&& operation)
-    : MessageRequest(group, std::move(operation)),
-      protocol_(group.transport(), this->operation()) {}
-
-template <class Protocol>
-void ProtocolRequest<Protocol>::advance() {
-  protocol_.advance();
-  if (complete() || !protocol_.complete()) return;
-  worked_ = protocol_.worked();
-  set_complete();
-}
-
-template <class Protocol>
-std::vector<int> ProtocolRequest<Protocol>::missing() const {
-  if (protocol_.is_queued()) return group().first_missing();
-  std::vector<int> ranks;
-  for (const int member : protocol_.missing()) ranks.push_back(group().world_rank(member));
-  return ranks;
-}
-
-RecvRequest::RecvRequest(MessageCommunicator& group, Operation&& operation)
-    : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
-
-void RecvRequest::begin() { group().receives().add(receive_); }
-
-void RecvRequest::advance() {
-  if (complete() || !receive_.complete()) return;
-  set_source(receive_.source());
-  set_complete();
-}
-
-std::vector<int> RecvRequest::missing() const {
-  const int from = operation().peer == any_source ? receive_.source() : operation().peer;
-  if (from != any_source) return {group().world_rank(from)};
-  return detail::possible_senders(group().members(), group().rank(),
-                                  [this](int rank) { return group().context().has_left(rank); });
-}
-
-std::string RecvRequest::note() const { return group().receives().describe_early(receive_); }
-
-bool RecvRequest::withdraw() { return group().receives().withdraw(receive_); }
 
 }  // namespace lockstep::messages

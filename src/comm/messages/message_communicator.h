@@ -10,50 +10,19 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/messages/collective_protocol.h"
 #include "comm/messages/message_protocol.h"
 #include "comm/messages/message_rank_context.h"
 #include "comm/messages/network.h"
 
 namespace lockstep::inline v0_2::messages {
 
+class CollectiveProtocol;
 class MessageCommunicator;
 using MessageRequest = detail::GroupRequest<MessageCommunicator>;
 
-/// A collective or a send of this rank, of which the protocol has all steps.
 template <class Protocol>
-class ProtocolRequest final : public MessageRequest {
- public:
-  ProtocolRequest(MessageCommunicator& group, Operation&& operation);
-
-  Protocol& protocol() { return protocol_; }
-  void begin() { protocol_.begin(); }
-  void advance() override;
-  std::vector<int> missing() const override;
-
- private:
-  Protocol protocol_;
-};
+class ProtocolRequest;
 using CollectiveRequest = ProtocolRequest<CollectiveProtocol>;
-using SendRequest = ProtocolRequest<SendProtocol>;
-
-/// A receive of this rank. The ReceiveProtocol of the group completes it.
-class RecvRequest final : public MessageRequest {
- public:
-  RecvRequest(MessageCommunicator& group, Operation&& operation);
-
-  void begin();
-  void advance() override;
-  /// For a receive from any source: the ranks that may still send.
-  std::vector<int> missing() const override;
-  /// Names messages with other tags that this rank has got.
-  std::string note() const override;
-
- private:
-  bool withdraw() override;
-
-  Receive receive_;
-};
 
 /// One rank's communicator of one group of ranks that exchange messages over a Network.
 class MessageCommunicator final : public detail::BackendCommunicator {
@@ -72,9 +41,11 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }
 
-  /// The group of these ranks of this group, in this order. It sends no message.
-  /// number: the same on all of them; higher than their RankContext::last_group(), or
-  /// agreement_group.
+  /// The highest number of the groups that this rank is or was a member of.
+  int last_group() const;
+  /// The group of these ranks of this group, in this order. Only its members call it; null if there
+  /// are none. It sends no message, and waits for none of them. Its failure ends the world.
+  /// number: the same on all members; higher than the last_group() of each, or agreement_group.
   /// Throws: CommError if the network has too few tags for this number.
   std::shared_ptr<MessageCommunicator> part(const std::vector<int>& ranks, int number);
 
@@ -92,7 +63,7 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   // For pending operations.
   MessageRankContext& context() const override { return *context_; }
 
-  GroupTransport transport() const { return {group_, context_->network()}; }
+  const MessageGroup& message_group() const { return group_; }
   /// The members' world ranks.
   std::span<const int> members() const { return group_.members; }
   ReceiveProtocol& receives() { return receives_; }
@@ -100,8 +71,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::vector<int> first_missing() const;
 
  private:
-  /// Synchronises all members by a barrier with sequence number 0. Called once after construction.
-  void join();
   /// Exchanges join records by a collective with sequence number 0, and sets the host index of each
   /// rank.
   void exchange_join_records();
@@ -110,10 +79,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   /// Begins an operation that has its number, and adds it to those of its kind.
   template <class Request>
   Work begin_request(auto& requests, Operation&& operation);
-  /// Runs a part of a protocol. A mismatch becomes the world's failure.
-  /// Throws: what else it throws.
-  template <class Part>
-  void run(const Part& part);
   /// Runs a collective with sequence number 0 to its end.
   void run_unnumbered(Operation&& operation);
 
@@ -124,17 +89,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   std::vector<std::shared_ptr<MessageRequest>> messages_;
   ReceiveProtocol receives_;
 };
-
-/// The highest number of the groups over messages that this rank is or was a member of.
-/// world: a MessageCommunicator.
-int last_group(const Communicator& world);
-
-/// The group of these ranks of a group over messages, in this order. Only its members call it, and
-/// it waits for none of them. Its failure ends the world.
-/// number: the same on all members; higher than the last_group() of each, or agreement_group.
-/// Throws: CommError if the network has too few tags for this number.
-std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
-                                        int number);
 
 /// Ends the making of a world: begins to record its operations, and starts its progress thread.
 /// Throws: CommError if the process cannot start another thread.

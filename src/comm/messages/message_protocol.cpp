@@ -38,28 +38,20 @@ Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expe
 void SendProtocol::begin() {
   const int to = operation_.peer;
   const std::size_t bytes = operation_.count * size_of(operation_.dtype);
-  reply_pending_ = true;
-  transport_.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
-                     [this](std::size_t) { reply_pending_ = false; });
-  offer_pending_ = true;
-  transport_.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
-                  [this](std::size_t) { offer_pending_ = false; });
+  group_.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
+                 [this](std::size_t) { --pending_terms_; });
+  group_.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
+              [this](std::size_t) { --pending_terms_; });
   if (bytes == 0) return;
   payload_pending_ = true;
-  transport_.send(operation_.input, bytes, to, Channel::payloads,
-                  [this](std::size_t) { payload_pending_ = false; });
+  group_.send(operation_.input, bytes, to, Channel::payloads,
+              [this](std::size_t) { payload_pending_ = false; });
 }
 
 void SendProtocol::advance() {
-  if (complete_ || offer_pending_ || reply_pending_) return;
-  const auto& group = transport_.group();
-  if (reply_.terms != offer_) throw mismatch(group, group.rank, operation_.peer, reply_, offer_);
+  if (complete_ || pending_terms_ > 0) return;
+  if (reply_.terms != offer_) throw mismatch(group_, group_.rank, operation_.peer, reply_, offer_);
   complete_ = !payload_pending_;
-}
-
-void ReceiveProtocol::Message::end_transfer() {
-  --transfers;
-  finish();
 }
 
 void ReceiveProtocol::Message::finish() {
@@ -68,10 +60,8 @@ void ReceiveProtocol::Message::finish() {
   receive->complete_ = true;
 }
 
-ReceiveProtocol::ReceiveProtocol(GroupTransport transport)
-    : transport_(transport),
-      matching_(transport.group().size()),
-      offers_(transport.group().members.size()) {}
+ReceiveProtocol::ReceiveProtocol(const MessageGroup& group)
+    : group_(group), matching_(group.size()), offers_(group.members.size()) {}
 
 void ReceiveProtocol::add(Receive& receive) {
   const auto& operation = receive.operation();
@@ -83,40 +73,41 @@ void ReceiveProtocol::add(Receive& receive) {
   receive.source_ = early->source;
   const Reply expected{.terms = detail::terms_of(operation), .number = operation.sequence};
   if (expected.terms != early->terms) {
-    const auto& group = transport_.group();
-    throw mismatch(group, early->source, group.rank, expected, early->terms);
+    throw mismatch(group_, early->source, group_.rank, expected, early->terms);
   }
   early->receive = &receive;
   early->finish();
 }
 
 void ReceiveProtocol::advance() {
-  throw_mismatch();
+  // Once the reply has been sent, so that the sender raises the same mismatch.
+  if (wrong_ != nullptr && wrong_->transfers == 0) {
+    throw mismatch(group_, wrong_->source, group_.rank, wrong_->reply, wrong_->terms);
+  }
   matching_.for_each_source([this](int source) { return take_from(source); });
 }
 
 void ReceiveProtocol::receive_offer(int source) {
   auto& offer = offers_[static_cast<std::size_t>(source)];
   if (offer != nullptr) return;
-  offer = std::make_shared<Offer>();
-  transport_.receive(reinterpret_cast<std::byte*>(&offer->terms), sizeof offer->terms, source,
-                     Channel::offers, [offer](std::size_t) { offer->received = true; });
+  offer = std::make_shared<Message>();
+  offer->source = source;
+  group_.receive(reinterpret_cast<std::byte*>(&offer->terms), sizeof offer->terms, source,
+                 Channel::offers, [offer](std::size_t) { offer->offered = true; });
 }
 
 bool ReceiveProtocol::take_from(int source) {
   receive_offer(source);
   auto& offer = offers_[static_cast<std::size_t>(source)];
-  if (!offer->received) return false;
-  const auto terms = std::exchange(offer, nullptr)->terms;
-  take(source, terms);
+  if (!offer->offered) return false;
+  take(std::exchange(offer, nullptr));
   if (matching_.open(source) > 0) receive_offer(source);
   return true;
 }
 
-void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
-  const auto message = std::make_shared<Message>();
-  message->source = source;
-  message->terms = terms;
+void ReceiveProtocol::take(const MessagePointer& message) {
+  const int source = message->source;
+  const auto& terms = message->terms;
   message->receive = matching_.take_receive(source, terms.tag);
   message->reply.terms = terms;
   std::byte* output = nullptr;
@@ -129,14 +120,17 @@ void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
   } else if (bytes > 0) {
     message->data.reset(new (std::nothrow) std::byte[bytes]);
     if (message->data == nullptr) {
-      throw CommError(
-          detail::no_memory_for_early(bytes, terms.tag, transport_.group().world_rank(source)));
+      throw CommError(detail::no_memory_for_early(bytes, terms.tag, group_.world_rank(source)));
     }
     output = message->data.get();
   }
+  const auto end_transfer = [message](std::size_t) {
+    --message->transfers;
+    message->finish();
+  };
   ++message->transfers;
-  transport_.send(reinterpret_cast<const std::byte*>(&message->reply), sizeof message->reply,
-                  source, Channel::replies, [message](std::size_t) { message->end_transfer(); });
+  group_.send(reinterpret_cast<const std::byte*>(&message->reply), sizeof message->reply, source,
+              Channel::replies, end_transfer);
   if (message->reply.terms != terms) {
     message->receive = nullptr;
     wrong_ = message;
@@ -145,20 +139,12 @@ void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
   if (message->receive == nullptr) matching_.keep(message);
   if (bytes == 0) return;
   ++message->transfers;
-  transport_.receive(output, bytes, source, Channel::payloads,
-                     [message](std::size_t) { message->end_transfer(); });
-}
-
-/// Once the reply has been sent, so that the sender raises the same mismatch.
-void ReceiveProtocol::throw_mismatch() {
-  if (wrong_ == nullptr || wrong_->transfers > 0) return;
-  const auto& group = transport_.group();
-  throw mismatch(group, wrong_->source, group.rank, wrong_->reply, wrong_->terms);
+  group_.receive(output, bytes, source, Channel::payloads, end_transfer);
 }
 
 std::string ReceiveProtocol::describe_early(const Receive& receive) const {
-  return matching_.describe_early(
-      receive.operation(), [this](int member) { return transport_.group().world_rank(member); });
+  return matching_.describe_early(receive.operation(),
+                                  [this](int member) { return group_.world_rank(member); });
 }
 
 }  // namespace lockstep::messages

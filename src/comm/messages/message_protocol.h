@@ -25,8 +25,8 @@ struct Reply {
 /// the operation; must not be copied or moved.
 class SendProtocol {
  public:
-  SendProtocol(GroupTransport transport, const Operation& operation)
-      : transport_(transport), operation_(operation), offer_(detail::terms_of(operation)) {}
+  SendProtocol(const MessageGroup& group, const Operation& operation)
+      : group_(group), operation_(operation), offer_(detail::terms_of(operation)) {}
   SendProtocol(const SendProtocol&) = delete;
   SendProtocol& operator=(const SendProtocol&) = delete;
 
@@ -43,13 +43,12 @@ class SendProtocol {
   static std::chrono::nanoseconds worked() { return {}; }
 
  private:
-  GroupTransport transport_;
+  const MessageGroup& group_;
   const Operation& operation_;
   detail::MessageTerms offer_;
   Reply reply_{};
-  bool offer_pending_ = false;
+  int pending_terms_ = 2;  ///< the offer and the reply, while they are in transit
   bool payload_pending_ = false;
-  bool reply_pending_ = false;
   bool complete_ = false;
 };
 
@@ -78,7 +77,7 @@ class Receive {
 /// message_matching.h, Note [How send() and recv() agree] in message_protocol.cpp.
 class ReceiveProtocol {
  public:
-  explicit ReceiveProtocol(GroupTransport transport);
+  explicit ReceiveProtocol(const MessageGroup& group);
   ReceiveProtocol(const ReceiveProtocol&) = delete;
   ReceiveProtocol& operator=(const ReceiveProtocol&) = delete;
 
@@ -94,18 +93,13 @@ class ReceiveProtocol {
   std::string describe_early(const Receive& receive) const;
 
  private:
-  /// An offer that was or will be received.
-  struct Offer {
-    detail::MessageTerms terms{};
-    bool received = false;
-  };
-  /// A message whose offer was taken. The transport keeps it while it receives or sends for it.
+  /// A message of a member. The transport keeps it while it receives or sends for it.
   struct Message : detail::TakenMessage {
+    bool offered = false;        ///< whether its terms have arrived
     Receive* receive = nullptr;  ///< null while no receive expects it
     Reply reply{};
     int transfers = 0;  ///< of the payload and the reply that are in progress
 
-    void end_transfer();
     /// Ends the receive, if there is one and all transfers are complete.
     void finish();
   };
@@ -115,13 +109,12 @@ class ReceiveProtocol {
   void receive_offer(int source);
   /// Takes the next message of a member, if its offer has arrived. Returns whether it did.
   bool take_from(int source);
-  void take(int source, const detail::MessageTerms& terms);
-  void throw_mismatch();
+  void take(const MessagePointer& message);
 
-  GroupTransport transport_;
+  const MessageGroup& group_;
   detail::MessageMatching<Receive*, MessagePointer> matching_;
-  std::vector<std::shared_ptr<Offer>> offers_;  ///< the next one of each member; null for none
-  MessagePointer wrong_;                        ///< a message that no receive can take
+  std::vector<MessagePointer> offers_;  ///< the next one of each member; null for none
+  MessagePointer wrong_;                ///< a message that no receive can take
 };
 
 }  // namespace lockstep::messages

@@ -14,7 +14,6 @@
 
 #include "comm/cost/cost.h"
 #include "comm/flight/flight_record.h"
-#include "comm/messages/message_communicator.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
 #include "core/system/crash_handler.h"
@@ -48,11 +47,6 @@ constexpr auto send_timeout = std::chrono::seconds(1);
 /// Longest time until rank 0 answers with the first failure.
 constexpr auto answer_timeout = std::chrono::seconds(1);
 
-/// A rank spins only if every rank of this host has a core of its own.
-int spins(int local_size, const Options& options) {
-  return detail::fit_cores(local_size, options.threads_per_rank, options.cores) ? 1000 : 0;
-}
-
 }  // namespace
 
 control::Settings control_settings(const Options& options, int rank, int size) {
@@ -70,7 +64,11 @@ MessageRankContext::MessageRankContext(const Options& options, std::unique_ptr<N
     : RankContext({.backend = network->name(),
                    .rank = network->rank(),
                    .timeout = options.timeout,
-                   .policy = {.spins = spins(network->local_size(), options)},
+                   // A rank spins only if every rank of this host has a core of its own.
+                   .policy = {.spins = detail::fit_cores(network->local_size(),
+                                                         options.threads_per_rank, options.cores)
+                                           ? 1000
+                                           : 0},
                    .has_mutex = true}),
       CrashListener(Phase::notify),
       options_(options),
@@ -92,26 +90,26 @@ bool MessageRankContext::sleep_unless(detail::Condition& over, std::chrono::nano
 }
 
 void MessageRankContext::receive_notice() {
+  const auto on_notice = [this](std::size_t) {
+    if (notice_.kind != Notice::Kind::failed) {
+      left_[static_cast<std::size_t>(notice_.rank)] = notice_.kind;
+    } else {
+      record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
+             rank() != 0);  // rank 0 keeps the failure that it has first
+    }
+    receive_notice();
+  };
   network_->receive(reinterpret_cast<std::byte*>(&notice_), sizeof notice_, Network::anyone,
-                    notice_tag, [this](std::size_t) { on_notice(); });
-}
-
-void MessageRankContext::on_notice() {
-  if (notice_.kind != Notice::Kind::failed) {
-    left_[static_cast<std::size_t>(notice_.rank)] =
-        notice_.kind == Notice::Kind::threw ? Left::threw : Left::returned;
-  } else {
-    record({.kind = notice_.failure, .rank = notice_.rank_at_fault, .text = notice_.text},
-           rank() != 0);  // rank 0 keeps the failure that it has first
-  }
-  receive_notice();
+                    notice_tag, on_notice);
 }
 
 void MessageRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
+  } catch (const Mismatch& mismatch) {
+    record({.kind = Failure::Kind::mismatch, .rank = mismatch.rank(), .text = mismatch.what()});
   } catch (const std::exception& error) {
-    fail_within({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
+    record({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
   }
 }
 
@@ -142,13 +140,13 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
-  const bool threw = left_[static_cast<std::size_t>(rank)] == Left::threw;
-  fail_within({.kind = Failure::Kind::left,
-               .rank = rank,
-               .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
-                              " before ", operation.operation().label(),
-                              in_parentheses(operation.operation().issue.source), operation.note(),
-                              threw ? "" : detail::remedy_of_leaving)});
+  const bool threw = left_[static_cast<std::size_t>(rank)] == Notice::Kind::threw;
+  record({.kind = Failure::Kind::left,
+          .rank = rank,
+          .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
+                         " before ", operation.operation().label(),
+                         in_parentheses(operation.operation().issue.source), operation.note(),
+                         threw ? "" : detail::remedy_of_leaving)});
   propagate_failure();
   throw_failure(operation.where());
 }
@@ -181,7 +179,7 @@ void MessageRankContext::fail(const Failure& failure) noexcept {
 }
 
 void MessageRankContext::end_by(const Failure& failure) noexcept {
-  record(failure, false);
+  record(failure);
   propagate_unless_in_use();
 }
 
@@ -202,25 +200,21 @@ void MessageRankContext::propagate_failure() noexcept {
   network_->stop();
 }
 
-Notice MessageRankContext::notice_of_failure() {
-  const auto failure = failure_record().failure();
-  Notice notice{};
-  notice.kind = Notice::Kind::failed;
-  notice.rank_at_fault = failure.rank;
-  notice.failure = failure.kind;
-  failure.text.copy(notice.text, sizeof notice.text - 1);
-  notice.rank = rank();
-  return notice;
-}
-
 void MessageRankContext::agree_on_failure() noexcept {
-  if (rank() == 0) return send_to_all(notice_of_failure());
-  if (failure_record().is_agreed()) return;
-  if (!has_left(0)) {
-    send_to(0, 1, notice_of_failure());
+  if (rank() != 0 && failure_record().is_agreed()) return;
+  const auto failure = failure_record().failure();
+  Notice notice{.kind = Notice::Kind::failed,
+                .rank = rank(),
+                .rank_at_fault = failure.rank,
+                .failure = failure.kind,
+                .text = {}};
+  failure.text.copy(notice.text, sizeof notice.text - 1);
+  if (rank() != 0 && !has_left(0)) {
+    send(notice, 0, 1);
     await_answer();
+    if (failure_record().is_agreed()) return;
   }
-  if (!failure_record().is_agreed()) send_to_all(notice_of_failure());
+  send(notice, 0, size());
 }
 
 void MessageRankContext::await_answer() noexcept {
@@ -240,11 +234,13 @@ void MessageRankContext::leave() noexcept {
   Notice notice{};
   notice.kind = std::uncaught_exceptions() > 0 ? Notice::Kind::threw : Notice::Kind::left;
   notice.rank = rank();
-  send_to_all(notice);
+  send(notice, 0, size());
   if (control_ && !network_->ends_together()) control_->announce_end();
 }
 
-bool MessageRankContext::present() const { return std::ranges::count(left_, Left::no) > 0; }
+bool MessageRankContext::present() const {
+  return std::ranges::any_of(left_, [](const auto& notice) { return !notice; });
+}
 
 bool MessageRankContext::end_if_left() noexcept {
   const auto guard = lock();
@@ -253,7 +249,7 @@ bool MessageRankContext::end_if_left() noexcept {
     while (!failed() && network_->progress()) {
     }
   });
-  left_[static_cast<std::size_t>(rank())] = Left::returned;
+  left_[static_cast<std::size_t>(rank())] = Notice::Kind::left;
   if (present() && !failed()) return false;
   end_network();
   return true;
@@ -268,7 +264,7 @@ void MessageRankContext::leave_and_wait() noexcept {
   stop_thread();
   const auto guard = lock();
   leave();
-  left_[static_cast<std::size_t>(rank())] = Left::returned;
+  left_[static_cast<std::size_t>(rank())] = Notice::Kind::left;
   // A rank closes its control connections when it has the notices of all ranks. No rank may watch a
   // host that fails after that, and notices of other ranks arrive at once.
   std::optional<detail::Deadline> deadline;
@@ -295,12 +291,10 @@ void MessageRankContext::fail_without_notices() noexcept {
   const auto text = concat("rank ", rank(), ": ", detail::rank_list(ranks),
                            " ended before this rank had the notice of leaving the world");
   log::warn(text);
-  record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text}, false);
+  record({.kind = Failure::Kind::left, .rank = ranks.front(), .text = text});
 }
 
-void MessageRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }
-
-void MessageRankContext::send_to(int first, int end, const Notice& notice) noexcept {
+void MessageRankContext::send(const Notice& notice, int first, int end) noexcept {
   try {
     if (!network_->is_running()) return;
     // Kept after this function: the network may still read it.

@@ -19,10 +19,6 @@ namespace lockstep::inline v0_2::messages {
 
 using detail::Failure;
 
-/// The number of a group of some ranks in which they agree on the number of another. A rank is in
-/// one such group at a time.
-inline constexpr int agreement_group = 1;
-
 /// The tag of notices, which no group uses.
 inline constexpr int notice_tag = 0;
 
@@ -53,7 +49,7 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   int size() const { return network_->size(); }
   Network& network() { return *network_; }
   /// Whether a rank has sent the notice that it leaves.
-  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)] != Left::no; }
+  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)].has_value(); }
   const Options& options() const { return options_; }
 
   /// Whether the network may still read or write the memory of operations: over MPI for ever.
@@ -62,7 +58,8 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Removing the last group leaves the world.
   void remove(detail::BackendCommunicator& group);
 
-  /// Runs a call that may fail in the network. Its exception becomes the world's failure.
+  /// Runs a part of a protocol, which may fail in the network. Its exception becomes the world's
+  /// failure.
   void attempt(const std::function<void()>& call) noexcept;
   /// Ends the world if a rank that the operation waits for has left it.
   /// Throws: the failure of the world.
@@ -72,8 +69,6 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   void fail(const Failure& failure) noexcept override;
   /// The same with the failure's text as it is. The caller throws the error itself.
   void end_by(const Failure& failure) noexcept;
-  /// Ends the world from within poll(), which sends the failure to all ranks at its end.
-  void fail_within(const Failure& failure) noexcept { record(failure, false); }
 
   /// Begins to watch these ranks over control connections, which also carry failures. Called once.
   /// host: the name of this host in error texts.
@@ -105,26 +100,22 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Records a failure. is_agreed: all ranks have it.
   void record(const Failure& failure, bool is_agreed) noexcept;
   void receive_notice();
-  void on_notice();
   /// Whether some rank has not sent the notice that it leaves.
   bool present() const;
   void end_network() noexcept;
-  Notice notice_of_failure();
   /// Makes all ranks raise the same failure, by notices.
   void agree_on_failure() noexcept;
   void await_answer() noexcept;
   void fail_without_notices() noexcept;
   void propagate_unless_in_use() noexcept;
-  void send_to_all(const Notice& notice) noexcept;
   /// To the ranks from first to before end, without this one.
-  void send_to(int first, int end, const Notice& notice) noexcept;
+  void send(const Notice& notice, int first, int end) noexcept;
 
   Options options_;
   std::unique_ptr<Network> network_;
   bool stopped_ = false;   ///< the failure was sent to the others; the network is not used any more
   bool has_left_ = false;  ///< this rank has left
-  enum class Left : char { no, returned, threw };
-  std::vector<Left> left_;  ///< by rank
+  std::vector<std::optional<Notice::Kind>> left_;  ///< the notice of each rank that has left
   Notice notice_{};
   std::optional<control::Control> control_;  ///< none over MPI on one host
 };

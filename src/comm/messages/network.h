@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <thread>
@@ -94,6 +95,11 @@ class Network {
   int last_tag_ = 0;
 };
 
+/// The sender, or Network::anyone, and the tag of a message in one number.
+constexpr std::uint64_t key_of(int from, std::int64_t tag) {
+  return static_cast<std::uint64_t>(from + 1) << 32 | static_cast<std::uint32_t>(tag);
+}
+
 /// Messages that are complete, for a transport whose progress() calls their Done at its end.
 class Completions {
  public:
@@ -141,47 +147,36 @@ constexpr int tag_of(int group, Channel channel) {
 
 constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 
-/// One rank's description of a group whose members exchange messages. All fields except rank are
-/// the same on all members.
+/// The number of a group of some ranks in which they agree on the number of another. A rank is in
+/// one such group at a time. The world has number 0.
+inline constexpr int agreement_group = 1;
+
+/// One rank's description of a group whose members exchange messages over a network. All fields
+/// except rank and network are the same on all members.
 struct MessageGroup {
   int rank = 0;
   std::vector<int> members = {};  ///< world ranks in the order of the group
   int number = 0;                 ///< distinguishes its messages from those of other groups
-  int first_number = 1;           ///< of the groups that programs make from the world
   Placement placement = {};       ///< of the members
   Algorithm algorithm = Algorithm::automatic;
   std::size_t eager_bytes = 0;  ///< longest input that is sent with the announcement
   Pieces pieces = {};
+  Network* network = nullptr;
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int member) const { return members[static_cast<std::size_t>(member)]; }
   /// The number in error texts: 1, 2, …, and 0 for the world and groups of the library.
-  int shown_number() const { return number < first_number ? 0 : number - first_number + 1; }
-};
+  int shown_number() const { return std::max(0, number - agreement_group); }
 
-/// The messages of a network to members of a group, by channel. Refers to the group and the
-/// network.
-class GroupTransport {
- public:
-  GroupTransport(const MessageGroup& group, Network& network)
-      : group_(&group), network_(&network) {}
-
-  const MessageGroup& group() const { return *group_; }
-
+  /// As those of the network, to and from a member.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
             Network::Done done) const {
-    network_->send(data, bytes, group_->world_rank(member), tag_of(group_->number, channel),
-                   std::move(done));
+    network->send(data, bytes, world_rank(member), tag_of(number, channel), std::move(done));
   }
   void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                Network::Done done) const {
-    network_->receive(data, bytes, group_->world_rank(member), tag_of(group_->number, channel),
-                      std::move(done));
+    network->receive(data, bytes, world_rank(member), tag_of(number, channel), std::move(done));
   }
-
- private:
-  const MessageGroup* group_;
-  Network* network_;
 };
 
 }  // namespace lockstep::messages

@@ -14,22 +14,6 @@ namespace {
 
 constexpr detail::EnumNames<Algorithm::ring> algorithms("auto", "direct", "ring");
 
-/// This library's.
-VersionTag version_tag() {
-  VersionTag tag{};
-  version().copy(tag.data(), tag.size() - 1);
-  return tag;
-}
-
-/// Throws: CommError if a rank runs another version than rank 0, naming both.
-void expect_version(std::string_view where, std::size_t rank, const VersionTag& found,
-                    const VersionTag& of_rank_0) {
-  if (found == of_rank_0) return;
-  throw CommError(detail::concat(where, ": rank ", rank, " runs Lockstep ", found.data(),
-                                 ", expected ", of_rank_0.data(), " as on rank 0"),
-                  {.rank = static_cast<int>(rank)});
-}
-
 }  // namespace
 
 std::string_view name(Algorithm algorithm) { return algorithms.of(algorithm); }
@@ -46,18 +30,24 @@ Algorithm cheapest(const Placement& placement, std::size_t bytes) {
 }
 
 JoinRecord join_record_of(const std::string& host, Algorithm algorithm) {
-  return {.host = detail::digest(std::as_bytes(std::span(host))),
-          .algorithm = static_cast<std::int64_t>(algorithm),
-          .flushes_denormals = flushes_denormals() ? 1 : 0,
-          .version = version_tag()};
+  JoinRecord record{.host = detail::digest(std::as_bytes(std::span(host))),
+                    .algorithm = static_cast<std::int64_t>(algorithm),
+                    .flushes_denormals = flushes_denormals() ? 1 : 0,
+                    .version = {}};
+  control::set_text(record.version, version());
+  return record;
 }
 
 void expect_alike(std::string_view backend, std::span<const JoinRecord> by_rank) {
   const auto& first = by_rank.front();
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
     const auto& join_record = by_rank[rank];
-    expect_version(detail::concat(backend, ": the version differs between ranks"), rank,
-                   join_record.version, first.version);
+    if (join_record.version != first.version) {
+      throw CommError(detail::concat(backend, ": the version differs between ranks: rank ", rank,
+                                     " runs Lockstep ", join_record.version.data(), ", expected ",
+                                     first.version.data(), " as on rank 0"),
+                      {.rank = static_cast<int>(rank)});
+    }
     if (join_record.algorithm != first.algorithm) {
       throw InvalidArgument(
           detail::concat(backend, ": the algorithm differs between ranks: rank ", rank, " got ",

@@ -52,17 +52,16 @@ struct Options {
   std::chrono::milliseconds heartbeat =
       control::default_heartbeat;  ///< longest time without a heartbeat from a host
   bool records = true;             ///< keep a flight record; false for the part of another world
+  /// Number of ranks according to the launcher's variables, to compare MPI's with; 0 if unknown.
+  int expected_size = 0;
 };
-
-/// A library's version, in the form in which ranks exchange it.
-using VersionTag = std::array<char, 32>;
 
 /// The values that ranks exchange when they join the world.
 struct JoinRecord {
   std::uint64_t host;  ///< digest of the host id
   std::int64_t algorithm;
   std::int64_t flushes_denormals;  ///< 0 or 1
-  VersionTag version;
+  std::array<char, 32> version;
 };
 
 /// The record of the calling rank.

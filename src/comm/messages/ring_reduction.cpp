@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "comm/messages/transfer.h"
 #include "comm/waiting.h"
@@ -24,33 +23,108 @@ using detail::until;
 
 class RingReduction final : public Transfer {
  public:
-  RingReduction(GroupTransport transport, const Operation& operation);
+  RingReduction(const MessageGroup& group, const Operation& operation)
+      : Transfer(group, operation), window_(pieces().window) {
+    constexpr std::size_t shortest = 32 << 10;
+    // Pieces, so that a rank adds one while it receives the next.
+    constexpr std::size_t at_least = 4;
+    const auto members = static_cast<std::size_t>(size());
+    const std::size_t slice = slice_of(operation.count, element(), 0, size()).length;
+    const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, pieces().bytes);
+    piece_elements_ = std::min(bytes / element(), slice);
+    pieces_ = (slice + piece_elements_ - 1) / piece_elements_;
+    messages_ = (members - 1) * pieces_;
+    staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * piece_elements_ * element());
+    for (auto* flags : {&sum_arrived_, &sum_sent_, &result_arrived_, &result_sent_}) {
+      flags->resize(messages_);
+    }
+    run(receive_sums());
+    run(add_sums());
+    run(send_sums());
+    run(receive_results());
+    run(send_results());
+  }
 
  private:
   int next() const { return (rank() + 1) % size(); }
   int previous() const { return (rank() + size() - 1) % size(); }
   /// The piece that a message has. In turn 0 it belongs to the slice of rank - back.
-  Range piece(std::size_t message, int back) const;
-  std::byte* address_of(const Range& range) const {
-    return operation().output + range.begin * element();
+  Range piece(std::size_t message, int back) const {
+    const int turn = static_cast<int>(message / pieces_);
+    const int owner = (rank() - back - turn + 2 * size()) % size();
+    return piece_of(slice_of(operation().count, element(), owner, size()), message % pieces_,
+                    piece_elements_);
   }
   std::byte* staged(std::size_t message) const {
     return staging_.get() + message % window_ * piece_elements_ * element();
   }
 
-  Task receive_sums();
-  Task add_sums();
-  Task send_sums();
-  Task receive_results();
-  Task send_results();
-  void add(std::size_t message);
+  Task receive_sums() {
+    for (std::size_t i = 0; i < messages_; ++i) {
+      co_await until([&] { return i < sums_added_ + window_; });
+      receive(staged(i), piece(i, 2).length * element(), previous(), Channel::parts,
+              &sum_arrived_[i]);
+    }
+  }
+
+  Task add_sums() {
+    for (; sums_added_ < messages_; ++sums_added_) {
+      co_await until([&] { return sum_arrived_[sums_added_] != 0; });
+      add(sums_added_);
+    }
+  }
+
+  void add(std::size_t message) {
+    const auto range = piece(message, 2);
+    if (range.length == 0) return;
+    const detail::WorkTimer timer(worked_);
+    std::byte* sum = place_of(range);
+    const std::array<const std::byte*, 2> inputs{staged(message), sum};
+    const bool average = operation().reduce == ReduceOp::avg;
+    kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
+                    {&sum, 1}, range.length);
+    const bool last = message + pieces_ >= messages_;
+    if (average && last) kernels::multiply(operation().dtype, 1.0 / size(), sum, sum, range.length);
+  }
+
+  Task send_sums() {
+    for (std::size_t i = 0; i < messages_; ++i) {
+      co_await until([&] {
+        return i < sums_added_ + pieces_ && (i < window_ || sum_sent_[i - window_] != 0);
+      });
+      const auto range = piece(i, 1);
+      send(place_of(range), range.length * element(), next(), Channel::parts, &sum_sent_[i]);
+    }
+  }
+
+  /// A result is received at the address from which the sum was sent.
+  Task receive_results() {
+    for (std::size_t i = 0; i < messages_; ++i) {
+      co_await until(
+          [&] { return sum_sent_[i] != 0 && (i < window_ || result_arrived_[i - window_] != 0); });
+      const auto range = piece(i, 1);
+      receive(place_of(range), range.length * element(), previous(), Channel::results,
+              &result_arrived_[i]);
+    }
+  }
+
+  Task send_results() {
+    for (std::size_t i = 0; i < messages_; ++i) {
+      co_await until([&] {
+        const bool is_final =
+            i < pieces_ ? sums_added_ > messages_ - pieces_ + i : result_arrived_[i - pieces_] != 0;
+        return is_final && (i < window_ || result_sent_[i - window_] != 0);
+      });
+      const auto range = piece(i, 0);
+      send(place_of(range), range.length * element(), next(), Channel::results, &result_sent_[i]);
+    }
+  }
 
   std::size_t window_;  ///< messages in progress, of sums and of results each
   std::size_t piece_elements_ = 0;
   std::size_t pieces_ = 0;                ///< pieces of the longest slice
   std::size_t messages_ = 0;              ///< messages of sums; as many of results
   std::unique_ptr<std::byte[]> staging_;  ///< received sums of the window
-  std::vector<std::byte> factor_;         ///< 1/N for each element of a piece, for avg
   std::size_t sums_added_ = 0;
   // Of each message:
   std::vector<std::uint8_t> sum_arrived_;
@@ -59,127 +133,11 @@ class RingReduction final : public Transfer {
   std::vector<std::uint8_t> result_sent_;
 };
 
-RingReduction::RingReduction(GroupTransport transport, const Operation& operation)
-    : Transfer(transport, operation), window_(pieces().window) {
-  constexpr std::size_t shortest = 32 << 10;
-  constexpr std::size_t at_least = 4;  // pieces, so that a rank adds one while it receives the next
-  const auto members = static_cast<std::size_t>(size());
-  const std::size_t slice = slice_of(operation.count, element(), 0, size()).length;
-  const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, pieces().bytes);
-  piece_elements_ = std::min(bytes / element(), slice);
-  pieces_ = (slice + piece_elements_ - 1) / piece_elements_;
-  messages_ = (members - 1) * pieces_;
-  staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * piece_elements_ * element());
-  for (auto* flags : {&sum_arrived_, &sum_sent_, &result_arrived_, &result_sent_}) {
-    flags->resize(messages_);
-  }
-  run(receive_sums());
-  run(add_sums());
-  run(send_sums());
-  run(receive_results());
-  run(send_results());
-  if (operation.reduce != ReduceOp::avg) return;
-  factor_.resize(piece_elements_ * element());
-  const float as_float = 1.0f / static_cast<float>(size());
-  const double as_double = 1.0 / static_cast<double>(size());
-  for (std::size_t i = 0; i < piece_elements_; ++i) {
-    const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&as_float)
-                                                     : static_cast<const void*>(&as_double);
-    std::memcpy(factor_.data() + i * element(), from, element());
-  }
-}
-
-Range RingReduction::piece(std::size_t message, int back) const {
-  const int turn = static_cast<int>(message / pieces_);
-  const int owner = (rank() - back - turn + 2 * size()) % size();
-  const auto slice = slice_of(operation().count, element(), owner, size());
-  const std::size_t begin = std::min(message % pieces_ * piece_elements_, slice.length);
-  return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
-}
-
-Task RingReduction::receive_sums() {
-  for (std::size_t i = 0; i < messages_; ++i) {
-    co_await until([&] { return i < sums_added_ + window_; });
-    receive(staged(i), piece(i, 2).length * element(), previous(), Channel::parts,
-            &sum_arrived_[i]);
-  }
-}
-
-Task RingReduction::add_sums() {
-  for (; sums_added_ < messages_; ++sums_added_) {
-    co_await until([&] { return sum_arrived_[sums_added_] != 0; });
-    add(sums_added_);
-  }
-}
-
-void RingReduction::add(std::size_t message) {
-  const auto range = piece(message, 2);
-  if (range.length == 0) return;
-  const detail::WorkTimer timer(worked_);
-  std::byte* sum = address_of(range);
-  const std::array<const std::byte*, 2> inputs{staged(message), sum};
-  const bool average = operation().reduce == ReduceOp::avg;
-  kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
-                  {&sum, 1}, range.length);
-  const bool last = message + pieces_ >= messages_;
-  if (!average || !last) return;
-  const std::array<const std::byte*, 2> factors{sum, factor_.data()};
-  kernels::reduce(operation().dtype, ReduceOp::product, factors, {&sum, 1}, range.length);
-}
-
-Task RingReduction::send_sums() {
-  for (std::size_t i = 0; i < messages_; ++i) {
-    co_await until(
-        [&] { return i < sums_added_ + pieces_ && (i < window_ || sum_sent_[i - window_] != 0); });
-    const auto range = piece(i, 1);
-    send(address_of(range), range.length * element(), next(), Channel::parts, &sum_sent_[i]);
-  }
-}
-
-/// A result is received at the address from which the sum was sent.
-Task RingReduction::receive_results() {
-  for (std::size_t i = 0; i < messages_; ++i) {
-    co_await until(
-        [&] { return sum_sent_[i] != 0 && (i < window_ || result_arrived_[i - window_] != 0); });
-    const auto range = piece(i, 1);
-    receive(address_of(range), range.length * element(), previous(), Channel::results,
-            &result_arrived_[i]);
-  }
-}
-
-Task RingReduction::send_results() {
-  for (std::size_t i = 0; i < messages_; ++i) {
-    co_await until([&] {
-      const bool is_final =
-          i < pieces_ ? sums_added_ > messages_ - pieces_ + i : result_arrived_[i - pieces_] != 0;
-      return is_final && (i < window_ || result_sent_[i - window_] != 0);
-    });
-    const auto range = piece(i, 0);
-    send(address_of(range), range.length * element(), next(), Channel::results, &result_sent_[i]);
-  }
-}
-
 }  // namespace
 
-bool allows_partial_sums(const Operation& operation) {
-  // 16-bit partial sums would be rounded at every rank, and the average of integers is not a
-  // multiplication by 1/N.
-  if (operation.wire) return false;
-  switch (operation.dtype) {
-    case DType::f16:
-    case DType::bf16:
-      return false;
-    case DType::f32:
-    case DType::f64:
-      return true;
-    default:
-      return operation.reduce != ReduceOp::avg;
-  }
-}
-
-std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport,
+std::unique_ptr<Transfer> make_ring_reduction(const MessageGroup& group,
                                               const Operation& operation) {
-  return std::make_unique<RingReduction>(transport, operation);
+  return std::make_unique<RingReduction>(group, operation);
 }
 
 }  // namespace lockstep::messages

@@ -15,6 +15,9 @@
 
 namespace lockstep::inline v0_2::messages {
 
+using detail::Range;
+using detail::slice_of;
+
 /// The exchange of a collective's long inputs and results, after all members have announced the
 /// same collective.
 class Transfer {
@@ -35,16 +38,25 @@ class Transfer {
   std::chrono::nanoseconds worked() const { return worked_; }
 
  protected:
-  Transfer(GroupTransport transport, const Operation& operation);
+  Transfer(const MessageGroup& group, const Operation& operation);
 
   const Operation& operation() const { return operation_; }
-  int rank() const { return transport_.group().rank; }
-  int size() const { return transport_.group().size(); }
+  int rank() const { return group_.rank; }
+  int size() const { return group_.size(); }
   std::size_t element() const { return size_of(operation_.dtype); }
   /// Bytes of an element in the wire dtype.
   std::size_t wire_element() const { return size_of(operation_.wire_dtype()); }
 
-  const Pieces& pieces() const { return transport_.group().pieces; }
+  const Pieces& pieces() const { return group_.pieces; }
+  /// The address of a range of the output.
+  std::byte* place_of(const Range& range) const {
+    return operation_.output + range.begin * element();
+  }
+  /// Piece `index` of a slice whose pieces have `elements`; empty behind the last one.
+  static Range piece_of(const Range& slice, std::size_t index, std::size_t elements) {
+    const std::size_t begin = std::min(index * elements, slice.length);
+    return {.begin = slice.begin + begin, .length = std::min(elements, slice.length - begin)};
+  }
 
   /// Runs a task that begins messages.
   void run(detail::Task task) { tasks_.push_back(std::move(task)); }
@@ -67,7 +79,7 @@ class Transfer {
     return std::ranges::all_of(tasks, &detail::Task::finished);
   }
 
-  GroupTransport transport_;
+  const MessageGroup& group_;
   const Operation& operation_;
   std::vector<detail::Task> tasks_;
   std::vector<detail::Task> final_;
@@ -76,25 +88,15 @@ class Transfer {
 };
 
 /// Creates the transfer of an operation whose inputs are not eager.
-std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operation& operation);
+std::unique_ptr<Transfer> make_transfer(const MessageGroup& group, const Operation& operation);
 
-/// Transfer of all_gather, gather, scatter and all_to_all: parts are sent to members without a
-/// reduction.
-std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& operation);
-/// Transfer of broadcast: root sends each other member a slice, and these exchange their slices.
-std::unique_ptr<Transfer> make_broadcast(GroupTransport transport, const Operation& operation);
 /// Transfer of all_reduce, reduce and reduce_scatter: each member receives all inputs of its slice
 /// and reduces them. It sends the result to all members or to root, or keeps it.
-std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
+std::unique_ptr<Transfer> make_direct_reduction(const MessageGroup& group,
                                                 const Operation& operation);
 /// Transfer of all_reduce: the partial sum of each slice passes around a ring, then the result
 /// does.
-std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport, const Operation& operation);
-/// Whether the operation may be computed by partial sums, as a ring does, without additional
-/// rounding.
-bool allows_partial_sums(const Operation& operation);
-
-using detail::Range;
-using detail::slice_of;
+std::unique_ptr<Transfer> make_ring_reduction(const MessageGroup& group,
+                                              const Operation& operation);
 
 }  // namespace lockstep::messages

@@ -65,31 +65,25 @@ void make_last_call() {
   if (const auto call = std::exchange(last_call(), {})) call();
 }
 
-/// Ends the process unless the object is destroyed within the time limit.
-class InitTimeout {
- public:
-  explicit InitTimeout(std::chrono::milliseconds longest) {
-    const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
-    const detail::SignalsBlocked blocked;
-    thread_ = std::jthread([this, timeout](const std::stop_token& stop) {
-      std::unique_lock lock(mutex_);
-      for (detail::Deadline deadline(timeout); !deadline.passed();) {
-        changed_.wait_for(lock, stop, deadline.nap(), [] { return false; });
-        if (stop.stop_requested()) return;
-      }
-      const std::chrono::duration<double> waited = timeout;
-      std::cerr << concat("init: MPI_Init waited ", waited.count(),
-                          " s for other processes of this job; this process ends\n")
-                << std::flush;
-      std::_Exit(1);
-    });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::jthread thread_;
-};
+/// A thread that ends the process unless it is stopped within the time limit.
+std::jthread init_timeout(std::chrono::milliseconds longest) {
+  const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
+  const detail::SignalsBlocked blocked;
+  return std::jthread([timeout](const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    for (detail::Deadline deadline(timeout); !deadline.passed();) {
+      stopped.wait_for(lock, stop, deadline.nap(), [] { return false; });
+      if (stop.stop_requested()) return;
+    }
+    const std::chrono::duration<double> waited = timeout;
+    std::cerr << concat("init: MPI_Init waited ", waited.count(),
+                        " s for other processes of this job; this process ends\n")
+              << std::flush;
+    std::_Exit(1);
+  });
+}
 
 /// Finalises MPI at exit with code 0. With another code it does not wait for other ranks: the
 /// launcher notifies them after this process has ended.
@@ -117,7 +111,7 @@ void Library::join(std::chrono::milliseconds timeout) {
   }
   if (!initialized()) {
     int level = 0;
-    const InitTimeout limit(timeout);
+    const auto limit = init_timeout(timeout);
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
       throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
     }
@@ -134,9 +128,9 @@ void Library::join(std::chrono::milliseconds timeout) {
 
 bool Library::running() { return initialized() && !finalized() && !process().in_child(); }
 
-bool Library::main_thread_only() { return thread_level() < MPI_THREAD_SERIALIZED; }
-
-bool Library::on_main_thread() { return answer(MPI_Is_thread_main); }
+bool Library::admits_this_thread() {
+  return thread_level() >= MPI_THREAD_SERIALIZED || !running() || answer(MPI_Is_thread_main);
+}
 
 std::string Library::why_no_thread() {
   // If the program initialised MPI for one thread at a time, a progress thread could call MPI at

@@ -38,7 +38,7 @@ messages::Pieces MpiTransport::pieces(int hosts) const {
 }
 
 void MpiTransport::expect_usable_thread() const {
-  if (!Library::main_thread_only() || !Library::running() || Library::on_main_thread()) return;
+  if (Library::admits_this_thread()) return;
   throw InvalidArgument(detail::concat("mpi: rank ", rank(),
                                        " is used outside the main thread; the program initialised "
                                        "MPI with MPI_THREAD_FUNNELED"));
@@ -101,7 +101,7 @@ void connect_hosts(MessageCommunicator& world) {
 
 }  // namespace
 
-std::shared_ptr<Communicator> create(const Options& options) {
+std::shared_ptr<Communicator> create(const messages::Options& options) {
   const bool with_thread = by_thread(options);
   auto network = std::make_unique<MpiTransport>();
   if (options.expected_size > 0 && options.expected_size != network->size()) {

@@ -8,10 +8,6 @@
 
 namespace lockstep::inline v0_2::mpi {
 
-struct Options : messages::Options {
-  int expected_size = 0;  ///< number of ranks according to the launcher's variables; 0 if unknown
-};
-
 /// Empty if the backend is part of this build, else the reason.
 std::string available();
 
@@ -30,6 +26,6 @@ bool by_thread(const messages::Options& options);
 /// MPI_THREAD_SINGLE, or with a lower thread level than the progress mode needs; or if MPI has
 /// another number of processes than expected. InvalidArgument if ranks have different algorithms.
 /// CommError and TimeoutError as a collective does.
-std::shared_ptr<Communicator> create(const Options& options);
+std::shared_ptr<Communicator> create(const messages::Options& options);
 
 }  // namespace lockstep::mpi

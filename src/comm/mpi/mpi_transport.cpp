@@ -37,19 +37,7 @@ struct MpiTransport::Requests {
   // Results of progress(), kept to reuse their memory.
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
-  std::vector<std::shared_ptr<Message>> over;
-
-  /// Removes the finished requests from the arrays.
-  void remove(std::size_t finished) {
-    std::sort(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(finished));
-    for (std::size_t i = finished; i-- > 0;) {
-      const auto at = static_cast<std::size_t>(indices[i]);
-      requests[at] = requests.back();
-      messages[at] = std::move(messages.back());
-      requests.pop_back();
-      messages.pop_back();
-    }
-  }
+  messages::Completions complete;
 };
 
 MpiTransport::MpiTransport() : requests_(std::make_unique<Requests>()) {
@@ -107,7 +95,7 @@ void MpiTransport::begin(std::size_t bytes, Message message, const Begin& begin_
 }
 
 void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
-  begin(bytes, {.receiving = false, .parts = 0, .done = std::move(done)},
+  begin(bytes, {.receiving = false, .done = std::move(done)},
         [&](std::size_t at, int count, MPI_Request* request) {
           check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, requests_->world, request),
                 "MPI_Isend");
@@ -116,7 +104,7 @@ void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 
 void MpiTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
   const int source = from == anyone ? MPI_ANY_SOURCE : from;
-  begin(bytes, {.receiving = true, .parts = 0, .done = std::move(done)},
+  begin(bytes, {.receiving = true, .done = std::move(done)},
         [&](std::size_t at, int count, MPI_Request* request) {
           check(MPI_Irecv(data + at, count, MPI_BYTE, source, tag, requests_->world, request),
                 "MPI_Irecv");
@@ -140,19 +128,17 @@ bool MpiTransport::progress() {
   check(code, "MPI_Testsome");
   if (finished == MPI_UNDEFINED || finished == 0) return false;
 
-  all.over.clear();
   for (std::size_t i = 0; i < static_cast<std::size_t>(finished); ++i) {
     auto& message = all.messages[static_cast<std::size_t>(all.indices[i])];
     int bytes = 0;
     if (message->receiving) MPI_Get_count(&all.statuses[i], MPI_BYTE, &bytes);
     message->bytes += static_cast<std::size_t>(bytes);
-    if (--message->parts == 0) all.over.push_back(message);
+    if (--message->parts == 0) all.complete.add(std::move(message->done), message->bytes);
+    message = nullptr;
   }
-  all.remove(static_cast<std::size_t>(finished));
-  for (const auto& message : all.over) {
-    if (message->done) message->done(message->bytes);
-  }
-  all.over.clear();
+  std::erase(all.requests, MPI_REQUEST_NULL);  // MPI_Testsome() has set the finished ones
+  std::erase(all.messages, nullptr);
+  all.complete.call();
   return true;
 }
 

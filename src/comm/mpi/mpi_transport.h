@@ -23,9 +23,9 @@ class Library {
 
   /// Whether MPI is initialised and not finalised, in the process that initialised it.
   static bool running();
-  /// Whether only the thread that initialised MPI may call it.
-  static bool main_thread_only();
-  static bool on_main_thread();
+  /// Whether this thread may call MPI while it runs. Below MPI_THREAD_SERIALIZED, only the thread
+  /// that initialised it may.
+  static bool admits_this_thread();
   /// The reason why a progress thread may not call MPI; empty if it may. Call it after join().
   static std::string why_no_thread();
 
@@ -62,7 +62,7 @@ class MpiTransport final : public messages::Network {
   /// A message, which is divided into several MPI messages if its bytes exceed an int.
   struct Message {
     bool receiving;
-    std::size_t parts;
+    std::size_t parts = 0;
     std::size_t bytes = 0;
     Done done;
   };

@@ -11,7 +11,7 @@ std::string version() { return {}; }
 
 bool by_thread(const messages::Options&) { throw BackendUnavailable("mpi: " + available()); }
 
-std::shared_ptr<Communicator> create(const Options&) {
+std::shared_ptr<Communicator> create(const messages::Options&) {
   throw BackendUnavailable("mpi: " + available());
 }
 

@@ -141,47 +141,41 @@ class Joining {
         {.rank = without.front()});
   }
 
+  bool is_lower(const control::Member& member) const { return member.rank < meeting_.rank; }
+
   void connect(TcpTransport& transport) {
-    const auto take = [&](control::Member& member) {
+    for_streams([&](control::Member& member) {
+      if (is_lower(member)) {
+        member.connection.send({.kind = last_frame});
+      } else {
+        await_last_frame(member);
+      }
       auto [socket, received] = member.connection.release();
       transport.connect(member.rank, std::move(socket), received);
-    };
-    for_streams(
-        [&](control::Member& member) {
-          member.connection.send({.kind = last_frame});
-          take(member);
-        },
-        [&](control::Member& member) {
-          await_last_frame(member);
-          take(member);
-        });
+    });
   }
 
   /// The lower rank of a stream sends its address first.
   void connect(ucx::Ucx& transport) {
     const control::Frame own{.kind = last_frame, .payload = transport.address()};
     transport.connect(meeting_.rank, own.payload);
-    for_streams(
-        [&](control::Member& member) {
-          transport.connect(member.rank, await_last_frame(member));
-          member.connection.send(own);
-        },
-        [&](control::Member& member) {
-          member.connection.send(own);
-          transport.connect(member.rank, await_last_frame(member));
-        });
+    for_streams([&](control::Member& member) {
+      if (!is_lower(member)) member.connection.send(own);
+      transport.connect(member.rank, await_last_frame(member));
+      if (is_lower(member)) member.connection.send(own);
+    });
   }
 
-  /// Calls a function for the stream to each lower rank, and one for that of each higher rank.
-  template <class ToLower, class FromHigher>
-  void for_streams(const ToLower& to_lower, const FromHigher& from_higher) {
+  /// Calls a function for the stream to each lower rank, then for that of each higher rank.
+  template <class Exchange>
+  void for_streams(const Exchange& exchange) {
     for (auto& offer : offers_) {
       if (offer.rank >= meeting_.rank) continue;
       offer.token = *streams_.token;
       auto member = control::join(offer, streams_);
-      to_lower(member);
+      exchange(member);
     }
-    for (auto& member : from_higher_->wait()) from_higher(member);
+    for (auto& member : from_higher_->wait()) exchange(member);
   }
 
   /// The payload of the frame. The rank may have sent heartbeats before, while it waited.

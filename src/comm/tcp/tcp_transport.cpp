@@ -46,10 +46,6 @@ constexpr std::size_t writes_at_once = 16;
 /// Time until the end of a stream is an error, unless the control connections have named one.
 constexpr auto end_timeout = std::chrono::seconds(2);
 
-std::uint64_t key_of(int from, std::int64_t tag) {
-  return static_cast<std::uint64_t>(from + 1) << 32 | static_cast<std::uint32_t>(tag);
-}
-
 }  // namespace
 
 TcpTransport::TcpTransport(int rank, int size, int local_size)
@@ -99,7 +95,7 @@ void TcpTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 }
 
 void TcpTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
-  auto& waiting = queues_[key_of(from, tag)];
+  auto& waiting = queues_[messages::key_of(from, tag)];
   Posted posted{.data = data, .bytes = bytes, .done = std::move(done)};
   if (waiting.arrived.empty()) {
     waiting.posted.push_back(std::move(posted));
@@ -192,11 +188,7 @@ void TcpTransport::read(int from) {
     if (got == 0) return close(from, 0);
     const auto bytes = static_cast<std::size_t>(got);
     const std::size_t to_data = std::min(bytes, other.missing);
-    if (direct) {
-      other.data += to_data;
-      other.missing -= to_data;
-      if (other.missing == 0) end_message(other);
-    }
+    if (direct) advance_message(other, to_data);
     take(from, buffer_.get(), bytes - to_data);
     if (bytes < asked) return;
   }
@@ -209,9 +201,7 @@ void TcpTransport::take(int from, const std::byte* data, std::size_t bytes) {
     if (other.missing > 0) {
       part = std::min(bytes, other.missing);
       std::memcpy(other.data, data, part);
-      other.data += part;
-      other.missing -= part;
-      if (other.missing == 0) end_message(other);
+      advance_message(other, part);
     } else {
       part = std::min(bytes, sizeof other.header - other.header_bytes);
       std::memcpy(reinterpret_cast<std::byte*>(&other.header) + other.header_bytes, data, part);
@@ -227,9 +217,9 @@ void TcpTransport::begin_message(int from) {
   auto& other = peer(from);
   const auto [bytes, tag] = other.header;
   other.header_bytes = 0;
-  auto found = queues_.find(key_of(from, tag));
+  auto found = queues_.find(messages::key_of(from, tag));
   if (found == queues_.end() || found->second.posted.empty()) {
-    const auto anyone_queue = queues_.find(key_of(anyone, tag));
+    const auto anyone_queue = queues_.find(messages::key_of(anyone, tag));
     if (anyone_queue != queues_.end()) found = anyone_queue;
   }
   if (found != queues_.end() && !found->second.posted.empty()) {
@@ -246,13 +236,16 @@ void TcpTransport::begin_message(int from) {
     other.early->bytes = bytes;
     other.early->missing = bytes;
     other.data = other.early->data.get();
-    auto& waiting = found != queues_.end() ? found->second : queues_[key_of(from, tag)];
+    auto& waiting = found != queues_.end() ? found->second : queues_[messages::key_of(from, tag)];
     waiting.arrived.push_back(other.early);
   }
   other.missing = bytes;
 }
 
-void TcpTransport::end_message(Peer& other) {
+void TcpTransport::advance_message(Peer& other, std::size_t bytes) {
+  other.data += bytes;
+  other.missing -= bytes;
+  if (other.missing > 0) return;
   if (other.early == nullptr) {
     finished_.add(std::move(other.receive.done), other.header.bytes);
     return;

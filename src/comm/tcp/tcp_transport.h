@@ -92,7 +92,8 @@ class TcpTransport final : public messages::Network {
   /// this rank sends itself.
   void take(int from, const std::byte* data, std::size_t bytes);
   void begin_message(int from);
-  void end_message(Peer& peer);
+  /// Counts the bytes that were written to Peer::data. Ends the message with its last byte.
+  void advance_message(Peer& peer, std::size_t bytes);
   void watch(int rank, bool for_space);
   /// code: errno; 0 if the other side has closed it.
   void close(int rank, int code);

@@ -1,7 +1,6 @@
 #include <stdlib.h>
 
 #include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -40,8 +39,7 @@ struct Worlds {
 void keep(std::shared_ptr<messages::MessageRankContext> world) {
   auto& worlds = Worlds::get();
   const std::lock_guard lock(worlds.mutex);
-  static const int registered = ::on_exit(Worlds::leave, nullptr);
-  std::ignore = registered;
+  [[maybe_unused]] static const int registered = ::on_exit(Worlds::leave, nullptr);
   std::erase_if(worlds.all, [](const auto& other) { return other->end_if_left(); });
   worlds.all.push_back(std::move(world));
 }

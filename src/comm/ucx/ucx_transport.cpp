@@ -54,10 +54,6 @@ constexpr int progress_at_once = 64;
 constexpr std::uint64_t any_rank = 0xffffffff;
 constexpr std::uint64_t one_rank = ~std::uint64_t{0};
 
-ucp_tag_t key_of(int from, int tag) {
-  return static_cast<std::uint64_t>(from + 1) << 32 | static_cast<std::uint32_t>(tag);
-}
-
 class UcxTransport final : public Ucx {
  public:
   UcxTransport(int rank, int size) : peers_(static_cast<std::size_t>(size)) {
@@ -110,7 +106,7 @@ class UcxTransport final : public Ucx {
     start({.other = to, .bytes = bytes, .done = std::move(done)}, [&](auto& parameters) {
       parameters.cb.send = on_sent;
       return library_.tag_send(peers_[static_cast<std::size_t>(to)].endpoint, data, bytes,
-                               key_of(rank_, tag), &parameters);
+                               messages::key_of(rank_, tag), &parameters);
     });
   }
 
@@ -118,7 +114,8 @@ class UcxTransport final : public Ucx {
     start({.other = from, .bytes = bytes, .done = std::move(done)}, [&](auto& parameters) {
       parameters.cb.recv = on_received;
       const auto mask = from == anyone ? any_rank : one_rank;
-      return library_.tag_recv(worker_, data, bytes, key_of(from, tag) & mask, mask, &parameters);
+      return library_.tag_recv(worker_, data, bytes, messages::key_of(from, tag) & mask, mask,
+                               &parameters);
     });
   }
 

@@ -37,7 +37,7 @@ Behaviour saying_on_rank_0(const std::function<std::string(Communicator&)>& fn) 
 Behaviour failing(const std::function<void(const Group&)>& fn,
                   std::chrono::milliseconds timeout = 20s) {
   return [fn, timeout] {
-    const auto group = join({{.timeout = timeout}});
+    const auto group = join({.timeout = timeout});
     return expect_failure(group, [&] {
       group->barrier().wait();
       fn(group);
@@ -75,7 +75,7 @@ void check_places_of_host(Communicator& group) {
 
 int conformance() {
   const auto algorithm = messages::parse_algorithm(argument);
-  const auto group = join({{.timeout = 60s, .algorithm = algorithm}});
+  const auto group = join({.timeout = 60s, .algorithm = algorithm});
   check_backend(*group, {.hosts = {hosts.begin(), hosts.end()},
                          .ring = algorithm == messages::Algorithm::ring});
   check_places_of_host(*group);
@@ -171,7 +171,7 @@ const std::map<std::string_view, Behaviour> behaviours{
     // Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
     {"ring-in-short",
      [] {
-       mpi::Options options{{.timeout = 60s, .algorithm = messages::parse_algorithm(argument)}};
+       messages::Options options{.timeout = 60s, .algorithm = messages::parse_algorithm(argument)};
        if (!hosts.empty()) options.host = hosts.substr(own_number(), 1);
        const auto group = create_flat(options);
        check_in_flight(*group, {.ring = true});
@@ -182,7 +182,7 @@ const std::map<std::string_view, Behaviour> behaviours{
     {"other-algorithm",
      [] {
        const auto own = own_number() == 0 ? messages::Algorithm::ring : messages::Algorithm::direct;
-       say_error([&] { join({{.timeout = 20s, .algorithm = own}}); });
+       say_error([&] { join({.timeout = 20s, .algorithm = own}); });
        return 0;
      }},
     // Rank 1 averages what the others sum.
@@ -381,7 +381,7 @@ const std::map<std::string_view, Behaviour> behaviours{
     {"one-thread-only", [] { return with_own_mpi(MPI_THREAD_SINGLE, [] { join(); }); }},
     {"one-of-four",
      [] {
-       say_error([] { join({{}, 4}); });
+       say_error([] { join({.expected_size = 4}); });
        return 0;
      }},
     // Its second process never joins.
@@ -390,7 +390,7 @@ const std::map<std::string_view, Behaviour> behaviours{
        const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
        if (rank == nullptr) rank = std::getenv("PMI_RANK");
        if (rank != nullptr && rank == std::string_view("1")) return ::pause();
-       join({{.timeout = 1s}});
+       join({.timeout = 1s});
        return 0;
      }},
     // Rank 1 forks children in the middle of an operation: one destroys the group, one exits.
@@ -418,7 +418,7 @@ const std::map<std::string_view, Behaviour> behaviours{
     // More elements than an int counts: for a machine with 12 GiB to spare.
     {"many-elements",
      [] {
-       const auto group = join({{.timeout = 300s}});
+       const auto group = join({.timeout = 300s});
        const std::size_t count = (std::size_t{1} << 31) + 5;
        std::vector<std::uint8_t> data(count, static_cast<std::uint8_t>(group->rank() + 1));
        group->all_reduce(data.data(), count, DType::u8, ReduceOp::sum).wait();

@@ -53,7 +53,7 @@ inline bool without_mpi() {
 }
 
 /// The world of all processes that MPI's launcher has started.
-inline Group create_flat(mpi::Options options) {
+inline Group create_flat(messages::Options options) {
   if (!without_mpi()) return mpi::create(options);
   options.transport = Environment::get().transport;
   const char* master = std::getenv("MASTER_ADDR");
@@ -68,18 +68,15 @@ inline Group create_flat(mpi::Options options) {
                 .find = control::offer_at(master != nullptr ? master : "127.0.0.1", port, token)});
 }
 
-inline Group create_on_hosts(const mpi::Options& options) {
+inline Group create_on_hosts(const messages::Options& options) {
   const host::Options inside{.timeout = options.timeout};
   if (!without_mpi()) return hierarchical::create_over_mpi(options, inside);
-  const auto flat = [&](const messages::Options& network) { return create_flat({network}); };
-  return hierarchical::create({.make_network_world = flat,
-                               .network = options,
-                               .by_thread = options.progress != ProgressMode::wait,
-                               .inside = inside});
+  return hierarchical::create(
+      {.make_network_world = create_flat, .network = options, .inside = inside});
 }
 
 /// With letters for hosts, of ranks that are said to be on those.
-inline Group join(mpi::Options options = {{.timeout = 20s}}) {
+inline Group join(messages::Options options = {.timeout = 20s}) {
   options.progress = Environment::get().progress;
   if (hosts.empty()) return create_flat(options);
   options.host = hosts.substr(own_number(), 1);
@@ -104,7 +101,7 @@ inline int expect_failure(const Group& group, const std::function<void()>& fn) {
 inline Group join_as_found() {
   const auto& environment = Environment::get();
   return create_on_hosts(
-      {{.timeout = 60s, .progress = environment.progress, .heartbeat = environment.heartbeat}});
+      {.timeout = 60s, .progress = environment.progress, .heartbeat = environment.heartbeat});
 }
 
 }  // namespace lockstep::testing
