@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -168,7 +170,15 @@ class DeviceRequest final : public detail::Request {
   Wait wait_;
 };
 
+/// The dtypes of tensors, in the order of DType.
+inline constexpr std::array scalar_types{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                         at::kChar,  at::kByte,   at::kInt,  at::kLong,
+                                         at::kShort, at::kBool};
+static_assert(scalar_types.size() == std::size(all_dtypes));
+
 /// The dtype of tensors with these elements.
-at::ScalarType scalar_type(DType dtype);
+constexpr at::ScalarType scalar_type(DType dtype) {
+  return scalar_types[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace lockstep::device
