@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <utility>
 
 #include "comm/flight/flight_record.h"
@@ -81,7 +82,7 @@ void Guardian::add(pid_t group) const noexcept {
   [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
 }
 
-Processes::Processes() : children_before_(children(getpid())), guardian_(std::in_place) {}
+Processes::Processes() : children_before_(children()), guardian_(std::in_place) {}
 
 Processes::~Processes() {
   signal_all(SIGKILL);
@@ -221,7 +222,11 @@ constexpr std::size_t most_lines = 4;
 
 std::vector<std::string> RemainingRanks::update(Clock::time_point now,
                                                 const std::vector<Rank>& remaining) {
-  forget_gap(now);
+  const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
+  updated_ = now;
+  for (auto& [rank, known] : known_) {
+    if (gap >= longest_gap) known.since += gap;
+  }
   std::erase_if(known_, [&](const auto& known) {
     return std::ranges::none_of(remaining, [&](const Rank& rank) {
       return rank.rank == known.first && rank.why == known.second.rank.why;
@@ -252,13 +257,6 @@ std::vector<std::string> RemainingRanks::update(Clock::time_point now,
   return lines;
 }
 
-void RemainingRanks::forget_gap(Clock::time_point now) {
-  const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
-  updated_ = now;
-  if (gap < longest_gap) return;
-  for (auto& [rank, known] : known_) known.since += gap;
-}
-
 std::string RemainingRanks::line(Clock::time_point now, const Known& known) const {
   const auto& [rank, pid, why] = known.rank;
   const auto how_long = concat(duration_cast<seconds>(now - known.since).count(), " s");
@@ -268,13 +266,15 @@ std::string RemainingRanks::line(Clock::time_point now, const Known& known) cons
                   ". Continue it with kill -CONT ", pid, ", or end the job with Ctrl-C.");
   }
   const auto process = detail::read_process(pid);
-  const auto program = program_of(pid);
+  std::error_code none;
+  const auto program =
+      std::filesystem::read_symlink(concat("/proc/", pid, "/exe"), none).filename();
   const auto used = process.exists() ? process.processor_time - known.processor_time : 0ms;
   return concat(
       who,
       why == RemainReason::left ? concat("left the world ", how_long, " ago and has not ended")
                                 : concat("has not ended ", how_long, " after all other ranks"),
-      ": ", program.empty() ? "" : concat("program ", program, ", "),
+      ": ", program.empty() ? "" : concat("program ", program.string(), ", "),
       process.exists() ? state_text(process.state) : "ending", ", ",
       duration_cast<milliseconds>(used).count() / 100 / 10.0, " s of processor time since then. ",
       limit_ ? concat("It is ended after ", limit_->count(), " s (--linger).")

@@ -205,7 +205,6 @@ class RemainingRanks {
     std::chrono::milliseconds processor_time;  ///< used before since
   };
 
-  void forget_gap(Clock::time_point now);
   std::string line(Clock::time_point now, const Known& known) const;
 
   int ranks_;
