@@ -99,8 +99,9 @@ void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,
                       const Inheritance& inheritance) {
   for (const auto& ends : streams) {
     const auto rank = static_cast<int>(members_.size());
-    RankProcess process(plan, rank, ends, inheritance, guardian_->registry());
-    members_.push_back({{.rank = rank, .world_rank = plan.first_rank + rank}, std::move(process)});
+    members_.push_back({.rank = rank,
+                        .world_rank = plan.first_rank + rank,
+                        .process = {plan, rank, ends, inheritance, guardian_->registry()}});
   }
 }
 

@@ -19,27 +19,23 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// What happened to a rank.
-struct RankState {
+/// A rank of an attempt, and what happened to it.
+struct Member {
   int rank = 0;  ///< on this host
   int world_rank = 0;
+  RankProcess process;
   std::optional<Ending> ending = {};  ///< nullopt if it had not ended
-  std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
-  bool ended_by_launcher = false;     ///< it had not ended by itself
-  bool forwarded = false;             ///< the launcher forwarded the signal that ended it
-  bool stopped = false;               ///< SIGSTOP had stopped it when the launcher ended the job
-  bool joined = false;                ///< it had joined the world by init() before its end
+  std::chrono::steady_clock::time_point end_time = {};
+  std::string out_of_memory = {};  ///< text about an out-of-memory kill, if SIGKILL ended it
+  bool ended_by_launcher = false;  ///< it had not ended by itself
+  bool forwarded = false;          ///< the launcher forwarded the signal that ended it
+  bool stopped = false;            ///< SIGSTOP had stopped it when the launcher ended the job
+  bool joined = false;             ///< it had joined the world by init() before its end
+  bool stays = false;              ///< SIGKILL did not end it within 2 s
+  bool gone = false;               ///< it was reaped, and its process group is empty
   /// The --linger limit, if the rank ran longer than this after it had left the world or all other
   /// ranks had ended.
   std::optional<std::chrono::duration<double>> lingered = {};
-};
-
-/// A rank of an attempt.
-struct Member : RankState {
-  RankProcess process;
-  std::chrono::steady_clock::time_point end_time = {};
-  bool stays = false;  ///< SIGKILL did not end it within 2 s
-  bool gone = false;   ///< it was reaped, and its process group is empty
 
   bool ended() const { return ending || stays; }
 };
