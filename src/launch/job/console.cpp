@@ -188,15 +188,13 @@ void Streams::copy_window_size() const noexcept {
 }
 
 SignalWatch::SignalWatch(bool forward) : forward_(forward) {
-  struct sigaction standard {};
-  standard.sa_handler = SIG_DFL;
-  sigaction(SIGCHLD, &standard, nullptr);
+  std::signal(SIGCHLD, SIG_DFL);
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);
-  for (std::size_t i = 0; i < forwarded.size(); ++i) {
-    sigaddset(&watched, forwarded[i]);
-    sigaction(forwarded[i], nullptr, &forwarded_before_[i]);
+  for (const int signal : forwarded) {
+    sigaddset(&watched, signal);
+    sigaction(signal, nullptr, &before_[signal]);
   }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
     struct sigaction action {};
@@ -204,13 +202,13 @@ SignalWatch::SignalWatch(bool forward) : forward_(forward) {
     if (action.sa_handler != SIG_IGN) sigaddset(&watched, signal);
   }
   if (sigprocmask(SIG_SETMASK, &watched, nullptr) != 0) throw_system("block signals");
-  // Writes to a closed output return EPIPE instead of raising SIGPIPE.
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &pipe_before_);
-  struct sigaction interrupt {};
-  interrupt.sa_handler = [](int) {};
-  sigaction(SIGALRM, &interrupt, &alarm_before_);
+  const auto handle = [&](int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    sigaction(signal, &action, &before_[signal]);
+  };
+  handle(SIGPIPE, SIG_IGN);  // writes to a closed output return EPIPE instead of raising SIGPIPE
+  handle(SIGALRM, [](int) {});
   events_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!events_) {
     restore();
@@ -244,14 +242,10 @@ std::optional<int> SignalWatch::pending_end_signal() const noexcept {
 }
 
 void SignalWatch::restore() const noexcept {
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
-  sigaction(SIGALRM, &alarm_before_, nullptr);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (std::size_t i = 0; i < forwarded.size(); ++i) {
-    sigaction(forwarded[i], &forwarded_before_[i], nullptr);
-  }
+  for (const auto& [signal, action] : before_) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace lockstep::launch

@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -55,9 +56,7 @@ class SignalWatch {
  private:
   bool forward_;
   Descriptor events_;
-  struct sigaction pipe_before_ {};
-  struct sigaction alarm_before_ {};
-  std::array<struct sigaction, forwarded.size()> forwarded_before_{};
+  std::map<int, struct sigaction> before_;  ///< the dispositions that restore() restores
 };
 
 /// The launcher's state that persists through all attempts of a job: its outputs, lost output,
