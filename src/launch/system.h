@@ -17,7 +17,7 @@ namespace lockstep::inline v0_2::launch {
 
 using detail::Descriptor;
 
-/// The two ends of a pipe, both close-on-exec.
+/// The two ends of a pipe or of a pseudo-terminal, both close-on-exec.
 struct Pipe {
   Descriptor read;
   Descriptor write;

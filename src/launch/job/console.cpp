@@ -26,17 +26,11 @@ void copy_size(int model, int master) noexcept {
   if (ioctl(model, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
 }
 
-/// A pseudo-terminal: bytes that a rank writes to slave are read unchanged from master. Programs
-/// check whether their output is a terminal to select progress bars and buffering. With it, rank 0
-/// gets the same answer as the launcher.
-struct Terminal {
-  Descriptor master;
-  Descriptor slave;
-};
-
-/// Creates a pseudo-terminal with the window size of model, the descriptor of a terminal. Empty
-/// descriptors if that fails; the caller then uses a pipe.
-Terminal make_terminal(int model) {
+/// A pseudo-terminal in place of a pipe, with the window size of model, the descriptor of a
+/// terminal: bytes that a rank writes are read unchanged. Programs check whether their output is a
+/// terminal to select progress bars and buffering. With it, rank 0 gets the same answer as the
+/// launcher. Empty descriptors if that fails.
+Pipe make_terminal(int model) {
   Descriptor master(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   std::array<char, 64> name{};
   if (!master || grantpt(master.get()) != 0 || unlockpt(master.get()) != 0 ||
@@ -136,24 +130,21 @@ std::vector<WriteEnds> Streams::create(const Plan& plan) {
 Descriptor Streams::add(int rank, Output& output, const Options& options, std::string_view log) {
   auto file = open_log(options.log_directory, rank, log);
   const bool on_terminal = isatty(output.fd()) == 1;
-  if (rank == 0 && on_terminal) {
-    auto terminal = make_terminal(output.fd());
-    if (terminal.master) {
-      terminals_.emplace_back(output.fd(), terminal.master.get());
-      streams_.emplace_back(std::move(terminal.master), Show::bytes, "", output, std::move(file));
-      return std::move(terminal.slave);
-    }
-  }
   const auto show = rank == 0       ? (on_terminal ? Show::bytes : Show::lines)
                     : options.quiet ? Show::nothing
                                     : Show::prefixed;
   const auto host = options.node.shows_host ? detail::concat(' ', detail::host_name()) : "";
   const auto label = detail::concat('[', rank, host, ']');
   const auto prefix = detail::in_tone(label, detail::Tone::label, output.colour()) + ' ';
-  auto pipe = make_pipe();
-  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,
+  auto ends = rank == 0 && on_terminal ? make_terminal(output.fd()) : Pipe{};
+  if (ends.read) {
+    terminals_.emplace_back(output.fd(), ends.read.get());
+  } else {
+    ends = make_pipe();
+  }
+  streams_.emplace_back(std::move(ends.read), show, rank == 0 ? "" : prefix, output,
                         std::move(file));
-  return std::move(pipe.write);
+  return std::move(ends.write);
 }
 
 void Streams::await(std::vector<pollfd>& awaited) const {
