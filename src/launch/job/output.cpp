@@ -239,18 +239,11 @@ void set_timer(suseconds_t microseconds) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-/// Interrupts each system call that lasts longer than 10 ms, until the end of the scope.
-class Interruption {
- public:
-  Interruption() { set_timer(10'000); }
-  ~Interruption() { set_timer(0); }
-  Interruption(const Interruption&) = delete;
-  Interruption& operator=(const Interruption&) = delete;
-};
-
 ssize_t write_interruptibly(int fd, const char* data, std::size_t length) {
-  const Interruption interruption;
-  return write(fd, data, length);
+  set_timer(10'000);
+  const auto count = write(fd, data, length);
+  set_timer(0);
+  return count;
 }
 
 }  // namespace
