@@ -123,23 +123,13 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
 }  // namespace
 
 const std::string* find_variable(const Variables& variables, std::string_view name) {
-  const auto found = std::find_if(variables.begin(), variables.end(),
-                                  [&](const auto& variable) { return variable.first == name; });
+  const auto found = std::ranges::find(variables, name, &Variables::value_type::first);
   return found == variables.end() ? nullptr : &found->second;
 }
 
 std::string value_of(const Variables& variables, std::string_view name) {
   const auto* found = find_variable(variables, name);
   return found == nullptr ? "" : *found;
-}
-
-void set_variable(Variables& variables, std::string_view name, std::string value) {
-  const auto found = std::ranges::find(variables, name, &Variables::value_type::first);
-  if (found != variables.end()) {
-    found->second = std::move(value);
-  } else {
-    variables.emplace_back(name, std::move(value));
-  }
 }
 
 Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,

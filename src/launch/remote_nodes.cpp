@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -82,9 +83,7 @@ std::string description(const RemoteOptions& remote, const Options& options, std
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
+  return std::vector<std::string>(std::istream_iterator<std::string>(in), {});
 }
 
 }  // namespace

@@ -300,7 +300,9 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   for (int local = 0; local < plan.options.ranks; ++local) {
     auto& variables = made.ranks[static_cast<std::size_t>(local)].variables;
     const auto set = [&](std::string_view name, std::string value) {
-      set_variable(variables, name, std::move(value));
+      auto variable = std::ranges::find(variables, name, &Variables::value_type::first);
+      if (variable == variables.end()) variable = variables.emplace(variable, name, "");
+      variable->second = std::move(value);
     };
     set("LOCKSTEP_RANK", std::to_string(made.first_rank + local));
     set("LOCKSTEP_WORLD_SIZE", std::to_string(made.world_size));

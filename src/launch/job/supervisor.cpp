@@ -63,10 +63,10 @@ constexpr auto report_delay = 1000ms;
 /// The time after which ranks report that they wait, and the launcher that a rank goes on alone.
 std::chrono::duration<double> stall_time(const Plan& plan) {
   constexpr double unless_set = 30;
-  if (plan.options.stall_warning) return std::chrono::duration<double>(*plan.options.stall_warning);
-  const auto* text = find_variable(plan.inherited, "LOCKSTEP_STALL_WARNING");
-  const auto given = text != nullptr ? detail::parse_number<double>(*text) : std::nullopt;
-  return std::chrono::duration<double>(given.value_or(unless_set));
+  const auto inherited =
+      detail::parse_number<double>(value_of(plan.inherited, "LOCKSTEP_STALL_WARNING"));
+  return std::chrono::duration<double>(
+      plan.options.stall_warning.value_or(inherited.value_or(unless_set)));
 }
 
 /// Removes the copies of an earlier job in the log folder.
