@@ -25,22 +25,6 @@ namespace {
 
 using detail::concat;
 
-StringArray arguments_of(const Plan& plan) {
-  StringArray words;
-  words.add(plan.options.program);
-  for (const auto& argument : plan.options.arguments) words.add(argument);
-  return words;
-}
-
-StringArray environment_of(const Plan& plan, const Variables& own) {
-  StringArray words;
-  for (const auto& [name, value] : plan.inherited) {
-    if (find_variable(own, name) == nullptr) words.add(concat(name, '=', value));
-  }
-  for (const auto& [name, value] : own) words.add(concat(name, '=', value));
-  return words;
-}
-
 void bind_to(const std::vector<int>& cpus) noexcept {
   if (cpus.empty()) return;
   std::array<cpu_set_t, 64> mask{};
@@ -100,6 +84,22 @@ unsigned long files_needed(int ranks) {
 
 }  // namespace
 
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (auto& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_of(const Variables& inherited, const Variables& own) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : inherited) {
+    if (find_variable(own, name) == nullptr) words.push_back(concat(name, '=', value));
+  }
+  for (const auto& [name, value] : own) words.push_back(concat(name, '=', value));
+  return words;
+}
+
 Inheritance::Inheritance(int ranks, const SignalWatch& watch, Descriptor rank_0_listens)
     : world(host::World::create(ranks)),
       files(files_needed(ranks)),
@@ -118,10 +118,11 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
                          const Inheritance& inheritance, int registry)
     : program_(plan.program.string()) {
   const auto& own = plan.ranks[static_cast<std::size_t>(rank)];
-  auto arguments = arguments_of(plan);
-  auto environment = environment_of(plan, own.variables);
-  char* const* argv = arguments.get();
-  char* const* envp = environment.get();
+  std::vector<std::string> arguments{plan.options.program};
+  arguments.insert(arguments.end(), plan.options.arguments.begin(), plan.options.arguments.end());
+  auto environment = environment_of(plan.inherited, own.variables);
+  const auto argv = pointers_to(arguments);
+  const auto envp = pointers_to(environment);
   const auto score = oom_score();
   // Ranks may not read from a terminal, because they are not in its foreground process group.
   const bool reads =
@@ -137,7 +138,7 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
       bind_to(own.cpus);
       inheritance.files.restore();
       inheritance.signals.restore();
-      execve(program_.c_str(), argv, envp);
+      execve(program_.c_str(), argv.data(), envp.data());
     }
     const int error = errno;
     const auto written = write(exec_error.write.get(), &error, sizeof(error));

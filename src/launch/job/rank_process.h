@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/host/world/world.h"
 #include "launch/job/console.h"
@@ -12,6 +13,12 @@
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// The words in the form that execv() and execve() require: pointers to them, null-terminated.
+std::vector<char*> pointers_to(std::vector<std::string>& words);
+
+/// "NAME=VALUE" of each inherited variable that own does not replace, and of those of own.
+std::vector<std::string> environment_of(const Variables& inherited, const Variables& own);
 
 /// What every rank of an attempt inherits.
 struct Inheritance {
