@@ -67,9 +67,8 @@ Records read_records(const std::vector<std::string>& paths) {
     }
     records.push_back(std::move(record));
   }
-  std::ranges::sort(records, {}, [](const auto& record) { return record->rank(); });
-  const auto repeated =
-      std::ranges::adjacent_find(records, {}, [](const auto& record) { return record->rank(); });
+  std::ranges::sort(records, {}, &FlightRecord::rank);
+  const auto repeated = std::ranges::adjacent_find(records, {}, &FlightRecord::rank);
   if (repeated != records.end()) {
     throw InvalidArgument(concat("explain: got two records of rank ", (*repeated)->rank(), ", ",
                                  (*repeated)->path().string(), " and ",
@@ -238,8 +237,7 @@ void explain(const Records& records, bool all_stacks) {
   const auto& front = *records.front();
   std::vector<int> absent, silent;
   for (int rank = 0; rank < front.size(); ++rank) {
-    const auto found =
-        std::ranges::find(records, rank, [](const auto& record) { return record->rank(); });
+    const auto found = std::ranges::find(records, rank, &FlightRecord::rank);
     if (found == records.end()) {
       absent.push_back(rank);
     } else if (!raised(**found)) {

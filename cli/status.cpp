@@ -47,8 +47,9 @@ constexpr auto longest_question = std::chrono::milliseconds(600);
 constexpr auto watch_interval = std::chrono::seconds(1);
 
 struct Load {
-  std::optional<double> processors;  ///< busy processors
-  std::optional<long> bytes;         ///< resident memory
+  std::optional<std::chrono::milliseconds> before;  ///< processor time at the begin of measure()
+  std::optional<double> processors = {};            ///< busy processors
+  std::optional<long> bytes = {};                   ///< resident memory
 };
 
 struct Job {
@@ -159,25 +160,23 @@ std::vector<Job> read_jobs(const std::string& chosen) {
 /// Measures the processor time of the ranks of this host, and takes the memory of all ranks.
 void measure(std::vector<Job>& jobs) {
   using Clock = std::chrono::steady_clock;
-  std::vector<std::optional<std::chrono::milliseconds>> before;
   const auto begin = Clock::now();
-  for (const auto& job : jobs) {
-    for (const auto& rank : job.ranks) before.push_back(processor_time(rank));
+  for (auto& job : jobs) {
+    for (const auto& rank : job.ranks) job.loads.push_back({.before = processor_time(rank)});
   }
   std::this_thread::sleep_for(measured_time);
   const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
-  std::size_t i = 0;
   for (auto& job : jobs) {
-    for (const auto& rank : job.ranks) {
-      const auto first = before[i++];
+    for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+      const auto& rank = job.ranks[i];
+      auto& load = job.loads[i];
       const auto last = processor_time(rank);
       const auto& file = rank.record->file();
       const auto bytes = is_remote(rank) ? file.resident_bytes : detail::resident_bytes(file.pid);
-      Load load{.processors = {}, .bytes = {}};
-      if (first && last && !is_remote(rank))
-        load.processors = static_cast<double>((*last - *first).count()) / time.count();
+      if (load.before && last) {
+        load.processors = static_cast<double>((*last - *load.before).count()) / time.count();
+      }
       if (rank.state != State::ended && bytes >= 0) load.bytes = bytes;
-      job.loads.push_back(load);
     }
   }
 }
