@@ -96,12 +96,12 @@ DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> contex
                                        std::shared_ptr<Communicator> host,
                                        std::shared_ptr<Communicator> host_memory)
     : HostedCommunicator(std::move(context), std::move(host)),
-      host_memory_group_(std::make_shared<HostMemoryCommunicator>(shared_device_context(),
-                                                                  std::move(host_memory))) {}
+      host_memory_(std::move(host_memory)) {}
 
 void DeviceCommunicator::begin_use() {
   HostedCommunicator::begin_use();
-  host_memory_ = handle(std::move(host_memory_group_));
+  host_memory_ = handle(
+      std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(host_memory_)));
 }
 
 bool DeviceCommunicator::launched_elsewhere(const Communicator& group) {

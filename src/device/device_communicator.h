@@ -133,7 +133,7 @@ class DeviceCommunicator : public HostedCommunicator {
 
   void begin_use() override;
 
-  std::shared_ptr<HostedCommunicator> host_memory_group_;  ///< until begin_use()
+  /// Before begin_use(), the second group of the ranks in the host world.
   std::shared_ptr<Communicator> host_memory_;
   std::uint64_t launched_ = 0;
 };
