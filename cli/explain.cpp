@@ -185,23 +185,23 @@ std::string text_of(const Frame& frame, const Functions& functions) {
   return concat(file, file.empty() ? "0x" : "+0x", hex(frame.address));
 }
 
-/// The lines for a thread's stack: its name and state, and its innermost frames, such as
-/// "  #1 load_batch() at train.cpp:42 (train)". Functions are found by addr2line of binutils.
-std::vector<std::string> stack_lines(const detail::ProcessStacks::Thread& thread,
-                                     std::size_t most_frames) {
-  // A thread that has answered was running the handler.
-  const auto state = thread.has_answered ? "" : concat(", ", state_name(thread.state));
-  std::vector<std::string> lines{concat("thread ", thread.id, ' ', thread.name, state,
-                                        thread.has_answered ? ":" : ": did not answer")};
+/// Prints a thread's stack: its name and state, and its innermost frames, such as
+/// "    #1 load_batch() at train.cpp:42 (train)". Functions are found by addr2line of binutils.
+void print_stack(const detail::ProcessStacks::Thread& thread, std::size_t most_frames) {
+  std::cout << "  thread " << thread.id << ' ' << thread.name;
+  if (thread.has_answered) {  // it was running the handler
+    std::cout << ":\n";
+  } else {
+    std::cout << ", " << state_name(thread.state) << ": did not answer\n";
+  }
   auto frames = thread.frames;
-  const bool is_whole = frames.size() <= most_frames;
-  if (!is_whole) frames.resize(most_frames);
+  frames.resize(std::min(frames.size(), most_frames));
   const auto functions = functions_at(frames);
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    lines.push_back(concat("  #", i, ' ', text_of(frames[i], functions)));
+    std::cout << "    #" << i << ' ' << text_of(frames[i], functions) << '\n';
   }
-  if (!is_whole) lines.push_back(concat("  … ", thread.frames.size() - most_frames, " more"));
-  return lines;
+  const auto more = thread.frames.size() - frames.size();
+  if (more > 0) std::cout << "    … " << more << " more\n";
 }
 
 void print_stacks(const FlightRecord& record, const Records& records, bool all) {
@@ -217,8 +217,7 @@ void print_stacks(const FlightRecord& record, const Records& records, bool all) 
             << record.file().pid << ")\n";
   for (const auto& thread : stacks.threads) {
     if (!all && thread.id != stacks.process) continue;
-    for (const auto& line : stack_lines(thread, all ? many : few))
-      std::cout << "  " << line << '\n';
+    print_stack(thread, all ? many : few);
   }
 }
 
