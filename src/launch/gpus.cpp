@@ -42,15 +42,6 @@ const std::map<int, const char*> remedies{
      "LD_LIBRARY_PATH"},
     {999, "load the kernel module again: rmmod nvidia_uvm, modprobe nvidia_uvm"}};
 
-std::string hexadecimal(const std::array<unsigned char, 16>& bytes) {
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += detail::hex(bytes[i], 2);
-  }
-  return text;
-}
-
 /// Loads a library; null with the reason if that fails.
 void* load(const std::string& library, std::string& problem) {
   void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -106,11 +97,18 @@ class Driver {
     return found;
   }
 
+  /// "8932f937-d72c-4106-c12f-20bd9faed9f6", or "-" if the driver does not tell it.
   std::string uuid(int device) const {
     std::array<unsigned char, 16> bytes{};
     for (const char* symbol : {"cuDeviceGetUuid_v2", "cuDeviceGetUuid"}) {
       auto* const get = find<int(unsigned char*, int)>(library_, symbol);
-      if (get != nullptr && get(bytes.data(), device) == 0) return hexadecimal(bytes);
+      if (get == nullptr || get(bytes.data(), device) != 0) continue;
+      std::string text;
+      for (std::size_t i = 0; i < bytes.size(); ++i) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+        text += detail::hex(bytes[i], 2);
+      }
+      return text;
     }
     return "-";
   }
@@ -213,10 +211,6 @@ std::string label(const Gpu& gpu) {
 }
 
 std::string labels(const std::vector<Gpu>& gpus) { return detail::joined(gpus, ", ", label); }
-
-std::string cuda_driver_library() {
-  return std::string(detail::variable("LOCKSTEP_LIBCUDA").value_or("libcuda.so.1"));
-}
 
 std::vector<std::string> gpu_entries(const std::string& list) {
   std::vector<std::string> entries;

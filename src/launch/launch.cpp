@@ -28,9 +28,6 @@ using detail::concat;
 
 /// Writes the last lines about a job that is not restarted.
 void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
-  const auto ended_by = [&](int signal) {
-    return concat("lockstep: ended by ", signal_name(signal), outcome.signalled);
-  };
   if (outcome.cause && !outcome.reported) err.line("", report(*outcome.cause, err.colour()));
   if (!outcome.survivors.empty()) {
     err.line("", concat("lockstep: SIGKILL did not end ", detail::joined(outcome.survivors, ", "),
@@ -39,8 +36,8 @@ void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
   }
   if (!outcome.cause) {
     if (outcome.end_signal && (*outcome.end_signal != SIGPIPE || !outcome.signalled.empty())) {
-      err.line("", ended_by(*outcome.end_signal) +
-                       (outcome.survivors.empty() ? ", no rank is left" : ""));
+      err.line("", concat("lockstep: ended by ", signal_name(*outcome.end_signal),
+                          outcome.signalled, outcome.survivors.empty() ? ", no rank is left" : ""));
     }
     return;
   }

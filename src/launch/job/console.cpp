@@ -57,7 +57,7 @@ std::optional<int> Console::drain(Patience patience) noexcept {
   std::optional<int> end_signal;
   outputs.out.write_ready();
   outputs.err.write_ready();
-  while (has_queued() && !end_signal) {
+  while ((outputs.out.has_queued() || outputs.err.has_queued()) && !end_signal) {
     const auto before = taken();
     const auto until = patience ? std::optional(progress + *patience) : std::nullopt;
     end_signal = poll_once(until);

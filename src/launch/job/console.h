@@ -96,7 +96,6 @@ class Console {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool has_queued() const { return outputs.out.has_queued() || outputs.err.has_queued(); }
   /// Waits for a signal or a reader, at most until `until`, and writes queued output. Returns a
   /// signal that asks the launcher to end.
   std::optional<int> poll_once(std::optional<Clock::time_point> until) noexcept;
