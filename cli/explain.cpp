@@ -157,21 +157,21 @@ using Functions = std::map<std::pair<std::string, std::uint64_t>, std::string>;
 /// The functions at addresses of programs and libraries. Reads each file once.
 Functions functions_at(const std::vector<Frame>& frames) {
   Functions functions;
-  std::map<std::string, std::vector<std::uint64_t>> addresses;
+  std::map<std::string, std::set<std::uint64_t>> addresses;
   for (const auto& frame : frames) {
-    if (!frame.file.empty()) addresses[frame.file].push_back(frame.address);
+    if (!frame.file.empty()) addresses[frame.file].insert(frame.address);
   }
-  for (auto& [file, of_file] : addresses) {
+  for (const auto& [file, of_file] : addresses) {
     std::error_code absent;
     if (!fs::is_regular_file(file, absent)) continue;
-    std::ranges::sort(of_file);
-    of_file.erase(std::ranges::unique(of_file).begin(), of_file.end());
     auto command = concat("timeout 30 addr2line -Cfpe ", detail::quoted(file));
     for (const auto address : of_file) command += concat(" 0x", hex(address));
     const auto lines = output_lines(concat(command, " 2>/dev/null"));
     if (lines.size() != of_file.size()) continue;
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      if (!lines[i].starts_with("??")) functions[{file, of_file[i]}] = shortened(lines[i]);
+    auto line = lines.begin();
+    for (const auto address : of_file) {
+      if (!line->starts_with("??")) functions[{file, address}] = shortened(*line);
+      ++line;
     }
   }
   return functions;
