@@ -227,17 +227,6 @@ std::vector<std::size_t> count_by_node(const Units& units) {
   return sizes;
 }
 
-/// The largest number of units per rank for which no slice crosses a node.
-std::size_t slice_size(const std::vector<std::size_t>& nodes, std::size_t ranks) {
-  std::size_t size = *std::max_element(nodes.begin(), nodes.end());
-  for (; size > 1; --size) {
-    std::size_t slices = 0;
-    for (const auto node : nodes) slices += node / size;
-    if (slices >= ranks) break;
-  }
-  return size;
-}
-
 /// Number of ranks on each node. Each rank is assigned to the node where it gets the most units.
 std::vector<std::size_t> ranks_by_node(const std::vector<std::size_t>& nodes, std::size_t ranks) {
   std::vector<std::size_t> taken(nodes.size(), 0);
@@ -260,19 +249,17 @@ Division divide_cores(const Topology& topology, int ranks, Bind bind) {
   Division division;
   if (count > units.size()) return division;
 
-  const auto nodes = count_by_node(units);
-  if (count < nodes.size()) {
-    division.threads = static_cast<int>(units.size() / count);
-    slice(units, 0, units.size(), count, division.cpus);
-  } else {
-    division.threads = static_cast<int>(slice_size(nodes, count));
-    const auto taken = ranks_by_node(nodes, count);
-    std::size_t begin = 0;
-    for (std::size_t k = 0; k < nodes.size(); ++k) {
-      slice(units, begin, begin + nodes[k], taken[k], division.cpus);
-      begin += nodes[k];
-    }
+  auto nodes = count_by_node(units);
+  if (count < nodes.size()) nodes = {units.size()};  // slices may cross nodes
+  const auto taken = ranks_by_node(nodes, count);
+  std::size_t smallest = units.size();  // slice of a rank, in units
+  std::size_t begin = 0;
+  for (std::size_t k = 0; k < nodes.size(); ++k) {
+    slice(units, begin, begin + nodes[k], taken[k], division.cpus);
+    begin += nodes[k];
+    if (taken[k] > 0) smallest = std::min(smallest, nodes[k] / taken[k]);
   }
+  division.threads = static_cast<int>(smallest);
   if (bind == Bind::none) {
     division.cpus.clear();
     division.threads = std::max(1, static_cast<int>(topology.cores.size() / count));
