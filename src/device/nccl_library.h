@@ -12,24 +12,14 @@ namespace lockstep::inline v0_2::device::nccl {
 struct Comm;    ///< ncclComm
 struct Stream;  ///< CUstream_st
 
-enum class Result : int {
-  success = 0,
-  unhandled_cuda_error = 1,
-  system_error = 2,
-  internal_error = 3,
-  invalid_argument = 4,
-  invalid_usage = 5,
-  remote_error = 6,
-  in_progress = 7
-};
+/// NCCL returns other values, too.
+enum class Result : int { success = 0, invalid_usage = 5, in_progress = 7 };
 
 enum class DataType : int {
   int8 = 0,
   uint8 = 1,
   int32 = 2,
-  uint32 = 3,
   int64 = 4,
-  uint64 = 5,
   float16 = 6,
   float32 = 7,
   float64 = 8,
