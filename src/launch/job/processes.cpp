@@ -112,7 +112,7 @@ void Processes::await_start(std::vector<pollfd>& awaited) const {
 }
 
 void Processes::check_start() {
-  for (auto& member : members_) member.process.started();
+  for (auto& member : members_) member.process.check_start();
 }
 
 bool Processes::started() const {

@@ -149,16 +149,15 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
   fcntl(exec_error_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool RankProcess::started() {
-  if (!exec_error_) return true;
+void RankProcess::check_start() {
+  if (!exec_error_) return;
   int error = 0;
   const auto got = read(exec_error_.get(), &error, sizeof(error));
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   exec_error_.reset();
   if (got == sizeof(error)) {
     throw InvalidArgument(concat("cannot run '", program_, "': ", std::strerror(error)));
   }
-  return true;
 }
 
 bool RankProcess::stopped() const {

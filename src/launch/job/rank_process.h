@@ -44,11 +44,11 @@ class RankProcess {
   RankProcess(const Plan& plan, int rank, const WriteEnds& streams, const Inheritance& inheritance,
               int registry);
 
-  /// Whether execve() has returned: the program runs, or its process has ended. On a hanging file
-  /// system, execve() may take long.
+  /// Reads whether execve() has returned: the program runs, or its process has ended. On a hanging
+  /// file system, execve() may take long.
   /// Throws: InvalidArgument if the program cannot be executed.
-  bool started();
-  /// Readable when started() changes; -1 from then on.
+  void check_start();
+  /// Readable when execve() has returned; -1 once check_start() has read that.
   int start_fd() const { return exec_error_.get(); }
 
   pid_t pid() const { return pid_; }
