@@ -18,12 +18,12 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <thread>
 
 #include "core/environment.h"
 #include "core/signal_safe_text.h"
+#include "core/system/files.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -233,8 +233,8 @@ const char* state_text(char state) {
 
 std::string survivor_text(const std::string& what, pid_t pid) {
   const auto process = detail::read_process(pid);
-  std::string wait;  // the kernel function in which it waits
-  std::ifstream(concat("/proc/", pid, "/wchan")) >> wait;
+  // The kernel function in which it waits.
+  const auto wait = detail::first_line(concat("/proc/", pid, "/wchan"));
   return concat(what, " (pid ", pid,
                 process.exists() ? concat(", ", state_text(process.state)) : "",
                 wait.empty() || wait == "0" ? "" : concat(": ", wait), ")");

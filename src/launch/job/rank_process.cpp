@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <locale>
 
+#include "core/environment.h"
+#include "core/system/files.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -43,11 +43,8 @@ bool inherit_as(int file, int number) noexcept {
 std::string oom_score() {
   constexpr int raise = 300;  // as if the rank used 30 % of the memory more
   constexpr int most = 1000;
-  int own = 0;
-  std::ifstream in("/proc/self/oom_score_adj");
-  in.imbue(std::locale::classic());
-  in >> own;
-  return std::to_string(std::min(own + raise, most));
+  const auto own = detail::parse_number<int>(detail::first_line("/proc/self/oom_score_adj"));
+  return std::to_string(std::min(own.value_or(0) + raise, most));
 }
 
 void write_file(const char* path, const char* text, std::size_t length) noexcept {
