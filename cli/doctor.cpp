@@ -251,10 +251,6 @@ Rows limits() {
           {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
 }
 
-std::string gibibytes_of(std::uint64_t bytes) {
-  return bytes == 0 ? "unknown memory" : gibibytes(std::to_string(bytes >> 10));
-}
-
 std::string driver_text(const launch::GpuSources& sources, const launch::GpuList& found) {
   const bool asked = !found.driver.empty();
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …"
@@ -274,8 +270,10 @@ Rows gpus() {
       sources, visible != nullptr ? std::optional<std::string>(visible) : std::nullopt);
   Rows rows{{"driver", driver_text(sources, found)}};
   for (const auto& gpu : found.gpus) {
-    rows.push_back({concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name,
-                                                   ", ", gibibytes_of(gpu.memory))});
+    const auto memory = std::to_string(gpu.memory >> 10);
+    rows.push_back(
+        {concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name, ", ",
+                                        gpu.memory == 0 ? "unknown memory" : gibibytes(memory))});
   }
   if (visible != nullptr) {
     const auto all = launch::find_gpus(sources, std::nullopt).gpus.size();

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,11 +62,6 @@ struct Job {
   Diagnosis diagnosis = {};
 
   const detail::FlightRecord& first() const { return *ranks.front().record; }
-  bool is_on_silent_host(int rank) const {
-    return std::ranges::any_of(silent, [&](const auto& host) {
-      return std::ranges::find(host.ranks, rank) != host.ranks.end();
-    });
-  }
   bool has_several_hosts() const {
     return std::ranges::any_of(
         ranks, [this](const ObservedRank& rank) { return rank.record->host() != first().host(); });
@@ -221,7 +217,9 @@ void print(const Job& job) {
   }
   std::cout << detail::table(title, rows);
   for (const auto& text : job.suspicions) std::cout << "  " << text << '\n';
+  std::set<int> silent;
   for (const auto& host : job.silent) {
+    silent.insert(host.ranks.begin(), host.ranks.end());
     std::cout << "  no answer from host " << host.name << " within "
               << std::chrono::duration<double>(longest_question).count()
               << " s: " << detail::rank_list(host.ranks)
@@ -230,7 +228,7 @@ void print(const Job& job) {
   }
   std::vector<int> elsewhere, absent;
   for (const int rank : job.unseen()) {
-    if (job.is_on_silent_host(rank)) continue;
+    if (silent.contains(rank)) continue;
     (first.on_same_host(rank) == false ? elsewhere : absent).push_back(rank);
   }
   if (!elsewhere.empty()) {
