@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -218,15 +219,6 @@ void slice(const Units& units, std::size_t begin, std::size_t end, std::size_t c
   }
 }
 
-/// Number of units of each node, in node order.
-std::vector<std::size_t> count_by_node(const Units& units) {
-  std::map<int, std::size_t> counts;
-  for (const auto& unit : units) ++counts[unit.node];
-  std::vector<std::size_t> sizes;
-  for (const auto& [node, count] : counts) sizes.push_back(count);
-  return sizes;
-}
-
 /// Number of ranks on each node. Each rank is assigned to the node where it gets the most units.
 std::vector<std::size_t> ranks_by_node(const std::vector<std::size_t>& nodes, std::size_t ranks) {
   std::vector<std::size_t> taken(nodes.size(), 0);
@@ -249,7 +241,10 @@ Division divide_cores(const Topology& topology, int ranks, Bind bind) {
   Division division;
   if (count > units.size()) return division;
 
-  auto nodes = count_by_node(units);
+  std::map<int, std::size_t> units_of_node;
+  for (const auto& unit : units) ++units_of_node[unit.node];
+  const auto in_order = std::views::values(units_of_node);
+  std::vector<std::size_t> nodes(in_order.begin(), in_order.end());
   if (count < nodes.size()) nodes = {units.size()};  // slices may cross nodes
   const auto taken = ranks_by_node(nodes, count);
   std::size_t smallest = units.size();  // slice of a rank, in units

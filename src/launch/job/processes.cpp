@@ -26,22 +26,17 @@ using detail::concat;
 constexpr int most_guardians = 8;
 constexpr int registry_descriptor = 3;
 
-/// Closes all descriptors except the registry, such as the launcher's output and the world's
-/// memory.
-void close_all_except(int registry) {
+[[noreturn]] void guard(int registry) {
+  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
+  setsid();
+  prctl(PR_SET_NAME, "lockstep-guard");
+  // It keeps no other descriptor, such as the launcher's output and the world's memory.
   if (dup2(registry, registry_descriptor) < 0) _exit(1);
   close_range(registry_descriptor + 1, ~0U, 0);
   const int null = open("/dev/null", O_RDWR);
   for (int fd = 0; fd < registry_descriptor; ++fd) dup2(null, fd);
   close(null);
   if (chdir("/") != 0) _exit(1);
-}
-
-[[noreturn]] void guard(int registry) {
-  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
-  setsid();
-  prctl(PR_SET_NAME, "lockstep-guard");
-  close_all_except(registry);
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
