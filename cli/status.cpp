@@ -241,9 +241,9 @@ void print(const Job& job) {
   }
   const bool colour = detail::shows_colour(STDOUT_FILENO);
   for (std::size_t i = 0; i < job.diagnosis.text.size(); ++i) {
-    const auto tone = i == 0 ? detail::Tone::error : detail::Tone::strong;
     std::cout << (i == 0 ? "  => " : "     ")
-              << detail::in_tone(job.diagnosis.text[i], tone, colour && i == 0) << '\n';
+              << detail::in_tone(job.diagnosis.text[i], detail::Tone::error, colour && i == 0)
+              << '\n';
   }
 }
 
