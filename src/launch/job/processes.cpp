@@ -110,10 +110,6 @@ void Processes::check_start() {
   for (auto& member : members_) member.process.check_start();
 }
 
-bool Processes::started() const {
-  return std::ranges::all_of(members_, [](const auto& m) { return m.process.start_fd() < 0; });
-}
-
 bool Processes::all_ended() const { return std::ranges::all_of(members_, &Member::ended); }
 
 bool Processes::groups_left() {
@@ -178,27 +174,28 @@ void Processes::end_others() {
   }
 }
 
-void Forwarding::send(const Processes& processes, const host::World& world, Output& err) {
-  const auto& members = processes.members();
-  while (!pending_.empty() && !processes.all_ended()) {
-    const int signal = *pending_.begin();
+void Processes::forward(std::set<int>& pending, const host::World& world, Output& err) {
+  const auto has_started = [](const Member& member) { return member.process.start_fd() < 0; };
+  while (!pending.empty() && !all_ended()) {
+    const int signal = *pending.begin();
+    const bool started = std::ranges::all_of(members_, has_started);
     const auto is_ready = [&](const Member& member) {
       return member.ended() ||
-             (processes.started() && (world.joined(member.rank) || member.process.handles(signal)));
+             (started && (world.joined(member.rank) || member.process.handles(signal)));
     };
-    const auto found = std::ranges::find_if_not(members, is_ready);
-    if (found != members.end()) {
+    const auto found = std::ranges::find_if_not(members_, is_ready);
+    if (found != members_.end()) {
       if (std::exchange(wait_reported_, true)) return;
       err.line("", concat("lockstep: ", signal_name(signal), " is forwarded when rank ",
                           found->world_rank, " (pid ", found->process.pid(),
                           ") has called lockstep::init() or installed a handler"));
       return;
     }
-    for (const auto& member : members) {
+    for (const auto& member : members_) {
       if (!member.ended()) member.process.signal_group(signal);
     }
-    sent_.insert(signal);
-    pending_.erase(signal);
+    forwarded_.insert(signal);
+    pending.erase(signal);
     wait_reported_ = false;
   }
 }

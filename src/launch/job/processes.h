@@ -86,14 +86,18 @@ class Processes {
   void await_start(std::vector<pollfd>& awaited) const;
   /// Throws: InvalidArgument if the program cannot be executed.
   void check_start();
-  /// Whether all ranks executed their program at the last check_start().
-  bool started() const;
 
   bool all_ended() const;
   /// Reaps ended ranks. Whether a rank's process group has processes; ranks that stay do not count.
   bool groups_left();
   /// Sends the signal to the process group of every rank.
   void signal_all(int signal) const noexcept;
+  /// Sends the pending signals to the ranks that run, and removes them. A signal would end a rank
+  /// that is about to install its handler, so it waits until each rank has joined the world or
+  /// handles it. A line on err reports the wait.
+  void forward(std::set<int>& pending, const host::World& world, Output& err);
+  /// Whether forward() has sent the signal.
+  bool has_forwarded(int signal) const { return forwarded_.contains(signal); }
   /// Reaps the process if it is an orphan of a rank: no rank, guardian or earlier child.
   void reap_orphan(pid_t pid) const noexcept;
   /// Starts a guardian in place of one that has ended, and reports that.
@@ -111,25 +115,9 @@ class Processes {
   std::optional<Guardian> guardian_;
   int guardians_ = 1;
   std::vector<Member> members_;
+  std::set<int> forwarded_;
+  bool wait_reported_ = false;  ///< that of the next pending signal
   std::vector<std::string> survivors_;
-};
-
-/// The signals that are forwarded to the ranks of one attempt.
-class Forwarding {
- public:
-  /// pending: signals that were not sent to ranks yet.
-  explicit Forwarding(std::set<int>& pending) : pending_(pending) {}
-
-  /// Sends the pending signals to the ranks that run. A signal would end a rank that is about to
-  /// install its handler, so it waits until each rank has joined the world or handles it. A line on
-  /// err reports the wait.
-  void send(const Processes& processes, const host::World& world, Output& err);
-  bool sent(int signal) const { return sent_.contains(signal); }
-
- private:
-  std::set<int>& pending_;
-  std::set<int> sent_;
-  bool wait_reported_ = false;
 };
 
 /// Detects whether the kernel has recently killed a process because memory was short.
