@@ -60,13 +60,6 @@ void FileLimit::restore() const noexcept {
   if (raised_) setrlimit(RLIMIT_NOFILE, &before_);
 }
 
-Subreaper::Subreaper() {
-  prctl(PR_GET_CHILD_SUBREAPER, &before_);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-}
-
-Subreaper::~Subreaper() { prctl(PR_SET_CHILD_SUBREAPER, before_); }
-
 void open_standard_descriptors() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;

@@ -48,18 +48,6 @@ class FileLimit {
   bool raised_ = false;
 };
 
-/// Orphaned descendants of this process become its children until destruction.
-class Subreaper {
- public:
-  Subreaper();
-  ~Subreaper();
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-
- private:
-  int before_ = 0;
-};
-
 /// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that no pipe gets its
 /// number.
 void open_standard_descriptors();

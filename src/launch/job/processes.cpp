@@ -77,7 +77,10 @@ void Guardian::add(pid_t group) const noexcept {
   [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
 }
 
-Processes::Processes() : children_before_(children()), guardian_(std::in_place) {}
+Processes::Processes() : children_before_(children()), guardian_(std::in_place) {
+  prctl(PR_GET_CHILD_SUBREAPER, &subreaper_before_);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
 
 Processes::~Processes() {
   signal_all(SIGKILL);
@@ -88,6 +91,7 @@ Processes::~Processes() {
     if (!member.stays) member.process.reap();
   }
   end_others();
+  prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
 }
 
 void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,

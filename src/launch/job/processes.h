@@ -111,7 +111,7 @@ class Processes {
 
  private:
   std::set<pid_t> children_before_;
-  Subreaper subreaper_;
+  int subreaper_before_ = 0;
   std::optional<Guardian> guardian_;
   int guardians_ = 1;
   std::vector<Member> members_;
