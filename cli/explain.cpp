@@ -355,7 +355,7 @@ void write_trace(const Records& records, const fs::path& path) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, int& exit_code) {
+void add_explain(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<ExplainArguments>();
   auto* command = app.add_subcommand(
       "explain", "Say what happened to a failed job, from the flight records of its ranks");
@@ -369,11 +369,10 @@ void add_explain(CLI::App& app, int& exit_code) {
                     "of the ranks to blame)");
   add_value(command, "--trace", arguments->trace, "FILE",
             "Also write the operations for Perfetto or chrome://tracing");
-  command->callback([arguments, &exit_code] {
+  command->callback([arguments] {
     const auto records = read_records(arguments->paths);
     explain(records, arguments->stacks);
     if (!arguments->trace.empty()) write_trace(records, arguments->trace);
-    exit_code = 0;
   });
 }
 

@@ -244,7 +244,7 @@ void plan_main(PlanArguments& arguments, const CLI::App& command) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, int& exit_code) {
+void add_plan(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<PlanArguments>();
   auto& setting = arguments->setting;
   auto& keeping = setting.keeping;
@@ -304,10 +304,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   add_text("--measured", arguments->measured, "FILE",
            "File with lines of lockstep bench all_reduce --json, to fit the costs to: from one "
            "host, and over MPI from hosts with one rank each");
-  command->callback([arguments, command, &exit_code] {
-    plan_main(*arguments, *command);
-    exit_code = 0;
-  });
+  command->callback([arguments, command] { plan_main(*arguments, *command); });
 }
 
 }  // namespace lockstep::cli
