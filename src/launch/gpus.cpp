@@ -310,7 +310,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Runs in the child process: "VERSION FILE".
+/// Runs in the child process. Two lines: the version and the file.
 std::string ask(const std::string& library) {
   std::string problem;
   void* const loaded = load(library, problem);
@@ -322,7 +322,7 @@ std::string ask(const std::string& library) {
   if (error != 0) throw std::runtime_error(concat(library, ": ncclGetVersion: error ", error));
   Dl_info info{};
   const bool known = dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
-  return concat(version, ' ', known ? info.dli_fname : library.c_str());
+  return concat(version, '\n', known ? info.dli_fname : library.c_str());
 }
 
 }  // namespace
@@ -342,11 +342,9 @@ FoundNccl find_nccl(const std::filesystem::path& libtorch) {
                      : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
     return found;
   }
-  std::istringstream in(answer.text);
-  in.imbue(std::locale::classic());
-  int version = 0;
-  in >> version >> std::ws;
-  std::getline(in, found.file);
+  const auto lines = detail::lines_in(answer.text);
+  const int version = detail::parse_number<int>(lines.front()).value_or(0);
+  found.file = lines.back();
   found.version = detail::nccl_version_text(version);
   if (version < detail::oldest_nccl_version) {
     found.problem =
