@@ -206,14 +206,13 @@ std::string report(const FirstCause& cause, bool colour) {
   }
   if (cause.role == Role::lost_node) return text;
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
+  const bool one = cause.last_lines.size() == 1;
   if (cause.lines_shown_last) {
-    const bool one = cause.last_lines.size() == 1;
     return text + (cause.lines_hold_reason ? "\n  Its error is printed above."
                    : one                   ? "\n  Its last line of stderr is above."
                                            : "\n  Its last lines of stderr are above.");
   }
-  text += concat("\n  Its last ",
-                 cause.last_lines.size() == 1 ? "line" : concat(cause.last_lines.size(), " lines"),
+  text += concat("\n  Its last ", one ? "line" : concat(cause.last_lines.size(), " lines"),
                  " of stderr:");
   for (const auto& line : cause.last_lines) text += concat("\n  | ", plain_line(line));
   return text;
