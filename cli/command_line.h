@@ -22,9 +22,6 @@ void add_report(CLI::App& app, int& exit_code);
 void add_status(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
 
-/// ", did you mean --ranks?" of a misspelt option of the command; empty if no option is close.
-std::string meant_option(const CLI::App& command, const std::string& word);
-
 /// Adds an option whose value --help names `type`. Returns the option.
 template <class Value>
 CLI::Option* add_value(CLI::App* command, const char* name, Value& value, const char* type,
