@@ -74,10 +74,13 @@ int settle(const Outcome& outcome, Console& console, RemoteNodes* remote) {
                        console);
   }
   auto& [out, err] = console.outputs;
-  if (out.error() != 0) console.losses.add("stdout", out.error());
-  if (err.error() != 0) console.losses.add("stderr", err.error());
-  if (out.unread() > 0) console.losses.add_unread("stdout", out.unread());
-  if (err.unread() > 0) console.losses.add_unread("stderr", err.unread());
+  const auto add_losses = [&](const char* place, const Output& output) {
+    if (output.error() != 0) console.losses.add(place, output.error());
+    if (output.unread() == 0) return;
+    console.losses.add(place, concat("its reader did not take ", output.unread(), " bytes"));
+  };
+  add_losses("stdout", out);
+  add_losses("stderr", err);
   if (console.losses.empty()) return outcome.code;
   const bool gone = out.broken() || err.broken();
   auto& output = err.unread() > 0 && err.place() != out.place() ? out : err;

@@ -22,10 +22,6 @@ void Losses::add(const std::string& place, int error) {
   places_[std::strerror(error)].push_back(place);
 }
 
-void Losses::add_unread(const std::string& place, std::size_t bytes) {
-  places_[concat("its reader did not take ", bytes, " bytes")].push_back(place);
-}
-
 std::string Losses::text() const {
   return detail::joined(places_, "; ", [](const auto& entry) {
     constexpr std::size_t most = 8;
