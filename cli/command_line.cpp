@@ -17,8 +17,7 @@ std::string meant(const std::string& word, const std::vector<std::string>& candi
   return match.empty() ? "" : ", did you mean " + match + "?";
 }
 
-}  // namespace
-
+/// ", did you mean --ranks?" of a misspelt option of the command; empty if no option is close.
 std::string meant_option(const CLI::App& command, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
@@ -26,6 +25,8 @@ std::string meant_option(const CLI::App& command, const std::string& word) {
   }
   return meant(word.substr(0, word.find('=')), names);
 }
+
+}  // namespace
 
 std::pair<std::string, std::vector<std::string>> program_words(const CLI::App& command,
                                                                std::string_view options) {

@@ -10,9 +10,9 @@
 namespace lockstep::cli {
 
 /// Each function adds one subcommand to app. The subcommand's callback runs it and stores the
-/// program's exit code in exit_code, which must outlive the parsing. For invalid input, a callback
-/// throws InvalidArgument or CLI::ParseError: main() prints it and exits with 2. After any other
-/// exception, main() exits with 1.
+/// program's exit code in exit_code, which is 0 before and must outlive the parsing. For invalid
+/// input, a callback throws InvalidArgument or CLI::ParseError: main() prints it and exits with 2.
+/// After any other exception, main() exits with 1.
 void add_run(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
@@ -21,9 +21,6 @@ void add_doctor(CLI::App& app, int& exit_code);
 void add_report(CLI::App& app, int& exit_code);
 void add_status(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
-
-/// ", did you mean --ranks?" of a misspelt option of the command; empty if no option is close.
-std::string meant_option(const CLI::App& command, const std::string& word);
 
 /// Adds an option whose value --help names `type`. Returns the option.
 template <class Value>

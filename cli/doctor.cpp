@@ -36,6 +36,7 @@
 #include "join/join_world.h"
 #include "kernels/reduce.h"
 #include "launch/gpus.h"
+#include "launch/plan.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -51,6 +52,12 @@ using Rows = std::vector<Row>;
 std::string setting(const std::filesystem::path& file) {
   const auto line = detail::first_line(file);
   return line.empty() ? "unknown" : line;
+}
+
+/// The field of a file; "unknown" if it has none of this name.
+std::string value_of(const std::map<std::string, std::string>& fields, const std::string& name) {
+  const auto found = fields.find(name);
+  return found == fields.end() ? "unknown" : found->second;
 }
 
 std::string gibibytes(const std::string& kibibytes) {
@@ -158,9 +165,7 @@ Rows parts() {
 
 Rows processors() {
   const auto topology = Topology::read();
-  const auto model = detail::fields("/proc/cpuinfo");
-  const auto name = model.find("model name");
-  Rows rows{{"processor", name == model.end() ? "unknown" : name->second},
+  Rows rows{{"processor", value_of(detail::fields("/proc/cpuinfo"), "model name")},
             {"cores", concat(plural(topology.cores.size(), "core"), ", ",
                              plural(topology.cpus().size(), "logical CPU"), " allowed of ",
                              sysconf(_SC_NPROCESSORS_ONLN))}};
@@ -218,10 +223,7 @@ std::string heap_pages(const std::string& enabled) {
 
 Rows memory() {
   const auto info = detail::fields("/proc/meminfo");
-  const auto get = [&](const std::string& name) {
-    const auto found = info.find(name);
-    return found == info.end() ? std::string("unknown") : found->second;
-  };
+  const auto get = [&](const char* name) { return value_of(info, name); };
   const std::filesystem::path huge = "/sys/kernel/mm/transparent_hugepage";
   const auto enabled = setting(huge / "enabled");
   Rows rows{{"memory",
@@ -249,10 +251,6 @@ Rows limits() {
           {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
 }
 
-std::string gibibytes_of(std::uint64_t bytes) {
-  return bytes == 0 ? "unknown memory" : gibibytes(std::to_string(bytes >> 10));
-}
-
 std::string driver_text(const launch::GpuSources& sources, const launch::GpuList& found) {
   const bool asked = !found.driver.empty();
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …"
@@ -272,8 +270,10 @@ Rows gpus() {
       sources, visible != nullptr ? std::optional<std::string>(visible) : std::nullopt);
   Rows rows{{"driver", driver_text(sources, found)}};
   for (const auto& gpu : found.gpus) {
-    rows.push_back({concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name,
-                                                   ", ", gibibytes_of(gpu.memory))});
+    const auto memory = std::to_string(gpu.memory >> 10);
+    rows.push_back(
+        {concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name, ", ",
+                                        gpu.memory == 0 ? "unknown memory" : gibibytes(memory))});
   }
   if (visible != nullptr) {
     const auto all = launch::find_gpus(sources, std::nullopt).gpus.size();
@@ -329,17 +329,14 @@ std::string world_of(const Environment& read) {
 /// Environment variables that affect Lockstep or LibTorch.
 Rows environment() {
   Rows rows;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const auto name = text.substr(0, text.find('='));
+  for (const auto& [name, value] : launch::inherited_environment()) {
     const bool is_own = name.starts_with("LOCKSTEP_") || name.starts_with("MASTER_");
     constexpr std::array others{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS",
                                 "OMP_PROC_BIND",        "KMP_AFFINITY",      "GOMP_CPU_AFFINITY",
                                 "MKL_NUM_THREADS",      "LD_PRELOAD",        "LD_LIBRARY_PATH",
                                 "GLIBC_TUNABLES",       "MALLOC_ARENA_MAX"};
     if (!is_own && std::ranges::find(others, name) == others.end()) continue;
-    const auto value = text.substr(std::min(text.size(), name.size() + 1));
-    rows.push_back({std::string(name), detail::is_secret(name) ? "(set)" : std::string(value)});
+    rows.push_back({name, detail::is_secret(name) ? "(set)" : value});
   }
   try {
     const auto read = Environment::read();

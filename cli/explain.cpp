@@ -67,9 +67,8 @@ Records read_records(const std::vector<std::string>& paths) {
     }
     records.push_back(std::move(record));
   }
-  std::ranges::sort(records, {}, [](const auto& record) { return record->rank(); });
-  const auto repeated =
-      std::ranges::adjacent_find(records, {}, [](const auto& record) { return record->rank(); });
+  std::ranges::sort(records, {}, &FlightRecord::rank);
+  const auto repeated = std::ranges::adjacent_find(records, {}, &FlightRecord::rank);
   if (repeated != records.end()) {
     throw InvalidArgument(concat("explain: got two records of rank ", (*repeated)->rank(), ", ",
                                  (*repeated)->path().string(), " and ",
@@ -158,21 +157,21 @@ using Functions = std::map<std::pair<std::string, std::uint64_t>, std::string>;
 /// The functions at addresses of programs and libraries. Reads each file once.
 Functions functions_at(const std::vector<Frame>& frames) {
   Functions functions;
-  std::map<std::string, std::vector<std::uint64_t>> addresses;
+  std::map<std::string, std::set<std::uint64_t>> addresses;
   for (const auto& frame : frames) {
-    if (!frame.file.empty()) addresses[frame.file].push_back(frame.address);
+    if (!frame.file.empty()) addresses[frame.file].insert(frame.address);
   }
-  for (auto& [file, of_file] : addresses) {
+  for (const auto& [file, of_file] : addresses) {
     std::error_code absent;
     if (!fs::is_regular_file(file, absent)) continue;
-    std::ranges::sort(of_file);
-    of_file.erase(std::ranges::unique(of_file).begin(), of_file.end());
     auto command = concat("timeout 30 addr2line -Cfpe ", detail::quoted(file));
     for (const auto address : of_file) command += concat(" 0x", hex(address));
     const auto lines = output_lines(concat(command, " 2>/dev/null"));
     if (lines.size() != of_file.size()) continue;
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      if (!lines[i].starts_with("??")) functions[{file, of_file[i]}] = shortened(lines[i]);
+    auto line = lines.begin();
+    for (const auto address : of_file) {
+      if (!line->starts_with("??")) functions[{file, address}] = shortened(*line);
+      ++line;
     }
   }
   return functions;
@@ -186,23 +185,23 @@ std::string text_of(const Frame& frame, const Functions& functions) {
   return concat(file, file.empty() ? "0x" : "+0x", hex(frame.address));
 }
 
-/// The lines for a thread's stack: its name and state, and its innermost frames, such as
-/// "  #1 load_batch() at train.cpp:42 (train)". Functions are found by addr2line of binutils.
-std::vector<std::string> stack_lines(const detail::ProcessStacks::Thread& thread,
-                                     std::size_t most_frames) {
-  // A thread that has answered was running the handler.
-  const auto state = thread.has_answered ? "" : concat(", ", state_name(thread.state));
-  std::vector<std::string> lines{concat("thread ", thread.id, ' ', thread.name, state,
-                                        thread.has_answered ? ":" : ": did not answer")};
+/// Prints a thread's stack: its name and state, and its innermost frames, such as
+/// "    #1 load_batch() at train.cpp:42 (train)". Functions are found by addr2line of binutils.
+void print_stack(const detail::ProcessStacks::Thread& thread, std::size_t most_frames) {
+  std::cout << "  thread " << thread.id << ' ' << thread.name;
+  if (thread.has_answered) {  // it was running the handler
+    std::cout << ":\n";
+  } else {
+    std::cout << ", " << state_name(thread.state) << ": did not answer\n";
+  }
   auto frames = thread.frames;
-  const bool is_whole = frames.size() <= most_frames;
-  if (!is_whole) frames.resize(most_frames);
+  frames.resize(std::min(frames.size(), most_frames));
   const auto functions = functions_at(frames);
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    lines.push_back(concat("  #", i, ' ', text_of(frames[i], functions)));
+    std::cout << "    #" << i << ' ' << text_of(frames[i], functions) << '\n';
   }
-  if (!is_whole) lines.push_back(concat("  … ", thread.frames.size() - most_frames, " more"));
-  return lines;
+  const auto more = thread.frames.size() - frames.size();
+  if (more > 0) std::cout << "    … " << more << " more\n";
 }
 
 void print_stacks(const FlightRecord& record, const Records& records, bool all) {
@@ -218,8 +217,7 @@ void print_stacks(const FlightRecord& record, const Records& records, bool all) 
             << record.file().pid << ")\n";
   for (const auto& thread : stacks.threads) {
     if (!all && thread.id != stacks.process) continue;
-    for (const auto& line : stack_lines(thread, all ? many : few))
-      std::cout << "  " << line << '\n';
+    print_stack(thread, all ? many : few);
   }
 }
 
@@ -238,8 +236,7 @@ void explain(const Records& records, bool all_stacks) {
   const auto& front = *records.front();
   std::vector<int> absent, silent;
   for (int rank = 0; rank < front.size(); ++rank) {
-    const auto found =
-        std::ranges::find(records, rank, [](const auto& record) { return record->rank(); });
+    const auto found = std::ranges::find(records, rank, &FlightRecord::rank);
     if (found == records.end()) {
       absent.push_back(rank);
     } else if (!raised(**found)) {
@@ -358,7 +355,7 @@ void write_trace(const Records& records, const fs::path& path) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, int& exit_code) {
+void add_explain(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<ExplainArguments>();
   auto* command = app.add_subcommand(
       "explain", "Say what happened to a failed job, from the flight records of its ranks");
@@ -372,11 +369,10 @@ void add_explain(CLI::App& app, int& exit_code) {
                     "of the ranks to blame)");
   add_value(command, "--trace", arguments->trace, "FILE",
             "Also write the operations for Perfetto or chrome://tracing");
-  command->callback([arguments, &exit_code] {
+  command->callback([arguments] {
     const auto records = read_records(arguments->paths);
     explain(records, arguments->stacks);
     if (!arguments->trace.empty()) write_trace(records, arguments->trace);
-    exit_code = 0;
   });
 }
 

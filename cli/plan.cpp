@@ -34,12 +34,6 @@ constexpr double reached = 0.95;
 constexpr double mib = 1024.0 * 1024;
 constexpr double gib = 1024 * mib;
 
-/// This host's memory, for hosts whose memory is not given. Units: GiB.
-double own_memory() {
-  return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<double>(::sysconf(_SC_PAGESIZE)) / gib;
-}
-
 struct PlanArguments {
   plan::Setting setting;
   double link = 1e9;      ///< bits per second
@@ -117,7 +111,10 @@ void complete(PlanArguments& arguments, const CLI::App& command) {
   if (arguments.model.empty() != arguments.parameters.has_value()) {
     throw InvalidArgument("plan: expected one of --model and --parameters");
   }
-  if (!arguments.host_memory) arguments.host_memory = own_memory();
+  if (!arguments.host_memory) {  // this host's
+    arguments.host_memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+                            static_cast<double>(::sysconf(_SC_PAGESIZE)) / gib;
+  }
   auto& setting = arguments.setting;
   setting.model = arguments.parameters ? plan::model_of(*arguments.parameters)
                                        : plan::find_model(arguments.model);
@@ -247,7 +244,7 @@ void plan_main(PlanArguments& arguments, const CLI::App& command) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, int& exit_code) {
+void add_plan(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<PlanArguments>();
   auto& setting = arguments->setting;
   auto& keeping = setting.keeping;
@@ -307,10 +304,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   add_text("--measured", arguments->measured, "FILE",
            "File with lines of lockstep bench all_reduce --json, to fit the costs to: from one "
            "host, and over MPI from hosts with one rank each");
-  command->callback([arguments, command, &exit_code] {
-    plan_main(*arguments, *command);
-    exit_code = 0;
-  });
+  command->callback([arguments, command] { plan_main(*arguments, *command); });
 }
 
 }  // namespace lockstep::cli

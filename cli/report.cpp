@@ -61,7 +61,7 @@ void make_report(const ReportArguments& arguments) {
 
 }  // namespace
 
-void add_report(CLI::App& app, int& exit_code) {
+void add_report(CLI::App& app, int& /*exit_code*/) {
   const auto arguments = std::make_shared<ReportArguments>();
   auto* command =
       app.add_subcommand("report", "Show a run as a page, compare two runs, or export the metrics");
@@ -87,10 +87,7 @@ void add_report(CLI::App& app, int& exit_code) {
   exported->excludes(output);
   serves->excludes(output);
   serves->excludes(exported);
-  command->callback([arguments, &exit_code] {
-    make_report(*arguments);
-    exit_code = 0;
-  });
+  command->callback([arguments] { make_report(*arguments); });
 }
 
 }  // namespace lockstep::cli

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,8 +48,9 @@ constexpr auto longest_question = std::chrono::milliseconds(600);
 constexpr auto watch_interval = std::chrono::seconds(1);
 
 struct Load {
-  std::optional<double> processors;  ///< busy processors
-  std::optional<long> bytes;         ///< resident memory
+  std::optional<std::chrono::milliseconds> before;  ///< processor time at the begin of measure()
+  std::optional<double> processors = {};            ///< busy processors
+  std::optional<long> bytes = {};                   ///< resident memory
 };
 
 struct Job {
@@ -60,11 +62,6 @@ struct Job {
   Diagnosis diagnosis = {};
 
   const detail::FlightRecord& first() const { return *ranks.front().record; }
-  bool is_on_silent_host(int rank) const {
-    return std::ranges::any_of(silent, [&](const auto& host) {
-      return std::ranges::find(host.ranks, rank) != host.ranks.end();
-    });
-  }
   bool has_several_hosts() const {
     return std::ranges::any_of(
         ranks, [this](const ObservedRank& rank) { return rank.record->host() != first().host(); });
@@ -159,25 +156,23 @@ std::vector<Job> read_jobs(const std::string& chosen) {
 /// Measures the processor time of the ranks of this host, and takes the memory of all ranks.
 void measure(std::vector<Job>& jobs) {
   using Clock = std::chrono::steady_clock;
-  std::vector<std::optional<std::chrono::milliseconds>> before;
   const auto begin = Clock::now();
-  for (const auto& job : jobs) {
-    for (const auto& rank : job.ranks) before.push_back(processor_time(rank));
+  for (auto& job : jobs) {
+    for (const auto& rank : job.ranks) job.loads.push_back({.before = processor_time(rank)});
   }
   std::this_thread::sleep_for(measured_time);
   const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
-  std::size_t i = 0;
   for (auto& job : jobs) {
-    for (const auto& rank : job.ranks) {
-      const auto first = before[i++];
+    for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+      const auto& rank = job.ranks[i];
+      auto& load = job.loads[i];
       const auto last = processor_time(rank);
       const auto& file = rank.record->file();
       const auto bytes = is_remote(rank) ? file.resident_bytes : detail::resident_bytes(file.pid);
-      Load load{.processors = {}, .bytes = {}};
-      if (first && last && !is_remote(rank))
-        load.processors = static_cast<double>((*last - *first).count()) / time.count();
+      if (load.before && last) {
+        load.processors = static_cast<double>((*last - *load.before).count()) / time.count();
+      }
       if (rank.state != State::ended && bytes >= 0) load.bytes = bytes;
-      job.loads.push_back(load);
     }
   }
 }
@@ -222,7 +217,9 @@ void print(const Job& job) {
   }
   std::cout << detail::table(title, rows);
   for (const auto& text : job.suspicions) std::cout << "  " << text << '\n';
+  std::set<int> silent;
   for (const auto& host : job.silent) {
+    silent.insert(host.ranks.begin(), host.ranks.end());
     std::cout << "  no answer from host " << host.name << " within "
               << std::chrono::duration<double>(longest_question).count()
               << " s: " << detail::rank_list(host.ranks)
@@ -231,7 +228,7 @@ void print(const Job& job) {
   }
   std::vector<int> elsewhere, absent;
   for (const int rank : job.unseen()) {
-    if (job.is_on_silent_host(rank)) continue;
+    if (silent.contains(rank)) continue;
     (first.on_same_host(rank) == false ? elsewhere : absent).push_back(rank);
   }
   if (!elsewhere.empty()) {
@@ -244,9 +241,9 @@ void print(const Job& job) {
   }
   const bool colour = detail::shows_colour(STDOUT_FILENO);
   for (std::size_t i = 0; i < job.diagnosis.text.size(); ++i) {
-    const auto tone = i == 0 ? detail::Tone::error : detail::Tone::strong;
     std::cout << (i == 0 ? "  => " : "     ")
-              << detail::in_tone(job.diagnosis.text[i], tone, colour && i == 0) << '\n';
+              << detail::in_tone(job.diagnosis.text[i], detail::Tone::error, colour && i == 0)
+              << '\n';
   }
 }
 

@@ -96,13 +96,15 @@ averaging::Arrays arrays_of(const lockstep_averager& averager, const Bucket& buc
           }};
 }
 
-/// Calls fn(array index, offset in the bucket in bytes, bytes) for each array of a bucket.
-void for_each_array(const lockstep_averager& averager, const Bucket& bucket, const auto& fn) {
-  std::size_t offset = 0;
-  for (auto i = bucket.first; i < bucket.end; ++i) {
-    const auto bytes = averager.counts[i] * size_of(averager.dtype);
-    if (bytes > 0) fn(i, offset, bytes);
-    offset += bytes;
+/// Calls fn(bucket, offset in the bucket in bytes, array index, bytes) for each array.
+void for_each_array(const lockstep_averager& averager, const auto& fn) {
+  for (const auto& bucket : averager.buckets) {
+    std::size_t offset = 0;
+    for (auto i = bucket.first; i < bucket.end; ++i) {
+      const auto bytes = averager.counts[i] * size_of(averager.dtype);
+      if (bytes > 0) fn(bucket, offset, i, bytes);
+      offset += bytes;
+    }
   }
 }
 
@@ -153,17 +155,13 @@ void exchange(lockstep_averager& averager) {
 }
 
 void average(lockstep_averager& averager, void* const* arrays) {
-  for (const auto& bucket : averager.buckets) {
-    for_each_array(averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-      std::memcpy(bucket.memory.get() + offset, arrays[i], bytes);
-    });
-  }
+  for_each_array(averager, [&](const Bucket& bucket, auto offset, auto i, auto bytes) {
+    std::memcpy(bucket.memory.get() + offset, arrays[i], bytes);
+  });
   exchange(averager);
-  for (const auto& bucket : averager.buckets) {
-    for_each_array(averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-      std::memcpy(arrays[i], bucket.memory.get() + offset, bytes);
-    });
-  }
+  for_each_array(averager, [&](const Bucket& bucket, auto offset, auto i, auto bytes) {
+    std::memcpy(arrays[i], bucket.memory.get() + offset, bytes);
+  });
   averager.group->count_step();
 }
 
@@ -216,16 +214,14 @@ lockstep_status lockstep_averager_save(const lockstep_averager* averager, void* 
     expect_pointer(function, "averager", averager);
     expect_pointer(function, "steps", steps);
     expect_arrays(function, *averager, residuals);
-    for (const auto& bucket : averager->buckets) {
+    for_each_array(*averager, [&](const Bucket& bucket, auto offset, auto i, auto bytes) {
       const auto& residual = bucket.average->residual();
-      for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-        if (residual.defined()) {
-          std::memcpy(residuals[i], residual.data() + offset, bytes);
-        } else {
-          std::memset(residuals[i], 0, bytes);
-        }
-      });
-    }
+      if (residual.defined()) {
+        std::memcpy(residuals[i], residual.data() + offset, bytes);
+      } else {
+        std::memset(residuals[i], 0, bytes);
+      }
+    });
     *steps = averager->steps;
   });
 }
@@ -239,13 +235,10 @@ lockstep_status lockstep_averager_load(lockstep_averager* averager, void* const*
     if (steps < 0) {
       throw InvalidArgument(concat(function, ": got ", steps, " steps, expected 0 or more"));
     }
-    for (const auto& bucket : averager->buckets) {
+    for_each_array(*averager, [&](const Bucket& bucket, auto offset, auto i, auto bytes) {
       const auto& residual = bucket.average->residual();
-      if (!residual.defined()) continue;
-      for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-        std::memcpy(residual.data() + offset, residuals[i], bytes);
-      });
-    }
+      if (residual.defined()) std::memcpy(residual.data() + offset, residuals[i], bytes);
+    });
     averager->steps = steps;
   });
 }

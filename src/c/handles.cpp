@@ -237,13 +237,9 @@ lockstep_status keep_error(const std::exception& error) noexcept {
   const auto* known = dynamic_cast<const Error*>(&error);
   const auto status = known == nullptr ? LOCKSTEP_ERROR : status_of_kind(known->kind());
   try {
-    LastError kept{.text = error.what(), .operation = {}, .cause = {}, .rank = -1};
-    if (known != nullptr) {
-      kept.operation = known->operation();
-      kept.cause = known->cause();
-      kept.rank = known->rank();
-    }
-    last = std::move(kept);
+    last = known != nullptr
+               ? LastError{error.what(), known->operation(), known->cause(), known->rank()}
+               : LastError{error.what(), {}, {}, -1};
   } catch (const std::exception&) {
     // Out of memory: the status tells the kind.
     last.text.clear();

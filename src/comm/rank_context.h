@@ -55,7 +55,10 @@ class RankContext {
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
 
+  std::string_view backend() const { return settings_.backend; }
   int rank() const { return settings_.rank; }
+  /// Longest wait of one operation.
+  std::chrono::milliseconds timeout() const { return settings_.timeout; }
   /// Whether this is a forked child of the rank's process. The child is not a rank.
   bool in_child() const noexcept { return process_.in_child(); }
 

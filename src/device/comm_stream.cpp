@@ -10,8 +10,7 @@
 namespace lockstep::inline v0_2::device {
 
 CommStream::CommStream(c10::Device device)
-    : device_(device),
-      guard_(device.type()),
+    : guard_(device.type()),
       // High priority: other ranks wait for this rank's part of a collective.
       stream_(guard_.getStreamFromGlobalPool(device, true)) {}
 

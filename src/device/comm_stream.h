@@ -15,10 +15,10 @@ class CommStream {
   /// device: with an index.
   explicit CommStream(c10::Device device);
 
-  c10::Device device() const { return device_; }
+  c10::Device device() const { return stream_.device(); }
   c10::Stream stream() const { return stream_; }
   /// The calling thread's current stream of the device.
-  c10::Stream current() const { return guard_.getStream(device_); }
+  c10::Stream current() const { return guard_.getStream(device()); }
 
   /// Makes later work of `later` wait for the work that `earlier` has now.
   static void order(const c10::Stream& earlier, const c10::Stream& later);
@@ -30,7 +30,6 @@ class CommStream {
   void block_current() const noexcept;
 
  private:
-  c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
 };

@@ -19,32 +19,6 @@ namespace lockstep::inline v0_2::device {
 
 using detail::concat;
 
-at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return at::kFloat;
-    case DType::f64:
-      return at::kDouble;
-    case DType::f16:
-      return at::kHalf;
-    case DType::bf16:
-      return at::kBFloat16;
-    case DType::i8:
-      return at::kChar;
-    case DType::u8:
-      return at::kByte;
-    case DType::i32:
-      return at::kInt;
-    case DType::i64:
-      return at::kLong;
-    case DType::i16:
-      return at::kShort;
-    case DType::boolean:
-      return at::kBool;
-  }
-  return at::kByte;
-}
-
 HostedCommunicator::HostedCommunicator(std::shared_ptr<DeviceRankContext> context,
                                        std::shared_ptr<Communicator> host)
     : TaskCommunicator(std::move(context), host->rank(), host->size()), host_(std::move(host)) {
@@ -122,12 +96,12 @@ DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> contex
                                        std::shared_ptr<Communicator> host,
                                        std::shared_ptr<Communicator> host_memory)
     : HostedCommunicator(std::move(context), std::move(host)),
-      host_memory_group_(std::make_shared<HostMemoryCommunicator>(shared_device_context(),
-                                                                  std::move(host_memory))) {}
+      host_memory_(std::move(host_memory)) {}
 
 void DeviceCommunicator::begin_use() {
   HostedCommunicator::begin_use();
-  host_memory_ = handle(std::move(host_memory_group_));
+  host_memory_ = handle(
+      std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(host_memory_)));
 }
 
 bool DeviceCommunicator::launched_elsewhere(const Communicator& group) {

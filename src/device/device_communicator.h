@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -131,7 +133,7 @@ class DeviceCommunicator : public HostedCommunicator {
 
   void begin_use() override;
 
-  std::shared_ptr<HostedCommunicator> host_memory_group_;  ///< until begin_use()
+  /// Before begin_use(), the second group of the ranks in the host world.
   std::shared_ptr<Communicator> host_memory_;
   std::uint64_t launched_ = 0;
 };
@@ -168,7 +170,15 @@ class DeviceRequest final : public detail::Request {
   Wait wait_;
 };
 
+/// The dtypes of tensors, in the order of DType.
+inline constexpr std::array scalar_types{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                         at::kChar,  at::kByte,   at::kInt,  at::kLong,
+                                         at::kShort, at::kBool};
+static_assert(scalar_types.size() == std::size(all_dtypes));
+
 /// The dtype of tensors with these elements.
-at::ScalarType scalar_type(DType dtype);
+constexpr at::ScalarType scalar_type(DType dtype) {
+  return scalar_types[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace lockstep::device

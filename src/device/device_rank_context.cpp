@@ -32,10 +32,7 @@ DeviceRankContext::DeviceRankContext(std::string_view backend,
                            .policy = {.spins = 1000, .between_checks = check_pause},
                            .has_mutex = true},
                           {host_world}),
-      backend_(backend),
-      stream_(device),
-      timeout_(timeout),
-      checked_(Clock::now()) {}
+      stream_(device) {}
 
 // An event that is queried without a device makes CUDA use memory of the first one.
 void DeviceRankContext::begin_progress_thread() noexcept {

@@ -29,8 +29,6 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   ~DeviceRankContext() { stop_thread(); }
 
   const CommStream& stream() const { return stream_; }
-  std::string_view backend() const { return backend_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   /// Whether this process may no longer use its devices: it exits, or it is a forked child.
   /// Destructors then release nothing on a device; the end of the process does.
   bool ended() const noexcept { return in_child() || detail::ProgressThread::stopped_at_exit(); }
@@ -71,10 +69,8 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   /// Throws: the failure of the world, or of a rank whose process ends within a short time.
   void find_cause(const std::exception& error);
 
-  std::string_view backend_;
   CommStream stream_;
-  std::chrono::milliseconds timeout_;
-  std::chrono::steady_clock::time_point checked_;
+  std::chrono::steady_clock::time_point checked_ = std::chrono::steady_clock::now();
   std::uint64_t launched_ = 0;
 };
 

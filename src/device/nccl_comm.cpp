@@ -35,8 +35,14 @@ struct Invitation {
   std::uint8_t is_valid = 0;
 };
 
-/// Raises this rank's error, or the one of another rank. Ranks: all.
-void agree(Communicator& host, const std::exception_ptr& error, std::string_view what) {
+/// Calls step(). Raises this rank's error, or the one of another rank. Ranks: all.
+void do_on_all(Communicator& host, const std::function<void()>& step, std::string_view what) {
+  std::exception_ptr error;
+  try {
+    step();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
   std::uint8_t failed = error != nullptr ? 1 : 0;
   host.all_reduce(&failed, 1, DType::u8, ReduceOp::max).wait();
   if (error != nullptr) std::rethrow_exception(error);
@@ -61,15 +67,9 @@ std::future<void> run_apart(c10::Device device, std::function<void()> call) {
 }
 
 const NcclLibrary& library_on_all(Communicator& host) {
-  const NcclLibrary* library = nullptr;
-  std::exception_ptr error;
-  try {
-    library = &NcclLibrary::get();
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
-  agree(host, error, "loading NCCL");
-  return *library;
+  do_on_all(
+      host, [] { NcclLibrary::get(); }, "loading NCCL");
+  return NcclLibrary::get();
 }
 
 }  // namespace
@@ -87,27 +87,23 @@ NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
         "nccl: rank 0 cannot make an id: ",
         host.rank() == 0 ? library_.get_last_error(nullptr) : "its own error has the reason"));
   }
-  std::exception_ptr error;
-  try {
+  const auto join = [&] {
     nccl::Config config;
     config.blocking = 0;
     const auto result = settle(
         library_.comm_init_rank_config(&comm_, host.size(), invitation.id, host.rank(), &config));
-    if (result != nccl::Result::success) {
-      throw BackendUnavailable(
-          concat("nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ",
-                 context_.stream().device(), ": ", library_.get_error_string(result), ": ",
-                 library_.get_last_error(comm_),
-                 ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
-                 "host memory (lockstep run --share-gpus), or by NCCL 2.30 or newer "
-                 "(--share-gpus=nccl); this is NCCL ",
-                 library_.version_text()));
-    }
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+    if (result == nccl::Result::success) return;
+    throw BackendUnavailable(
+        concat("nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ",
+               context_.stream().device(), ": ", library_.get_error_string(result), ": ",
+               library_.get_last_error(comm_),
+               ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
+               "host memory (lockstep run --share-gpus), or by NCCL 2.30 or newer "
+               "(--share-gpus=nccl); this is NCCL ",
+               library_.version_text()));
+  };
   try {
-    agree(host, error, "the start of NCCL");
+    do_on_all(host, join, "the start of NCCL");
   } catch (...) {
     if (const auto ended = abort(); ended.valid()) ended.wait_for(end_time);
     throw;

@@ -6,6 +6,8 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -17,30 +19,14 @@
 namespace lockstep::inline v0_2::device {
 namespace {
 
-/// The type of a dtype. NCCL has neither int16 nor bool: a bool is a byte of value 0 or 1, and an
-/// int16 is moved as two bytes.
+/// The type of a dtype. NCCL has neither int16 nor bool: an int16 is moved as two bytes, and a bool
+/// is a byte of value 0 or 1.
 nccl::DataType data_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return nccl::DataType::float32;
-    case DType::f64:
-      return nccl::DataType::float64;
-    case DType::f16:
-      return nccl::DataType::float16;
-    case DType::bf16:
-      return nccl::DataType::bfloat16;
-    case DType::i8:
-      return nccl::DataType::int8;
-    case DType::u8:
-    case DType::boolean:
-    case DType::i16:
-      return nccl::DataType::uint8;
-    case DType::i32:
-      return nccl::DataType::int32;
-    case DType::i64:
-      return nccl::DataType::int64;
-  }
-  return nccl::DataType::uint8;
+  using enum nccl::DataType;
+  constexpr std::array in_order_of_dtypes{float32, float64, float16, bfloat16, int8,
+                                          uint8,   int32,   int64,   uint8,    uint8};
+  static_assert(in_order_of_dtypes.size() == std::size(all_dtypes));
+  return in_order_of_dtypes[static_cast<std::size_t>(dtype)];
 }
 
 /// Elements of data_type() in an element.
@@ -85,15 +71,8 @@ void expect_reduction(const Operation& operation, std::string_view where) {
 }
 
 bool divides_integers(const Operation& operation) {
-  return operation.reduce == ReduceOp::avg && !is_floating(operation.dtype);
-}
-
-/// The first result that is not success.
-nccl::Result first_error(std::initializer_list<nccl::Result> results) {
-  for (const auto result : results) {
-    if (result != nccl::Result::success) return result;
-  }
-  return nccl::Result::success;
+  return operation.is_reduction() && operation.reduce == ReduceOp::avg &&
+         !is_floating(operation.dtype);
 }
 
 }  // namespace
@@ -154,50 +133,35 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
 
 at::Tensor NcclCommunicator::enqueue(const Operation& operation) {
   if (operation.wire) return all_reduce_as(operation);
+  if (operation.collective == Collective::reduce_scatter && !operation.counts.empty()) {
+    return reduce_scatter_of_counts(operation);
+  }
   const auto& [input, output] = std::tie(operation.input, operation.output);
   const std::size_t count = operation.count * elements_of(operation.dtype);
   const auto type = data_type(operation.dtype);
   const auto op = reduction(operation.reduce, operation.dtype);
-  const auto issue = [&](const NcclComm::Calls& calls) { comm_.issue(operation.label(), calls); };
-  switch (operation.collective) {
-    case Collective::all_reduce:
-      issue([&](const auto& library, auto* comm, auto* stream) {
+  comm_.issue(operation.label(), [&](const NcclLibrary& library, auto* comm, auto* stream) {
+    switch (operation.collective) {
+      case Collective::all_reduce:
         return library.all_reduce(input, output, count, type, op, comm, stream);
-      });
-      if (divides_integers(operation))
-        on_device(output, count, operation.dtype).div_(size(), "trunc");
-      return {};
-    case Collective::reduce:
-      issue([&](const auto& library, auto* comm, auto* stream) {
+      case Collective::reduce:
         return library.reduce(input, output, count, type, op, operation.peer, comm, stream);
-      });
-      if (divides_integers(operation) && operation.peer == rank()) {
-        on_device(output, count, operation.dtype).div_(size(), "trunc");
-      }
-      return {};
-    case Collective::broadcast:
-      issue([&](const auto& library, auto* comm, auto* stream) {
+      case Collective::broadcast:
         return library.broadcast(input, output, count, type, operation.peer, comm, stream);
-      });
-      return {};
-    case Collective::all_gather:
-      if (!operation.counts.empty()) break;
-      issue([&](const auto& library, auto* comm, auto* stream) {
-        return library.all_gather(input, output, count, type, comm, stream);
-      });
-      return {};
-    case Collective::reduce_scatter:
-      if (!operation.counts.empty()) return reduce_scatter_of_counts(operation);
-      issue([&](const auto& library, auto* comm, auto* stream) {
+      case Collective::reduce_scatter:
         return library.reduce_scatter(input, output, count, type, op, comm, stream);
-      });
-      if (divides_integers(operation))
-        on_device(output, count, operation.dtype).div_(size(), "trunc");
-      return {};
-    default:
-      break;
+      case Collective::all_gather:
+        if (!operation.counts.empty()) break;
+        return library.all_gather(input, output, count, type, comm, stream);
+      default:
+        break;
+    }
+    return move_parts(operation, library, comm, stream);
+  });
+  const bool has_result = operation.collective != Collective::reduce || operation.peer == rank();
+  if (divides_integers(operation) && has_result) {
+    on_device(output, count, operation.dtype).div_(size(), "trunc");
   }
-  move_parts(operation);
   return {};
 }
 
@@ -248,61 +212,58 @@ at::Tensor NcclCommunicator::reduce_scatter_of_counts(const Operation& operation
 }
 
 /// Collectives that only move data, as messages between ranks.
-void NcclCommunicator::move_parts(const Operation& operation) {
+nccl::Result NcclCommunicator::move_parts(const Operation& operation, const NcclLibrary& library,
+                                          nccl::Comm* comm, nccl::Stream* stream) const {
   const auto type = data_type(operation.dtype);
   const auto bytes = size_of(operation.dtype);
   const int own = rank();
   const bool is_root = operation.peer == own;
-  // The parts that this rank sends to and receives from each rank.
-  comm_.issue(operation.label(), [&](const auto& library, auto* comm, auto* stream) {
-    auto result = nccl::Result::success;
-    const auto send = [&](const std::byte* data, std::size_t count, int to) {
-      if (count == 0) return;
-      const auto elements = count * elements_of(operation.dtype);
-      result = first_error({result, library.send(data, elements, type, to, comm, stream)});
-    };
-    const auto receive = [&](std::byte* data, std::size_t count, int from) {
-      if (count == 0) return;
-      const auto elements = count * elements_of(operation.dtype);
-      result = first_error({result, library.recv(data, elements, type, from, comm, stream)});
-    };
-    const auto at = [&](auto* data, int rank) { return data + operation.part_begin(rank) * bytes; };
-    const auto part = [&](int rank) { return operation.part(rank); };
-    switch (operation.collective) {
-      case Collective::send:
-        send(operation.input, operation.count, operation.peer);
-        break;
-      case Collective::recv:
-        receive(operation.output, operation.count, operation.peer);
-        break;
-      case Collective::gather:
-        send(operation.input, part(own), operation.peer);
-        for (int rank = 0; is_root && rank < size(); ++rank) {
-          receive(at(operation.output, rank), part(rank), rank);
-        }
-        break;
-      case Collective::scatter:
-        for (int rank = 0; is_root && rank < size(); ++rank) {
-          send(at(operation.input, rank), part(rank), rank);
-        }
-        receive(operation.output, part(own), operation.peer);
-        break;
-      case Collective::all_gather:
-      case Collective::all_to_all: {
-        const bool to_all = operation.collective == Collective::all_gather;
-        for (int rank = 0; rank < size(); ++rank) {
-          send(to_all ? operation.input : at(operation.input, rank), part(to_all ? own : rank),
-               rank);
-          receive(operation.output + operation.received_begin(rank) * bytes,
-                  operation.received(rank), rank);
-        }
-        break;
+  auto first = nccl::Result::success;  // the first result that is not success
+  const auto note = [&](nccl::Result result) {
+    if (first == nccl::Result::success) first = result;
+  };
+  const auto elements = [&](std::size_t count) { return count * elements_of(operation.dtype); };
+  const auto send = [&](const std::byte* data, std::size_t count, int to) {
+    if (count > 0) note(library.send(data, elements(count), type, to, comm, stream));
+  };
+  const auto receive = [&](std::byte* data, std::size_t count, int from) {
+    if (count > 0) note(library.recv(data, elements(count), type, from, comm, stream));
+  };
+  const auto at = [&](auto* data, int rank) { return data + operation.part_begin(rank) * bytes; };
+  const auto part = [&](int rank) { return operation.part(rank); };
+  switch (operation.collective) {
+    case Collective::send:
+      send(operation.input, operation.count, operation.peer);
+      break;
+    case Collective::recv:
+      receive(operation.output, operation.count, operation.peer);
+      break;
+    case Collective::gather:
+      send(operation.input, part(own), operation.peer);
+      for (int rank = 0; is_root && rank < size(); ++rank) {
+        receive(at(operation.output, rank), part(rank), rank);
       }
-      default:
-        break;
+      break;
+    case Collective::scatter:
+      for (int rank = 0; is_root && rank < size(); ++rank) {
+        send(at(operation.input, rank), part(rank), rank);
+      }
+      receive(operation.output, part(own), operation.peer);
+      break;
+    case Collective::all_gather:
+    case Collective::all_to_all: {
+      const bool to_all = operation.collective == Collective::all_gather;
+      for (int rank = 0; rank < size(); ++rank) {
+        send(to_all ? operation.input : at(operation.input, rank), part(to_all ? own : rank), rank);
+        receive(operation.output + operation.received_begin(rank) * bytes, operation.received(rank),
+                rank);
+      }
+      break;
     }
-    return result;
-  });
+    default:
+      break;
+  }
+  return first;
 }
 
 std::shared_ptr<DeviceCommunicator> NcclCommunicator::make(

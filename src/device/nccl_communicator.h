@@ -79,7 +79,8 @@ class NcclCommunicator final : public DeviceCommunicator {
   at::Tensor enqueue(const Operation& operation);
   at::Tensor all_reduce_as(const Operation& operation);
   at::Tensor reduce_scatter_of_counts(const Operation& operation);
-  void move_parts(const Operation& operation);
+  nccl::Result move_parts(const Operation& operation, const NcclLibrary& library, nccl::Comm* comm,
+                          nccl::Stream* stream) const;
 
   NcclComm comm_;
 };

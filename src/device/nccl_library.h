@@ -12,24 +12,14 @@ namespace lockstep::inline v0_2::device::nccl {
 struct Comm;    ///< ncclComm
 struct Stream;  ///< CUstream_st
 
-enum class Result : int {
-  success = 0,
-  unhandled_cuda_error = 1,
-  system_error = 2,
-  internal_error = 3,
-  invalid_argument = 4,
-  invalid_usage = 5,
-  remote_error = 6,
-  in_progress = 7
-};
+/// NCCL returns other values, too.
+enum class Result : int { success = 0, invalid_usage = 5, in_progress = 7 };
 
 enum class DataType : int {
   int8 = 0,
   uint8 = 1,
   int32 = 2,
-  uint32 = 3,
   int64 = 4,
-  uint64 = 5,
   float16 = 6,
   float32 = 7,
   float64 = 8,
@@ -72,37 +62,56 @@ class NcclLibrary {
   /// "2.29.7".
   std::string version_text() const;
 
-  nccl::Result (*get_version)(int*);
-  nccl::Result (*get_unique_id)(nccl::UniqueId*);
-  nccl::Result (*comm_init_rank_config)(nccl::Comm**, int size, nccl::UniqueId, int rank,
-                                        nccl::Config*);
-  nccl::Result (*comm_finalize)(nccl::Comm*);
-  nccl::Result (*comm_destroy)(nccl::Comm*);
-  nccl::Result (*comm_abort)(nccl::Comm*);
-  nccl::Result (*comm_get_async_error)(nccl::Comm*, nccl::Result*);
-  const char* (*get_error_string)(nccl::Result);
-  const char* (*get_last_error)(nccl::Comm*);
-  nccl::Result (*all_reduce)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp,
-                             nccl::Comm*, nccl::Stream*);
-  nccl::Result (*broadcast)(const void*, void*, std::size_t, nccl::DataType, int root, nccl::Comm*,
-                            nccl::Stream*);
-  nccl::Result (*all_gather)(const void*, void*, std::size_t, nccl::DataType, nccl::Comm*,
-                             nccl::Stream*);
-  nccl::Result (*reduce_scatter)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp,
-                                 nccl::Comm*, nccl::Stream*);
-  nccl::Result (*reduce)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp, int root,
-                         nccl::Comm*, nccl::Stream*);
-  nccl::Result (*send)(const void*, std::size_t, nccl::DataType, int peer, nccl::Comm*,
-                       nccl::Stream*);
-  nccl::Result (*recv)(void*, std::size_t, nccl::DataType, int peer, nccl::Comm*, nccl::Stream*);
-  nccl::Result (*group_start)();
-  nccl::Result (*group_end)();
+ private:
+  struct Symbol {
+    void* address;
+    template <class Function>
+    operator Function*() const {  // NOLINT(google-explicit-constructor)
+      return reinterpret_cast<Function*>(address);
+    }
+  };
+
+  NcclLibrary();
+  void* load() const;
+  Symbol find(const char* name) const;
+  int checked_version() const;
+
+  // In this order: an older library is refused by its version before its functions are looked for.
+  std::string path_;
+  void* library_ = load();
+
+ public:
+  nccl::Result (*get_version)(int*) = find("ncclGetVersion");
 
  private:
-  NcclLibrary();
+  int version_ = checked_version();
 
-  std::string path_;
-  int version_ = 0;
+ public:
+  nccl::Result (*get_unique_id)(nccl::UniqueId*) = find("ncclGetUniqueId");
+  nccl::Result (*comm_init_rank_config)(nccl::Comm**, int size, nccl::UniqueId, int rank,
+                                        nccl::Config*) = find("ncclCommInitRankConfig");
+  nccl::Result (*comm_finalize)(nccl::Comm*) = find("ncclCommFinalize");
+  nccl::Result (*comm_destroy)(nccl::Comm*) = find("ncclCommDestroy");
+  nccl::Result (*comm_abort)(nccl::Comm*) = find("ncclCommAbort");
+  nccl::Result (*comm_get_async_error)(nccl::Comm*, nccl::Result*) = find("ncclCommGetAsyncError");
+  const char* (*get_error_string)(nccl::Result) = find("ncclGetErrorString");
+  const char* (*get_last_error)(nccl::Comm*) = find("ncclGetLastError");
+  nccl::Result (*all_reduce)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp,
+                             nccl::Comm*, nccl::Stream*) = find("ncclAllReduce");
+  nccl::Result (*broadcast)(const void*, void*, std::size_t, nccl::DataType, int root, nccl::Comm*,
+                            nccl::Stream*) = find("ncclBroadcast");
+  nccl::Result (*all_gather)(const void*, void*, std::size_t, nccl::DataType, nccl::Comm*,
+                             nccl::Stream*) = find("ncclAllGather");
+  nccl::Result (*reduce_scatter)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp,
+                                 nccl::Comm*, nccl::Stream*) = find("ncclReduceScatter");
+  nccl::Result (*reduce)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp, int root,
+                         nccl::Comm*, nccl::Stream*) = find("ncclReduce");
+  nccl::Result (*send)(const void*, std::size_t, nccl::DataType, int peer, nccl::Comm*,
+                       nccl::Stream*) = find("ncclSend");
+  nccl::Result (*recv)(void*, std::size_t, nccl::DataType, int peer, nccl::Comm*,
+                       nccl::Stream*) = find("ncclRecv");
+  nccl::Result (*group_start)() = find("ncclGroupStart");
+  nccl::Result (*group_end)() = find("ncclGroupEnd");
 };
 
 }  // namespace lockstep::device

@@ -5,12 +5,13 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <array>
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "device/device_communicator.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -80,18 +81,9 @@ void mark_written(const Group& group, const at::Tensor& tensor, const at::Tensor
 }
 
 DType dtype_of(at::ScalarType type, std::string_view where) {
-  constexpr std::array<std::pair<at::ScalarType, DType>, 10> known{{{at::kFloat, DType::f32},
-                                                                    {at::kDouble, DType::f64},
-                                                                    {at::kHalf, DType::f16},
-                                                                    {at::kBFloat16, DType::bf16},
-                                                                    {at::kChar, DType::i8},
-                                                                    {at::kByte, DType::u8},
-                                                                    {at::kInt, DType::i32},
-                                                                    {at::kLong, DType::i64},
-                                                                    {at::kShort, DType::i16},
-                                                                    {at::kBool, DType::boolean}}};
-  for (const auto& [scalar, dtype] : known) {
-    if (scalar == type) return dtype;
+  const auto found = std::ranges::find(device::scalar_types, type);
+  if (found != device::scalar_types.end()) {
+    return static_cast<DType>(found - device::scalar_types.begin());
   }
   refuse_tensor(where, "got a tensor of ", toString(type),
                 ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool");

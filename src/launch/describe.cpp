@@ -12,33 +12,17 @@ namespace {
 
 using detail::concat;
 using detail::plural;
-using detail::quoted;
 using detail::Row;
 using detail::table;
-
-std::string command(const Plan& plan) {
-  std::string text = quoted(plan.program.string());
-  for (const auto& argument : plan.options.arguments) text += ' ' + quoted(argument);
-  return text;
-}
-
-std::string gpu_text(const RankGpus& gpus) {
-  return concat(labels(gpus.gpus), gpus.shared ? ", shared by the ranks" : ", one a rank",
-                gpus.note.empty() ? "" : "; ", gpus.note);
-}
-
-std::string node_text(const NodePlace& node) {
-  return concat(node.number, " of ", node.count, ", node 0 listens at ", node.host, " port ",
-                node.port, node.source.empty() ? "" : concat(" (", node.source, ")"),
-                "; LOCKSTEP_RANK begins at 0 on node 0, and counts on from node to node");
-}
 
 std::vector<Row> configuration(const Plan& plan) {
   const auto& options = plan.options;
   const auto& topology = plan.topology;
   const bool bound = !plan.ranks.front().cpus.empty();
+  std::vector<std::string> command{plan.program.string()};
+  command.insert(command.end(), options.arguments.begin(), options.arguments.end());
   std::vector<Row> rows{
-      {"command", command(plan)},
+      {"command", detail::joined(command, " ", detail::quoted)},
       {"ranks", std::to_string(options.ranks)},
       {"cores", concat(plural(topology.cores.size(), "core"), ", ",
                        plural(topology.cpus().size(), "logical CPU"), ", ",
@@ -65,19 +49,21 @@ std::vector<Row> configuration(const Plan& plan) {
       {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},
       {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
       {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
-  if (options.node.count > 1) {
-    rows.push_back({"node", node_text(options.node)});
+  if (const auto& node = options.node; node.count > 1) {
+    rows.push_back(
+        {"node",
+         concat(node.number, " of ", node.count, ", node 0 listens at ", node.host, " port ",
+                node.port, node.source.empty() ? "" : concat(" (", node.source, ")"),
+                "; LOCKSTEP_RANK begins at 0 on node 0, and counts on from node to node")});
     rows.push_back({"transport",
                     "shared memory inside a node, TCP or UCX (LOCKSTEP_TRANSPORT) between nodes"});
   }
-  if (!plan.gpus.gpus.empty()) rows.push_back({"GPUs", gpu_text(plan.gpus)});
+  if (const auto& gpus = plan.gpus; !gpus.gpus.empty()) {
+    rows.push_back(
+        {"GPUs", concat(labels(gpus.gpus), gpus.shared ? ", shared by the ranks" : ", one a rank",
+                        gpus.note.empty() ? "" : "; ", gpus.note)});
+  }
   return rows;
-}
-
-bool same_everywhere(const Plan& plan, std::size_t variable) {
-  return std::all_of(plan.ranks.begin(), plan.ranks.end(), [&](const RankPlan& rank) {
-    return rank.variables[variable] == plan.ranks.front().variables[variable];
-  });
 }
 
 }  // namespace
@@ -87,7 +73,8 @@ std::string describe(const Plan& plan) {
   std::vector<Row> common;
   std::vector<std::size_t> own;  // indices of variables that differ between ranks
   for (std::size_t i = 0; i < first.size(); ++i) {
-    if (first[i].first != "LOCKSTEP_RANK" && same_everywhere(plan, i)) {
+    const auto is_same = [&](const RankPlan& rank) { return rank.variables[i] == first[i]; };
+    if (first[i].first != "LOCKSTEP_RANK" && std::ranges::all_of(plan.ranks, is_same)) {
       common.push_back({first[i].first, first[i].second});
     } else {
       own.push_back(i);

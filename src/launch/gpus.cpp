@@ -1,15 +1,15 @@
 #include "launch/gpus.h"
 
 #include <dlfcn.h>
+#include <strings.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <locale>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -42,15 +42,6 @@ const std::map<int, const char*> remedies{
      "LD_LIBRARY_PATH"},
     {999, "load the kernel module again: rmmod nvidia_uvm, modprobe nvidia_uvm"}};
 
-std::string hexadecimal(const std::array<unsigned char, 16>& bytes) {
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += detail::hex(bytes[i], 2);
-  }
-  return text;
-}
-
 /// Loads a library; null with the reason if that fails.
 void* load(const std::string& library, std::string& problem) {
   void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -59,35 +50,40 @@ void* load(const std::string& library, std::string& problem) {
   return loaded;
 }
 
+/// A function of a loaded library; null if it has none of this name.
+template <class Function>
+Function* find(void* library, const char* name) {
+  return reinterpret_cast<Function*>(dlsym(library, name));
+}
+
 /// The functions of the NVIDIA driver, which need no header of CUDA: their signatures are fixed.
 class Driver {
  public:
-  /// Throws: std::runtime_error if the library is no CUDA driver.
-  explicit Driver(void* library) : library_(library) {
-    load(init_, "cuInit");
-    load(driver_version_, "cuDriverGetVersion");
-    load(count_, "cuDeviceGetCount");
-    load(device_, "cuDeviceGet");
-    load(name_, "cuDeviceGetName");
-    load(memory_, "cuDeviceTotalMem_v2");
-  }
+  explicit Driver(void* library) : library_(library) {}
 
   /// Lines: "driver 13000", "gpu BYTES UUID NAME", or "none CODE TEXT" for an error.
-  std::string list() {
+  /// Throws: std::runtime_error if the library is no CUDA driver.
+  std::string list() const {
+    auto* const init = needed<int(unsigned)>("cuInit");
+    auto* const driver_version = needed<int(int*)>("cuDriverGetVersion");
+    auto* const get_count = needed<int(int*)>("cuDeviceGetCount");
+    auto* const get_device = needed<int(int*, int)>("cuDeviceGet");
+    auto* const get_name = needed<int(char*, int, int)>("cuDeviceGetName");
+    auto* const get_memory = needed<int(std::size_t*, int)>("cuDeviceTotalMem_v2");
     int version = 0;
     std::string text;
-    if (driver_version_(&version) == 0) text += concat("driver ", version, '\n');
+    if (driver_version(&version) == 0) text += concat("driver ", version, '\n');
     int number = 0;
-    if (const int error = init_(0)) return text + failure("cuInit", error);
-    if (const int error = count_(&number)) return text + failure("cuDeviceGetCount", error);
+    if (const int error = init(0)) return text + failure("cuInit", error);
+    if (const int error = get_count(&number)) return text + failure("cuDeviceGetCount", error);
     if (number == 0) return text + failure("cuDeviceGetCount", no_device);
     for (int index = 0; index < number; ++index) {
       int device = 0;
       std::array<char, 256> name{};
       std::size_t memory = 0;
-      if (const int error = device_(&device, index)) return text + failure("cuDeviceGet", error);
-      if (name_(name.data(), static_cast<int>(name.size()) - 1, device) != 0) name[0] = '\0';
-      if (memory_(&memory, device) != 0) memory = 0;
+      if (const int error = get_device(&device, index)) return text + failure("cuDeviceGet", error);
+      if (get_name(name.data(), static_cast<int>(name.size()) - 1, device) != 0) name[0] = '\0';
+      if (get_memory(&memory, device) != 0) memory = 0;
       text += concat("gpu ", memory, ' ', uuid(device), ' ', name.data(), '\n');
     }
     return text;
@@ -95,23 +91,31 @@ class Driver {
 
  private:
   template <class Function>
-  void load(Function& function, const char* symbol) {
-    function = reinterpret_cast<Function>(dlsym(library_, symbol));
-    if (function == nullptr) throw std::runtime_error(concat("it has no function ", symbol));
+  Function* needed(const char* name) const {
+    auto* const found = find<Function>(library_, name);
+    if (found == nullptr) throw std::runtime_error(concat("it has no function ", name));
+    return found;
   }
 
+  /// "8932f937-d72c-4106-c12f-20bd9faed9f6", or "-" if the driver does not tell it.
   std::string uuid(int device) const {
     std::array<unsigned char, 16> bytes{};
     for (const char* symbol : {"cuDeviceGetUuid_v2", "cuDeviceGetUuid"}) {
-      const auto get = reinterpret_cast<int (*)(unsigned char*, int)>(dlsym(library_, symbol));
-      if (get != nullptr && get(bytes.data(), device) == 0) return hexadecimal(bytes);
+      auto* const get = find<int(unsigned char*, int)>(library_, symbol);
+      if (get == nullptr || get(bytes.data(), device) != 0) continue;
+      std::string text;
+      for (std::size_t i = 0; i < bytes.size(); ++i) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+        text += detail::hex(bytes[i], 2);
+      }
+      return text;
     }
     return "-";
   }
 
   std::string failure(const char* function, int error) const {
     const auto describe = [&](const char* symbol) -> std::string {
-      const auto get = reinterpret_cast<int (*)(int, const char**)>(dlsym(library_, symbol));
+      auto* const get = find<int(int, const char**)>(library_, symbol);
       const char* text = nullptr;
       return get != nullptr && get(error, &text) == 0 && text != nullptr ? text : "";
     };
@@ -122,12 +126,6 @@ class Driver {
   }
 
   void* library_;
-  int (*init_)(unsigned) = nullptr;
-  int (*driver_version_)(int*) = nullptr;
-  int (*count_)(int*) = nullptr;
-  int (*device_)(int*, int) = nullptr;
-  int (*name_)(char*, int, int) = nullptr;
-  int (*memory_)(std::size_t*, int) = nullptr;
 };
 
 /// Runs in the child process. "missing TEXT" if the library cannot be loaded.
@@ -140,10 +138,6 @@ std::string ask_driver(const std::string& library, const std::optional<std::stri
   std::string problem;
   void* const loaded = load(library, problem);
   return loaded == nullptr ? concat("missing ", problem, '\n') : Driver(loaded).list();
-}
-
-std::string version_text(int version) {  // 13000 is 13.0, 12080 is 12.8
-  return concat(version / 1000, '.', version % 1000 / 10);
 }
 
 /// Returns the reason why there is no GPU, and the remedy. `said` is the driver's own text.
@@ -164,11 +158,10 @@ std::string no_gpu_text(int code, const std::string& said,
 std::vector<Gpu> gpus_of_files(const GpuSources& sources) {
   std::error_code none;
   std::vector<Gpu> gpus;
-  std::vector<std::filesystem::path> described;
+  std::set<std::filesystem::path> described;
   for (const auto& entry : std::filesystem::directory_iterator(sources.proc / "gpus", none)) {
-    described.push_back(entry.path());
+    described.insert(entry.path());
   }
-  std::sort(described.begin(), described.end());
   for (const auto& folder : described) {
     auto fields = detail::fields(folder / "information");
     // A container may have the device files of some GPUs only.
@@ -211,14 +204,6 @@ GpuList gpus_without_driver(const GpuSources& sources, const std::optional<std::
   return list;
 }
 
-bool begins_with(const std::string& text, const std::string& prefix) {
-  return prefix.size() <= text.size() &&
-         std::equal(prefix.begin(), prefix.end(), text.begin(), [](char a, char b) {
-           return std::tolower(static_cast<unsigned char>(a)) ==
-                  std::tolower(static_cast<unsigned char>(b));
-         });
-}
-
 }  // namespace
 
 std::string label(const Gpu& gpu) {
@@ -226,10 +211,6 @@ std::string label(const Gpu& gpu) {
 }
 
 std::string labels(const std::vector<Gpu>& gpus) { return detail::joined(gpus, ", ", label); }
-
-std::string cuda_driver_library() {
-  return std::string(detail::variable("LOCKSTEP_LIBCUDA").value_or("libcuda.so.1"));
-}
 
 std::vector<std::string> gpu_entries(const std::string& list) {
   std::vector<std::string> entries;
@@ -253,7 +234,7 @@ std::optional<std::size_t> gpu_index(const std::vector<Gpu>& all, const std::str
   const auto beginning = entry.substr(uuid_prefix.size());
   std::optional<std::size_t> found;
   for (std::size_t i = 0; i < all.size() && !beginning.empty(); ++i) {
-    if (!begins_with(all[i].uuid, beginning)) continue;
+    if (strncasecmp(all[i].uuid.c_str(), beginning.c_str(), beginning.size()) != 0) continue;
     if (found) return std::nullopt;
     found = i;
   }
@@ -262,7 +243,7 @@ std::optional<std::size_t> gpu_index(const std::vector<Gpu>& all, const std::str
 
 std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::string& visible) {
   std::vector<Gpu> gpus;
-  std::vector<std::size_t> taken;
+  std::set<std::size_t> taken;
   const auto entries = gpu_entries(visible);
   for (const auto& entry : entries) {
     // The first entry decides whether the list has indices or UUIDs.
@@ -273,8 +254,7 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
     }
     const auto index = gpu_index(all, entry);
     if (!index) break;
-    if (std::find(taken.begin(), taken.end(), *index) != taken.end()) return {};
-    taken.push_back(*index);
+    if (!taken.insert(*index).second) return {};
     gpus.push_back(all[*index]);
     gpus.back().id = entry;
   }
@@ -301,7 +281,7 @@ GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& v
     if (kind == "driver") {
       int version = 0;
       in >> version;
-      list.driver = version_text(version);
+      list.driver = concat(version / 1000, '.', version % 1000 / 10);  // 12080 is 12.8
     } else if (kind == "gpu") {
       const auto index = list.gpus.size();
       Gpu gpu{.id = index < ids.size() ? ids[index] : std::to_string(index)};
@@ -330,7 +310,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Runs in the child process: "VERSION FILE".
+/// Runs in the child process. Two lines: the version and the file.
 std::string ask(const std::string& library) {
   std::string problem;
   void* const loaded = load(library, problem);
@@ -342,7 +322,7 @@ std::string ask(const std::string& library) {
   if (error != 0) throw std::runtime_error(concat(library, ": ncclGetVersion: error ", error));
   Dl_info info{};
   const bool known = dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
-  return concat(version, ' ', known ? info.dli_fname : library.c_str());
+  return concat(version, '\n', known ? info.dli_fname : library.c_str());
 }
 
 }  // namespace
@@ -362,11 +342,9 @@ FoundNccl find_nccl(const std::filesystem::path& libtorch) {
                      : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
     return found;
   }
-  std::istringstream in(answer.text);
-  in.imbue(std::locale::classic());
-  int version = 0;
-  in >> version >> std::ws;
-  std::getline(in, found.file);
+  const auto lines = detail::lines_in(answer.text);
+  const int version = detail::parse_number<int>(lines.front()).value_or(0);
+  found.file = lines.back();
   found.version = detail::nccl_version_text(version);
   if (version < detail::oldest_nccl_version) {
     found.problem =

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/environment.h"
+
 namespace lockstep::inline v0_2::launch {
 
 /// A GPU that a CUDA program can use.
@@ -23,15 +25,13 @@ std::string label(const Gpu& gpu);
 /// The labels, separated by commas.
 std::string labels(const std::vector<Gpu>& gpus);
 
-/// The value of LOCKSTEP_LIBCUDA, else libcuda.so.1.
-std::string cuda_driver_library();
-
 /// Where GPUs are looked for.
 struct GpuSources {
-  std::string driver = cuda_driver_library();          ///< for dlopen()
-  std::filesystem::path devices = "/dev";              ///< nvidia0, nvidia1, …
-  std::filesystem::path proc = "/proc/driver/nvidia";  ///< gpus/…/information
-  std::chrono::milliseconds limit{60'000};             ///< longest time that the driver may take
+  std::string driver{
+      detail::variable("LOCKSTEP_LIBCUDA").value_or("libcuda.so.1")};  ///< for dlopen()
+  std::filesystem::path devices = "/dev";                              ///< nvidia0, nvidia1, …
+  std::filesystem::path proc = "/proc/driver/nvidia";                  ///< gpus/…/information
+  std::chrono::milliseconds limit{60'000};  ///< longest time that the driver may take
 };
 
 /// The GPUs of this host that a process can use.

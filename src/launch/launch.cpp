@@ -28,9 +28,6 @@ using detail::concat;
 
 /// Writes the last lines about a job that is not restarted.
 void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
-  const auto ended_by = [&](int signal) {
-    return concat("lockstep: ended by ", signal_name(signal), outcome.signalled);
-  };
   if (outcome.cause && !outcome.reported) err.line("", report(*outcome.cause, err.colour()));
   if (!outcome.survivors.empty()) {
     err.line("", concat("lockstep: SIGKILL did not end ", detail::joined(outcome.survivors, ", "),
@@ -39,8 +36,8 @@ void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
   }
   if (!outcome.cause) {
     if (outcome.end_signal && (*outcome.end_signal != SIGPIPE || !outcome.signalled.empty())) {
-      err.line("", ended_by(*outcome.end_signal) +
-                       (outcome.survivors.empty() ? ", no rank is left" : ""));
+      err.line("", concat("lockstep: ended by ", signal_name(*outcome.end_signal),
+                          outcome.signalled, outcome.survivors.empty() ? ", no rank is left" : ""));
     }
     return;
   }
@@ -77,10 +74,13 @@ int settle(const Outcome& outcome, Console& console, RemoteNodes* remote) {
                        console);
   }
   auto& [out, err] = console.outputs;
-  if (out.error() != 0) console.losses.add("stdout", out.error());
-  if (err.error() != 0) console.losses.add("stderr", err.error());
-  if (out.unread() > 0) console.losses.add_unread("stdout", out.unread());
-  if (err.unread() > 0) console.losses.add_unread("stderr", err.unread());
+  const auto add_losses = [&](const char* place, const Output& output) {
+    if (output.error() != 0) console.losses.add(place, output.error());
+    if (output.unread() == 0) return;
+    console.losses.add(place, concat("its reader did not take ", output.unread(), " bytes"));
+  };
+  add_losses("stdout", out);
+  add_losses("stderr", err);
   if (console.losses.empty()) return outcome.code;
   const bool gone = out.broken() || err.broken();
   auto& output = err.unread() > 0 && err.place() != out.place() ? out : err;

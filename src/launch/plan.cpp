@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -123,23 +124,13 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
 }  // namespace
 
 const std::string* find_variable(const Variables& variables, std::string_view name) {
-  const auto found = std::find_if(variables.begin(), variables.end(),
-                                  [&](const auto& variable) { return variable.first == name; });
+  const auto found = std::ranges::find(variables, name, &Variables::value_type::first);
   return found == variables.end() ? nullptr : &found->second;
 }
 
 std::string value_of(const Variables& variables, std::string_view name) {
   const auto* found = find_variable(variables, name);
   return found == nullptr ? "" : *found;
-}
-
-void set_variable(Variables& variables, std::string_view name, std::string value) {
-  const auto found = std::ranges::find(variables, name, &Variables::value_type::first);
-  if (found != variables.end()) {
-    found->second = std::move(value);
-  } else {
-    variables.emplace_back(name, std::move(value));
-  }
 }
 
 Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,
@@ -228,26 +219,6 @@ void slice(const Units& units, std::size_t begin, std::size_t end, std::size_t c
   }
 }
 
-/// Number of units of each node, in node order.
-std::vector<std::size_t> count_by_node(const Units& units) {
-  std::map<int, std::size_t> counts;
-  for (const auto& unit : units) ++counts[unit.node];
-  std::vector<std::size_t> sizes;
-  for (const auto& [node, count] : counts) sizes.push_back(count);
-  return sizes;
-}
-
-/// The largest number of units per rank for which no slice crosses a node.
-std::size_t slice_size(const std::vector<std::size_t>& nodes, std::size_t ranks) {
-  std::size_t size = *std::max_element(nodes.begin(), nodes.end());
-  for (; size > 1; --size) {
-    std::size_t slices = 0;
-    for (const auto node : nodes) slices += node / size;
-    if (slices >= ranks) break;
-  }
-  return size;
-}
-
 /// Number of ranks on each node. Each rank is assigned to the node where it gets the most units.
 std::vector<std::size_t> ranks_by_node(const std::vector<std::size_t>& nodes, std::size_t ranks) {
   std::vector<std::size_t> taken(nodes.size(), 0);
@@ -270,19 +241,20 @@ Division divide_cores(const Topology& topology, int ranks, Bind bind) {
   Division division;
   if (count > units.size()) return division;
 
-  const auto nodes = count_by_node(units);
-  if (count < nodes.size()) {
-    division.threads = static_cast<int>(units.size() / count);
-    slice(units, 0, units.size(), count, division.cpus);
-  } else {
-    division.threads = static_cast<int>(slice_size(nodes, count));
-    const auto taken = ranks_by_node(nodes, count);
-    std::size_t begin = 0;
-    for (std::size_t k = 0; k < nodes.size(); ++k) {
-      slice(units, begin, begin + nodes[k], taken[k], division.cpus);
-      begin += nodes[k];
-    }
+  std::map<int, std::size_t> units_of_node;
+  for (const auto& unit : units) ++units_of_node[unit.node];
+  const auto in_order = std::views::values(units_of_node);
+  std::vector<std::size_t> nodes(in_order.begin(), in_order.end());
+  if (count < nodes.size()) nodes = {units.size()};  // slices may cross nodes
+  const auto taken = ranks_by_node(nodes, count);
+  std::size_t smallest = units.size();  // slice of a rank, in units
+  std::size_t begin = 0;
+  for (std::size_t k = 0; k < nodes.size(); ++k) {
+    slice(units, begin, begin + nodes[k], taken[k], division.cpus);
+    begin += nodes[k];
+    if (taken[k] > 0) smallest = std::min(smallest, nodes[k] / taken[k]);
   }
+  division.threads = static_cast<int>(smallest);
   if (bind == Bind::none) {
     division.cpus.clear();
     division.threads = std::max(1, static_cast<int>(topology.cores.size() / count));

@@ -123,9 +123,6 @@ Plan make_plan(const Options& options);
 /// restarts are allowed, each attempt has its own log folder.
 Plan attempt_of(const Plan& plan, int restarts);
 
-/// Replaces a variable of a rank, or adds it.
-void set_variable(Variables& variables, std::string_view name, std::string value);
-
 /// The cores of each rank: slices of equal numbers of cores, in the order of NUMA nodes. If there
 /// are at least as many ranks as nodes, no slice crosses a node. If there are more ranks than
 /// cores, each gets one logical CPU. If there are more ranks than logical CPUs, or with Bind::none,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <set>
 #include <string_view>
 
 #include "core/text.h"
@@ -11,11 +12,6 @@ namespace {
 
 using detail::concat;
 using detail::plural;
-
-std::optional<std::string> inherited_list(const Variables& inherited) {
-  const auto* list = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
-  return list != nullptr ? std::optional(*list) : std::nullopt;
-}
 
 bool is_uuid(const std::string& entry) {
   return entry.starts_with("GPU-") || entry.starts_with("MIG-");
@@ -30,7 +26,7 @@ std::string asking_option(const Options& options) {
 void check_device(const Options& options, const Variables& inherited) {
   constexpr std::array devices{"auto", "cpu", "cuda"};
   const auto& device = options.device;
-  if (!device.empty() && std::find(devices.begin(), devices.end(), device) == devices.end()) {
+  if (!device.empty() && std::ranges::find(devices, device) == devices.end()) {
     throw InvalidArgument(concat("device: got '", device, "', expected auto, cpu or cuda"));
   }
   const bool of_variable = device.empty() && value_of(inherited, "LOCKSTEP_DEVICE") == "cpu";
@@ -94,7 +90,7 @@ GpuList named_gpus(const Options& options, const GpuSources& sources) {
   auto all = find_gpus(sources, std::nullopt);
   if (all.gpus.empty()) throw no_gpus(options, all.problem);
   std::vector<Gpu> gpus;
-  std::vector<std::size_t> taken;
+  std::set<std::size_t> taken;
   for (const auto& entry : entries) {
     const auto index = gpu_index(all.gpus, entry);
     if (!index) {
@@ -102,12 +98,11 @@ GpuList named_gpus(const Options& options, const GpuSources& sources) {
                                    plural(all.gpus.size(), "GPU"),
                                    " of this host: ", labels(all.gpus)));
     }
-    if (std::find(taken.begin(), taken.end(), *index) != taken.end()) {
+    if (!taken.insert(*index).second) {
       throw InvalidArgument(concat("gpus: got GPU ", entry, " twice in ", *options.gpus,
                                    ", expected each GPU once. --share-gpus lets several ranks use "
                                    "one GPU"));
     }
-    taken.push_back(*index);
     gpus.push_back(all.gpus[*index]);
     gpus.back().id = is_uuid(entry) ? entry : std::to_string(*index);
   }
@@ -144,7 +139,8 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
     chosen.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
   }
 
-  const auto allotted = inherited_list(inherited);
+  const auto* const inherited_list = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
+  const auto allotted = inherited_list != nullptr ? std::optional(*inherited_list) : std::nullopt;
   GpuList found;
   if (options.gpus) {
     found = named_gpus(options, sources);

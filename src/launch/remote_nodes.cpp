@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -25,6 +26,7 @@
 #include "core/text.h"
 #include "launch/job/console.h"
 #include "launch/job/nodes.h"
+#include "launch/job/rank_process.h"
 #include "launch/system.h"
 #include "lockstep/error.h"
 
@@ -82,9 +84,7 @@ std::string description(const RemoteOptions& remote, const Options& options, std
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
+  return std::vector<std::string>(std::istream_iterator<std::string>(in), {});
 }
 
 }  // namespace
@@ -143,23 +143,20 @@ RemoteNodes::RemoteNodes(const std::vector<HostRanks>& hosts, RemoteOptions remo
 void RemoteNodes::start(std::size_t node, const HostRanks& host,
                         const std::function<void()>& in_child) {
   auto pipe = make_pipe();
-  const auto words = words_of(options_.ssh);
-  StringArray arguments;
-  for (const auto& word : words) arguments.add(word);
-  arguments.add(host.name);
-  arguments.add(concat("exec ", detail::quoted(options_.lockstep), " run --join-by-stdin"));
-  char* const* argv = arguments.get();
-  StringArray environment;
-  for (const auto& [name, value] : options_.environment) environment.add(concat(name, '=', value));
-  char* const* const variables = environment.get();
+  auto arguments = words_of(options_.ssh);
+  arguments.push_back(host.name);
+  arguments.push_back(concat("exec ", detail::quoted(options_.lockstep), " run --join-by-stdin"));
+  const auto argv = pointers_to(arguments);
+  auto environment = environment_of(options_.environment, {});
+  auto variables = pointers_to(environment);
   const pid_t ssh = fork();
   if (ssh < 0) throw_system("start ssh");
   if (ssh == 0) {
     setsid();  // Ctrl-C is for the launchers, which send it on
     in_child();
-    environ = const_cast<char**>(variables);
+    environ = variables.data();
     dup2(pipe.read.get(), STDIN_FILENO);
-    execvp(argv[0], argv);
+    execvp(argv[0], argv.data());
     _exit(127);
   }
   pipe.read.reset();  // a write after the end of ssh then fails
@@ -278,10 +275,9 @@ void become_remote_node() {
     const auto equals = entry.find('=');
     setenv(entry.substr(0, equals).c_str(), entry.c_str() + equals + 1, 1);
   }
-  StringArray words;
-  words.add("lockstep");
-  for (std::string word; std::getline(fields, word, '\0');) words.add(word);
-  execv("/proc/self/exe", words.get());
+  std::vector<std::string> words{"lockstep"};
+  for (std::string word; std::getline(fields, word, '\0');) words.push_back(word);
+  execv("/proc/self/exe", pointers_to(words).data());
   throw_system("execute itself");
 }
 

@@ -18,12 +18,12 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <thread>
 
 #include "core/environment.h"
 #include "core/signal_safe_text.h"
+#include "core/system/files.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -42,35 +42,23 @@ Pipe make_pipe() {
 }
 
 FileLimit::FileLimit(unsigned long needed) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) throw_system("read its limit of open files");
-  soft_ = limit.rlim_cur;
-  hard_ = limit.rlim_max;
-  if (soft_ >= needed) return;
-  if (hard_ < needed) {
+  if (getrlimit(RLIMIT_NOFILE, &before_) != 0) throw_system("read its limit of open files");
+  if (before_.rlim_cur >= needed) return;
+  if (before_.rlim_max < needed) {
     throw CommError(detail::concat("the launcher needs ", needed,
-                                   " open files for this many ranks, but the limit is ", hard_,
-                                   " (ulimit -Hn)"));
+                                   " open files for this many ranks, but the limit is ",
+                                   before_.rlim_max, " (ulimit -Hn)"));
   }
-  limit.rlim_cur = needed;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) throw_system("raise its limit of open files");
+  const rlimit raised{.rlim_cur = needed, .rlim_max = before_.rlim_max};
+  if (setrlimit(RLIMIT_NOFILE, &raised) != 0) throw_system("raise its limit of open files");
   raised_ = true;
 }
 
 FileLimit::~FileLimit() { restore(); }
 
 void FileLimit::restore() const noexcept {
-  if (!raised_) return;
-  const rlimit limit{.rlim_cur = soft_, .rlim_max = hard_};
-  setrlimit(RLIMIT_NOFILE, &limit);
+  if (raised_) setrlimit(RLIMIT_NOFILE, &before_);
 }
-
-Subreaper::Subreaper() {
-  prctl(PR_GET_CHILD_SUBREAPER, &before_);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-}
-
-Subreaper::~Subreaper() { prctl(PR_SET_CHILD_SUBREAPER, before_); }
 
 void open_standard_descriptors() {
   for (int fd = 0; fd <= 2; ++fd) {
@@ -147,16 +135,6 @@ path find_program(const std::string& name, std::string_view search_path) {
                                here ? concat("; did you mean ./", name, "?") : std::string()));
 }
 
-namespace {
-
-/// Whether this process has a child. Cheaper than reading all of /proc.
-bool have_children() {
-  siginfo_t info{};
-  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
-}
-
-}  // namespace
-
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
   return name != nullptr ? concat("SIG", name) : concat("signal ", signal);
@@ -175,14 +153,16 @@ std::optional<Ending> ending_of(pid_t child) {
   return Ending{.by_signal = info.si_code != CLD_EXITED, .code = info.si_status};
 }
 
-std::set<pid_t> children(pid_t parent) {
+std::set<pid_t> children() {
   std::set<pid_t> found;
-  if (parent == getpid() && !have_children()) return found;
+  siginfo_t info{};
+  // Without a child, this is cheaper than to read all of /proc.
+  if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0) return found;
+  const pid_t self = getpid();
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", none)) {
-    const auto name = entry.path().filename().string();
-    const auto pid = detail::parse_number<pid_t>(name);
-    if (pid && detail::read_process(*pid).parent == parent) found.insert(*pid);
+    const auto pid = detail::parse_number<pid_t>(entry.path().filename().string());
+    if (pid && detail::read_process(*pid).parent == self) found.insert(*pid);
   }
   return found;
 }
@@ -209,7 +189,7 @@ std::set<pid_t> end_children(const std::set<pid_t>& spared,
   std::set<pid_t> surviving;
   for (bool any = true; any;) {
     any = false;
-    for (const auto pid : children(getpid())) {
+    for (const auto pid : children()) {
       if (spared.contains(pid) || surviving.contains(pid)) continue;
       kill(pid, SIGKILL);
       if (await_end(pid, until)) {
@@ -244,15 +224,10 @@ const char* state_text(char state) {
   }
 }
 
-std::string program_of(pid_t pid) {
-  std::error_code none;
-  return std::filesystem::read_symlink(concat("/proc/", pid, "/exe"), none).filename().string();
-}
-
 std::string survivor_text(const std::string& what, pid_t pid) {
   const auto process = detail::read_process(pid);
-  std::string wait;  // the kernel function in which it waits
-  std::ifstream(concat("/proc/", pid, "/wchan")) >> wait;
+  // The kernel function in which it waits.
+  const auto wait = detail::first_line(concat("/proc/", pid, "/wchan"));
   return concat(what, " (pid ", pid,
                 process.exists() ? concat(", ", state_text(process.state)) : "",
                 wait.empty() || wait == "0" ? "" : concat(": ", wait), ")");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -16,7 +17,7 @@ namespace lockstep::inline v0_2::launch {
 
 using detail::Descriptor;
 
-/// The two ends of a pipe, both close-on-exec.
+/// The two ends of a pipe or of a pseudo-terminal, both close-on-exec.
 struct Pipe {
   Descriptor read;
   Descriptor write;
@@ -43,21 +44,8 @@ class FileLimit {
   void restore() const noexcept;
 
  private:
-  unsigned long soft_ = 0;
-  unsigned long hard_ = 0;
+  rlimit before_{};
   bool raised_ = false;
-};
-
-/// Orphaned descendants of this process become its children until destruction.
-class Subreaper {
- public:
-  Subreaper();
-  ~Subreaper();
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-
- private:
-  int before_ = 0;
 };
 
 /// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that no pipe gets its
@@ -96,8 +84,8 @@ std::optional<Ending> ending_of(pid_t child);
 /// Time after SIGKILL until the launcher gives up waiting for a process.
 inline constexpr std::chrono::milliseconds kill_time{2000};
 
-/// The pids of a process's children, including ended ones that are not reaped.
-std::set<pid_t> children(pid_t parent);
+/// The pids of this process's children, including ended ones that are not reaped.
+std::set<pid_t> children();
 
 /// Waits until the child has ended or the time has come. Does not reap it. False if it still runs.
 bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcept;
@@ -109,9 +97,6 @@ std::set<pid_t> end_children(const std::set<pid_t>& spared,
 
 /// The text for a detail::Process::state: "running", "sleeping", "stopped by a signal", …
 const char* state_text(char state);
-
-/// The file name of the program that the process executes; empty if it cannot be read.
-std::string program_of(pid_t pid);
 
 /// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".
 std::string survivor_text(const std::string& what, pid_t pid);

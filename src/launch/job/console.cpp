@@ -26,17 +26,11 @@ void copy_size(int model, int master) noexcept {
   if (ioctl(model, TIOCGWINSZ, &size) == 0) ioctl(master, TIOCSWINSZ, &size);
 }
 
-/// A pseudo-terminal: bytes that a rank writes to slave are read unchanged from master. Programs
-/// check whether their output is a terminal to select progress bars and buffering. With it, rank 0
-/// gets the same answer as the launcher.
-struct Terminal {
-  Descriptor master;
-  Descriptor slave;
-};
-
-/// Creates a pseudo-terminal with the window size of model, the descriptor of a terminal. Empty
-/// descriptors if that fails; the caller then uses a pipe.
-Terminal make_terminal(int model) {
+/// A pseudo-terminal in place of a pipe, with the window size of model, the descriptor of a
+/// terminal: bytes that a rank writes are read unchanged. Programs check whether their output is a
+/// terminal to select progress bars and buffering. With it, rank 0 gets the same answer as the
+/// launcher. Empty descriptors if that fails.
+Pipe make_terminal(int model) {
   Descriptor master(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   std::array<char, 64> name{};
   if (!master || grantpt(master.get()) != 0 || unlockpt(master.get()) != 0 ||
@@ -63,7 +57,7 @@ std::optional<int> Console::drain(Patience patience) noexcept {
   std::optional<int> end_signal;
   outputs.out.write_ready();
   outputs.err.write_ready();
-  while (has_queued() && !end_signal) {
+  while ((outputs.out.has_queued() || outputs.err.has_queued()) && !end_signal) {
     const auto before = taken();
     const auto until = patience ? std::optional(progress + *patience) : std::nullopt;
     end_signal = poll_once(until);
@@ -136,24 +130,21 @@ std::vector<WriteEnds> Streams::create(const Plan& plan) {
 Descriptor Streams::add(int rank, Output& output, const Options& options, std::string_view log) {
   auto file = open_log(options.log_directory, rank, log);
   const bool on_terminal = isatty(output.fd()) == 1;
-  if (rank == 0 && on_terminal) {
-    auto terminal = make_terminal(output.fd());
-    if (terminal.master) {
-      terminals_.emplace_back(output.fd(), terminal.master.get());
-      streams_.emplace_back(std::move(terminal.master), Show::bytes, "", output, std::move(file));
-      return std::move(terminal.slave);
-    }
-  }
   const auto show = rank == 0       ? (on_terminal ? Show::bytes : Show::lines)
                     : options.quiet ? Show::nothing
                                     : Show::prefixed;
   const auto host = options.node.shows_host ? detail::concat(' ', detail::host_name()) : "";
   const auto label = detail::concat('[', rank, host, ']');
   const auto prefix = detail::in_tone(label, detail::Tone::label, output.colour()) + ' ';
-  auto pipe = make_pipe();
-  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,
+  auto ends = rank == 0 && on_terminal ? make_terminal(output.fd()) : Pipe{};
+  if (ends.read) {
+    terminals_.emplace_back(output.fd(), ends.read.get());
+  } else {
+    ends = make_pipe();
+  }
+  streams_.emplace_back(std::move(ends.read), show, rank == 0 ? "" : prefix, output,
                         std::move(file));
-  return std::move(pipe.write);
+  return std::move(ends.write);
 }
 
 void Streams::await(std::vector<pollfd>& awaited) const {
@@ -188,15 +179,13 @@ void Streams::copy_window_size() const noexcept {
 }
 
 SignalWatch::SignalWatch(bool forward) : forward_(forward) {
-  struct sigaction standard {};
-  standard.sa_handler = SIG_DFL;
-  sigaction(SIGCHLD, &standard, nullptr);
+  std::signal(SIGCHLD, SIG_DFL);
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);
-  for (std::size_t i = 0; i < forwarded.size(); ++i) {
-    sigaddset(&watched, forwarded[i]);
-    sigaction(forwarded[i], nullptr, &forwarded_before_[i]);
+  for (const int signal : forwarded) {
+    sigaddset(&watched, signal);
+    sigaction(signal, nullptr, &before_[signal]);
   }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
     struct sigaction action {};
@@ -204,13 +193,13 @@ SignalWatch::SignalWatch(bool forward) : forward_(forward) {
     if (action.sa_handler != SIG_IGN) sigaddset(&watched, signal);
   }
   if (sigprocmask(SIG_SETMASK, &watched, nullptr) != 0) throw_system("block signals");
-  // Writes to a closed output return EPIPE instead of raising SIGPIPE.
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &pipe_before_);
-  struct sigaction interrupt {};
-  interrupt.sa_handler = [](int) {};
-  sigaction(SIGALRM, &interrupt, &alarm_before_);
+  const auto handle = [&](int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    sigaction(signal, &action, &before_[signal]);
+  };
+  handle(SIGPIPE, SIG_IGN);  // writes to a closed output return EPIPE instead of raising SIGPIPE
+  handle(SIGALRM, [](int) {});
   events_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!events_) {
     restore();
@@ -244,14 +233,10 @@ std::optional<int> SignalWatch::pending_end_signal() const noexcept {
 }
 
 void SignalWatch::restore() const noexcept {
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
-  sigaction(SIGALRM, &alarm_before_, nullptr);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (std::size_t i = 0; i < forwarded.size(); ++i) {
-    sigaction(forwarded[i], &forwarded_before_[i], nullptr);
-  }
+  for (const auto& [signal, action] : before_) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace lockstep::launch

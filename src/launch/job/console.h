@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -55,9 +56,7 @@ class SignalWatch {
  private:
   bool forward_;
   Descriptor events_;
-  struct sigaction pipe_before_ {};
-  struct sigaction alarm_before_ {};
-  std::array<struct sigaction, forwarded.size()> forwarded_before_{};
+  std::map<int, struct sigaction> before_;  ///< the dispositions that restore() restores
 };
 
 /// The launcher's state that persists through all attempts of a job: its outputs, lost output,
@@ -97,7 +96,6 @@ class Console {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool has_queued() const { return outputs.out.has_queued() || outputs.err.has_queued(); }
   /// Waits for a signal or a reader, at most until `until`, and writes queued output. Returns a
   /// signal that asks the launcher to end.
   std::optional<int> poll_once(std::optional<Clock::time_point> until) noexcept;

@@ -81,7 +81,47 @@ std::optional<Failure> recorded_failure(const host::World& world,
 
 namespace {
 
-std::string who_failed(const FirstCause& cause);
+/// The fault of a rank that had not ended when the launcher ended the job.
+std::string fault_of_running_rank(const Member& rank, std::optional<Failure::Kind> kind,
+                                  bool joined) {
+  using Kind = Failure::Kind;
+  if (rank.lingered) {
+    return concat("went on for ", rank.lingered->count(), " s ",
+                  joined ? "after it left the world" : "after all other ranks ended",
+                  " (--linger)");
+  }
+  if (rank.stopped) return "was stopped (SIGSTOP)";
+  if (kind == Kind::error) return "raised an error and had not ended yet";
+  if (kind == Kind::left) return "left the world before the others and had not ended yet";
+  if (kind == Kind::crashed) return "crashed and had not ended yet";
+  if (kind == Kind::mismatch) return "called another operation than the others";
+  if (!joined) return "never called lockstep::init()";
+  return "did not take part in an operation that others waited for";
+}
+
+/// kind: of its recorded failure. joined: it had joined the world by init().
+std::string event_text(const Member& rank, std::optional<Failure::Kind> kind, bool joined) {
+  const bool by_launcher = rank.ended_by_launcher || rank.stays;
+  if (!rank.ending || by_launcher) {
+    return fault_of_running_rank(rank, kind, joined) + (rank.ending ? "; the launcher ended it"
+                                                        : by_launcher
+                                                            ? "; the launcher could not end it"
+                                                            : "; the launcher ends it");
+  }
+  if (!rank.ending->failed()) {
+    return concat("left early with exit code 0",
+                  joined ? "" : ", without calling lockstep::init(),",
+                  " while others waited for it");
+  }
+  if (rank.forwarded) {
+    return concat("was ended by ", rank.ending->text(),
+                  ", which the launcher forwarded: install a handler for it before "
+                  "lockstep::init(), or pass --no-forward-signals");
+  }
+  const auto memory = rank.out_of_memory.empty() ? "" : concat("; ", rank.out_of_memory);
+  return concat(rank.ending->by_signal ? "was ended by " : "ended with ", rank.ending->text(),
+                memory);
+}
 
 }  // namespace
 
@@ -116,24 +156,23 @@ std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member
   if (cause < 0) return std::nullopt;
   const auto& member = members[static_cast<std::size_t>(cause)];
   const auto& stream = streams.err(cause);
-  FirstCause found{member, plan.world_size, member.process.pid()};
-  found.role = role_of(facts, static_cast<std::size_t>(cause));
-  found.ended_by_launcher = member.ended_by_launcher || member.stays;
-  found.joined = member.joined || world.joined(cause);
-  found.last_lines = stream.tail().lines(reported_lines);
+  FirstCause found{.rank = cause,
+                   .role = role_of(facts, static_cast<std::size_t>(cause)),
+                   .last_lines = stream.tail().lines(reported_lines)};
   found.lines_shown_last = stream.shown_last(found.last_lines.size());
+  std::optional<Failure::Kind> kind;
   const auto& error = facts[static_cast<std::size_t>(cause)].error;
   const bool own_error = has_own_text(error);
   if (recorded == cause) {
     // A failure of the world that this host's memory does not hold came over the network.
     const bool came_from_another_host = error && error->of_world() && !world.raised_failure(cause);
     if (!came_from_another_host) found.role = std::max(found.role, Role::failed);
-    found.kind = failure->kind;
+    kind = failure->kind;
     // The report names the signal already.
     const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
     if (!is_told) found.reason = failure->text;
   } else if (own_error) {
-    found.kind = Failure::Kind::error;
+    kind = Failure::Kind::error;
     found.reason = error->text;
   }
   // The text of an uncaught error is hidden among other words, so the recorded reason is printed.
@@ -142,54 +181,13 @@ std::optional<FirstCause> first_cause(const Plan& plan, const std::vector<Member
   for (const auto& line : found.last_lines) printed += line + '\n';
   found.lines_hold_reason = !is_hidden && own_error && found.reason.ends_with(error->text) &&
                             printed.find(error->text) != std::string::npos;
-  found.who = who_failed(found);
+  found.who = concat("rank ", member.world_rank, " of ", plan.world_size, " failed first: it ",
+                     event_text(member, kind, member.joined || world.joined(cause)), " (host ",
+                     detail::host_name(), ", pid ", member.process.pid(), ")");
   return found;
 }
 
 namespace {
-
-/// The fault of a rank that had not ended when the launcher ended the job.
-std::string fault_of_running_rank(const FirstCause& cause) {
-  using Kind = Failure::Kind;
-  if (cause.lingered) {
-    return concat("went on for ", cause.lingered->count(), " s ",
-                  cause.joined ? "after it left the world" : "after all other ranks ended",
-                  " (--linger)");
-  }
-  if (cause.stopped) return "was stopped (SIGSTOP)";
-  if (cause.kind == Kind::error) return "raised an error and had not ended yet";
-  if (cause.kind == Kind::left) return "left the world before the others and had not ended yet";
-  if (cause.kind == Kind::crashed) return "crashed and had not ended yet";
-  if (cause.kind == Kind::mismatch) return "called another operation than the others";
-  if (!cause.joined) return "never called lockstep::init()";
-  return "did not take part in an operation that others waited for";
-}
-
-std::string event_text(const FirstCause& cause) {
-  if (!cause.ending) {
-    return fault_of_running_rank(cause) +
-           (cause.ended_by_launcher ? "; the launcher could not end it" : "; the launcher ends it");
-  }
-  if (cause.ended_by_launcher) return fault_of_running_rank(cause) + "; the launcher ended it";
-  if (!cause.ending->failed()) {
-    return concat("left early with exit code 0",
-                  cause.joined ? "" : ", without calling lockstep::init(),",
-                  " while others waited for it");
-  }
-  if (cause.forwarded) {
-    return concat("was ended by ", cause.ending->text(),
-                  ", which the launcher forwarded: install a handler for it before "
-                  "lockstep::init(), or pass --no-forward-signals");
-  }
-  const auto memory = cause.out_of_memory.empty() ? "" : concat("; ", cause.out_of_memory);
-  return concat(cause.ending->by_signal ? "was ended by " : "ended with ", cause.ending->text(),
-                memory);
-}
-
-std::string who_failed(const FirstCause& cause) {
-  return concat("rank ", cause.world_rank, " of ", cause.ranks, " failed first: it ",
-                event_text(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
-}
 
 std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
 
@@ -198,28 +196,23 @@ std::string one_line(std::string text) {
   return plain_line(text);
 }
 
-/// Indents each line of a text.
-std::string indented(const std::string& text) {
-  return detail::joined(detail::lines_in(text), "\n    ", plain_line);
-}
-
 }  // namespace
 
 std::string report(const FirstCause& cause, bool colour) {
   auto text = concat(label(colour), ' ', in_tone(cause.who, Tone::strong, colour), '.');
   if (!cause.reason.empty() && !cause.lines_hold_reason) {
-    text += concat("\n  Reason: ", indented(cause.reason));
+    const auto lines = detail::lines_in(cause.reason);
+    text += concat("\n  Reason: ", detail::joined(lines, "\n    ", plain_line));
   }
   if (cause.role == Role::lost_node) return text;
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
+  const bool one = cause.last_lines.size() == 1;
   if (cause.lines_shown_last) {
-    const bool one = cause.last_lines.size() == 1;
     return text + (cause.lines_hold_reason ? "\n  Its error is printed above."
                    : one                   ? "\n  Its last line of stderr is above."
                                            : "\n  Its last lines of stderr are above.");
   }
-  text += concat("\n  Its last ",
-                 cause.last_lines.size() == 1 ? "line" : concat(cause.last_lines.size(), " lines"),
+  text += concat("\n  Its last ", one ? "line" : concat(cause.last_lines.size(), " lines"),
                  " of stderr:");
   for (const auto& line : cause.last_lines) text += concat("\n  | ", plain_line(line));
   return text;
@@ -240,12 +233,6 @@ constexpr char divider = '\x1f';
 struct Field {
   enum : std::size_t { code, signal, may_restart, host, role, who, reason, holds_reason, lines };
 };
-
-std::vector<std::string> fields_of(const std::string& text) {
-  auto fields = detail::lines_in(text, divider);
-  fields.resize(std::max<std::size_t>(fields.size(), Field::lines));
-  return fields;
-}
 
 int number_in(const std::string& field) { return detail::parse_number<int>(field).value_or(0); }
 
@@ -274,7 +261,8 @@ Outcome agreed(Outcome own, int node, const std::vector<std::string>& texts) {
       cause.role = Role::lost_node;
       cause.who = texts[i].substr(Nodes::lost_text.size());
     } else {
-      auto fields = fields_of(texts[i]);
+      auto fields = detail::lines_in(texts[i], divider);
+      fields.resize(std::max<std::size_t>(fields.size(), Field::lines));
       failed_with = number_in(fields[Field::code]);
       cause.role = static_cast<Role>(number_in(fields[Field::role]));
       cause.who = fields[Field::who];

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <optional>
 #include <span>
@@ -50,15 +48,13 @@ enum class Role {
 };
 
 /// The facts about the rank that caused the failure of a job.
-struct FirstCause : RankState {
-  int ranks = 1;
-  pid_t pid = 0;
+struct FirstCause {
+  int rank = 0;  ///< on this host
   Role role = Role::failed;
   std::string who = {};  ///< "rank 1 of 2 failed first: it ended with exit code 3 (host a, pid 77)"
-  std::optional<detail::Failure::Kind> kind = {};  ///< kind of its recorded failure
-  std::string reason = {};                         ///< text of its recorded failure
-  std::vector<std::string> last_lines = {};        ///< of its stderr
-  bool lines_hold_reason = false;                  ///< last_lines contain the reason
+  std::string reason = {};                   ///< text of its recorded failure
+  std::vector<std::string> last_lines = {};  ///< of its stderr
+  bool lines_hold_reason = false;            ///< last_lines contain the reason
   bool lines_shown_last = false;  ///< last_lines are the last output that the launcher has shown
 };
 

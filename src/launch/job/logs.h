@@ -21,8 +21,6 @@ class Losses {
   void add(const std::string& place, const std::string& reason) {
     places_[reason].push_back(place);
   }
-  /// Adds a place whose reader did not read this many bytes.
-  void add_unread(const std::string& place, std::size_t bytes);
 
   bool empty() const { return places_.empty(); }
   /// "stdout, logs/rank-0.out: No space left on device; stderr: its reader did not take 80 bytes".

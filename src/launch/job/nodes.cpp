@@ -185,7 +185,7 @@ void Nodes::read(Peer& peer) {
             peer.end = failure->text;
           }
         }
-        if (is_node_0()) send(*frame, &peer);
+        if (is_node_0()) send(*frame, peer.member.rank);
         received_.push_back(std::move(*frame));
       }
     }
@@ -205,7 +205,7 @@ void Nodes::lose(Peer& peer, const std::string& why) {
   peer.text = concat(lost_text, text);
   const auto frame = control::failure_frame({.text = text});
   if (is_node_0()) {
-    send(frame, &peer);
+    send(frame, peer.member.rank);
     collect();
   } else {
     texts_.resize(static_cast<std::size_t>(place_.count), *peer.text);
@@ -227,9 +227,9 @@ std::string Nodes::failed_text(int number, std::string_view host, std::string_vi
                 ")");
 }
 
-void Nodes::send(const Frame& frame, const Peer* but) {
+void Nodes::send(const Frame& frame, int but) {
   for (auto& peer : peers_) {
-    if (peer.present && &peer != but) peer.member.connection.send(frame);
+    if (peer.present && peer.member.rank != but) peer.member.connection.send(frame);
   }
 }
 
@@ -300,7 +300,9 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   for (int local = 0; local < plan.options.ranks; ++local) {
     auto& variables = made.ranks[static_cast<std::size_t>(local)].variables;
     const auto set = [&](std::string_view name, std::string value) {
-      set_variable(variables, name, std::move(value));
+      auto variable = std::ranges::find(variables, name, &Variables::value_type::first);
+      if (variable == variables.end()) variable = variables.emplace(variable, name, "");
+      variable->second = std::move(value);
     };
     set("LOCKSTEP_RANK", std::to_string(made.first_rank + local));
     set("LOCKSTEP_WORLD_SIZE", std::to_string(made.world_size));

@@ -53,8 +53,8 @@ class Nodes {
   control::Token token_of(std::string_view use) const {
     return control::derived_token(token_, use);
   }
-  /// Sends a failure or a signal to all other nodes.
-  void send(const control::Frame& frame) { send(frame, nullptr); }
+  /// Sends a failure or a signal to all other nodes; but: without the one of this number.
+  void send(const control::Frame& frame, int but = -1);
 
   /// Gives this node's text to the others. texts() are those of all nodes in their order, as soon
   /// as it has them, once. That of a lost node is lost_text and why; that of a node without which
@@ -78,7 +78,6 @@ class Nodes {
     std::optional<std::string> text = {};
   };
 
-  void send(const control::Frame& frame, const Peer* but);
   void read(Peer& peer);
   void lose(Peer& peer, const std::string& why);
   bool is_node_0() const { return place_.number == 0; }

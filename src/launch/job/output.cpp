@@ -239,20 +239,6 @@ void set_timer(suseconds_t microseconds) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-/// Interrupts each system call that lasts longer than 10 ms, until the end of the scope.
-class Interruption {
- public:
-  Interruption() { set_timer(10'000); }
-  ~Interruption() { set_timer(0); }
-  Interruption(const Interruption&) = delete;
-  Interruption& operator=(const Interruption&) = delete;
-};
-
-ssize_t write_interruptibly(int fd, const char* data, std::size_t length) {
-  const Interruption interruption;
-  return write(fd, data, length);
-}
-
 }  // namespace
 
 Output::Output(int fd, std::shared_ptr<Place> place)
@@ -294,8 +280,10 @@ bool Output::write_some() noexcept {
   if (poll(&ready, 1, 0) <= 0) return false;
   const auto* data = queue_.data() + written_;
   const auto length = std::min<std::size_t>(queue_.size() - written_, PIPE_BUF);
-  const auto count = may_block_ ? write_interruptibly(fd_, data, length) : write(fd_, data, length);
+  if (may_block_) set_timer(10'000);
+  const auto count = write(fd_, data, length);
   const int error = count < 0 ? errno : 0;
+  if (may_block_) set_timer(0);
   if (error == EINTR || error == EAGAIN) return false;
   if (error != 0) {
     // A closed output ends the job; on a full disk, output is only lost.

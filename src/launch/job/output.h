@@ -14,22 +14,6 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// Strings in the form that execv() and execve() require: a null-terminated array of pointers.
-class StringArray {
- public:
-  void add(std::string word) { words_.push_back(std::move(word)); }
-  char* const* get() {
-    pointers_.clear();
-    for (auto& word : words_) pointers_.push_back(word.data());
-    pointers_.push_back(nullptr);
-    return pointers_.data();
-  }
-
- private:
-  std::vector<std::string> words_;
-  std::vector<char*> pointers_;
-};
-
 /// A rank's line for display between lines of other ranks. Keeps tabs and colours (SGR sequences).
 /// Removes all other control characters and escape sequences, which could move the cursor, clear
 /// the screen, or set the terminal's title. Resets a colour at the end of the line.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <utility>
 
 #include "comm/flight/flight_record.h"
@@ -25,22 +26,17 @@ using detail::concat;
 constexpr int most_guardians = 8;
 constexpr int registry_descriptor = 3;
 
-/// Closes all descriptors except the registry, such as the launcher's output and the world's
-/// memory.
-void close_all_except(int registry) {
+[[noreturn]] void guard(int registry) {
+  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
+  setsid();
+  prctl(PR_SET_NAME, "lockstep-guard");
+  // It keeps no other descriptor, such as the launcher's output and the world's memory.
   if (dup2(registry, registry_descriptor) < 0) _exit(1);
   close_range(registry_descriptor + 1, ~0U, 0);
   const int null = open("/dev/null", O_RDWR);
   for (int fd = 0; fd < registry_descriptor; ++fd) dup2(null, fd);
   close(null);
   if (chdir("/") != 0) _exit(1);
-}
-
-[[noreturn]] void guard(int registry) {
-  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
-  setsid();
-  prctl(PR_SET_NAME, "lockstep-guard");
-  close_all_except(registry);
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -81,7 +77,10 @@ void Guardian::add(pid_t group) const noexcept {
   [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
 }
 
-Processes::Processes() : children_before_(children(getpid())), guardian_(std::in_place) {}
+Processes::Processes() : children_before_(children()), guardian_(std::in_place) {
+  prctl(PR_GET_CHILD_SUBREAPER, &subreaper_before_);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
 
 Processes::~Processes() {
   signal_all(SIGKILL);
@@ -92,14 +91,16 @@ Processes::~Processes() {
     if (!member.stays) member.process.reap();
   }
   end_others();
+  prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
 }
 
 void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,
                       const Inheritance& inheritance) {
   for (const auto& ends : streams) {
     const auto rank = static_cast<int>(members_.size());
-    RankProcess process(plan, rank, ends, inheritance, guardian_->registry());
-    members_.push_back({{.rank = rank, .world_rank = plan.first_rank + rank}, std::move(process)});
+    members_.push_back({.rank = rank,
+                        .world_rank = plan.first_rank + rank,
+                        .process = {plan, rank, ends, inheritance, guardian_->registry()}});
   }
 }
 
@@ -110,11 +111,7 @@ void Processes::await_start(std::vector<pollfd>& awaited) const {
 }
 
 void Processes::check_start() {
-  for (auto& member : members_) member.process.started();
-}
-
-bool Processes::started() const {
-  return std::ranges::all_of(members_, [](const auto& m) { return m.process.start_fd() < 0; });
+  for (auto& member : members_) member.process.check_start();
 }
 
 bool Processes::all_ended() const { return std::ranges::all_of(members_, &Member::ended); }
@@ -181,27 +178,28 @@ void Processes::end_others() {
   }
 }
 
-void Forwarding::send(const Processes& processes, const host::World& world, Output& err) {
-  const auto& members = processes.members();
-  while (!pending_.empty() && !processes.all_ended()) {
-    const int signal = *pending_.begin();
+void Processes::forward(std::set<int>& pending, const host::World& world, Output& err) {
+  const auto has_started = [](const Member& member) { return member.process.start_fd() < 0; };
+  while (!pending.empty() && !all_ended()) {
+    const int signal = *pending.begin();
+    const bool started = std::ranges::all_of(members_, has_started);
     const auto is_ready = [&](const Member& member) {
       return member.ended() ||
-             (processes.started() && (world.joined(member.rank) || member.process.handles(signal)));
+             (started && (world.joined(member.rank) || member.process.handles(signal)));
     };
-    const auto found = std::ranges::find_if_not(members, is_ready);
-    if (found != members.end()) {
+    const auto found = std::ranges::find_if_not(members_, is_ready);
+    if (found != members_.end()) {
       if (std::exchange(wait_reported_, true)) return;
       err.line("", concat("lockstep: ", signal_name(signal), " is forwarded when rank ",
                           found->world_rank, " (pid ", found->process.pid(),
                           ") has called lockstep::init() or installed a handler"));
       return;
     }
-    for (const auto& member : members) {
+    for (const auto& member : members_) {
       if (!member.ended()) member.process.signal_group(signal);
     }
-    sent_.insert(signal);
-    pending_.erase(signal);
+    forwarded_.insert(signal);
+    pending.erase(signal);
     wait_reported_ = false;
   }
 }
@@ -221,7 +219,11 @@ constexpr std::size_t most_lines = 4;
 
 std::vector<std::string> RemainingRanks::update(Clock::time_point now,
                                                 const std::vector<Rank>& remaining) {
-  forget_gap(now);
+  const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
+  updated_ = now;
+  for (auto& [rank, known] : known_) {
+    if (gap >= longest_gap) known.since += gap;
+  }
   std::erase_if(known_, [&](const auto& known) {
     return std::ranges::none_of(remaining, [&](const Rank& rank) {
       return rank.rank == known.first && rank.why == known.second.rank.why;
@@ -252,13 +254,6 @@ std::vector<std::string> RemainingRanks::update(Clock::time_point now,
   return lines;
 }
 
-void RemainingRanks::forget_gap(Clock::time_point now) {
-  const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
-  updated_ = now;
-  if (gap < longest_gap) return;
-  for (auto& [rank, known] : known_) known.since += gap;
-}
-
 std::string RemainingRanks::line(Clock::time_point now, const Known& known) const {
   const auto& [rank, pid, why] = known.rank;
   const auto how_long = concat(duration_cast<seconds>(now - known.since).count(), " s");
@@ -268,13 +263,15 @@ std::string RemainingRanks::line(Clock::time_point now, const Known& known) cons
                   ". Continue it with kill -CONT ", pid, ", or end the job with Ctrl-C.");
   }
   const auto process = detail::read_process(pid);
-  const auto program = program_of(pid);
+  std::error_code none;
+  const auto program =
+      std::filesystem::read_symlink(concat("/proc/", pid, "/exe"), none).filename();
   const auto used = process.exists() ? process.processor_time - known.processor_time : 0ms;
   return concat(
       who,
       why == RemainReason::left ? concat("left the world ", how_long, " ago and has not ended")
                                 : concat("has not ended ", how_long, " after all other ranks"),
-      ": ", program.empty() ? "" : concat("program ", program, ", "),
+      ": ", program.empty() ? "" : concat("program ", program.string(), ", "),
       process.exists() ? state_text(process.state) : "ending", ", ",
       duration_cast<milliseconds>(used).count() / 100 / 10.0, " s of processor time since then. ",
       limit_ ? concat("It is ended after ", limit_->count(), " s (--linger).")

@@ -19,27 +19,23 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// What happened to a rank.
-struct RankState {
+/// A rank of an attempt, and what happened to it.
+struct Member {
   int rank = 0;  ///< on this host
   int world_rank = 0;
+  RankProcess process;
   std::optional<Ending> ending = {};  ///< nullopt if it had not ended
-  std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
-  bool ended_by_launcher = false;     ///< it had not ended by itself
-  bool forwarded = false;             ///< the launcher forwarded the signal that ended it
-  bool stopped = false;               ///< SIGSTOP had stopped it when the launcher ended the job
-  bool joined = false;                ///< it had joined the world by init() before its end
+  std::chrono::steady_clock::time_point end_time = {};
+  std::string out_of_memory = {};  ///< text about an out-of-memory kill, if SIGKILL ended it
+  bool ended_by_launcher = false;  ///< it had not ended by itself
+  bool forwarded = false;          ///< the launcher forwarded the signal that ended it
+  bool stopped = false;            ///< SIGSTOP had stopped it when the launcher ended the job
+  bool joined = false;             ///< it had joined the world by init() before its end
+  bool stays = false;              ///< SIGKILL did not end it within 2 s
+  bool gone = false;               ///< it was reaped, and its process group is empty
   /// The --linger limit, if the rank ran longer than this after it had left the world or all other
   /// ranks had ended.
   std::optional<std::chrono::duration<double>> lingered = {};
-};
-
-/// A rank of an attempt.
-struct Member : RankState {
-  RankProcess process;
-  std::chrono::steady_clock::time_point end_time = {};
-  bool stays = false;  ///< SIGKILL did not end it within 2 s
-  bool gone = false;   ///< it was reaped, and its process group is empty
 
   bool ended() const { return ending || stays; }
 };
@@ -90,14 +86,18 @@ class Processes {
   void await_start(std::vector<pollfd>& awaited) const;
   /// Throws: InvalidArgument if the program cannot be executed.
   void check_start();
-  /// Whether all ranks executed their program at the last check_start().
-  bool started() const;
 
   bool all_ended() const;
   /// Reaps ended ranks. Whether a rank's process group has processes; ranks that stay do not count.
   bool groups_left();
   /// Sends the signal to the process group of every rank.
   void signal_all(int signal) const noexcept;
+  /// Sends the pending signals to the ranks that run, and removes them. A signal would end a rank
+  /// that is about to install its handler, so it waits until each rank has joined the world or
+  /// handles it. A line on err reports the wait.
+  void forward(std::set<int>& pending, const host::World& world, Output& err);
+  /// Whether forward() has sent the signal.
+  bool has_forwarded(int signal) const { return forwarded_.contains(signal); }
   /// Reaps the process if it is an orphan of a rank: no rank, guardian or earlier child.
   void reap_orphan(pid_t pid) const noexcept;
   /// Starts a guardian in place of one that has ended, and reports that.
@@ -111,29 +111,13 @@ class Processes {
 
  private:
   std::set<pid_t> children_before_;
-  Subreaper subreaper_;
+  int subreaper_before_ = 0;
   std::optional<Guardian> guardian_;
   int guardians_ = 1;
   std::vector<Member> members_;
+  std::set<int> forwarded_;
+  bool wait_reported_ = false;  ///< that of the next pending signal
   std::vector<std::string> survivors_;
-};
-
-/// The signals that are forwarded to the ranks of one attempt.
-class Forwarding {
- public:
-  /// pending: signals that were not sent to ranks yet.
-  explicit Forwarding(std::set<int>& pending) : pending_(pending) {}
-
-  /// Sends the pending signals to the ranks that run. A signal would end a rank that is about to
-  /// install its handler, so it waits until each rank has joined the world or handles it. A line on
-  /// err reports the wait.
-  void send(const Processes& processes, const host::World& world, Output& err);
-  bool sent(int signal) const { return sent_.contains(signal); }
-
- private:
-  std::set<int>& pending_;
-  std::set<int> sent_;
-  bool wait_reported_ = false;
 };
 
 /// Detects whether the kernel has recently killed a process because memory was short.
@@ -205,7 +189,6 @@ class RemainingRanks {
     std::chrono::milliseconds processor_time;  ///< used before since
   };
 
-  void forget_gap(Clock::time_point now);
   std::string line(Clock::time_point now, const Known& known) const;
 
   int ranks_;

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <locale>
 
+#include "core/environment.h"
+#include "core/system/files.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -24,22 +24,6 @@ namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
-
-StringArray arguments_of(const Plan& plan) {
-  StringArray words;
-  words.add(plan.options.program);
-  for (const auto& argument : plan.options.arguments) words.add(argument);
-  return words;
-}
-
-StringArray environment_of(const Plan& plan, const Variables& own) {
-  StringArray words;
-  for (const auto& [name, value] : plan.inherited) {
-    if (find_variable(own, name) == nullptr) words.add(concat(name, '=', value));
-  }
-  for (const auto& [name, value] : own) words.add(concat(name, '=', value));
-  return words;
-}
 
 void bind_to(const std::vector<int>& cpus) noexcept {
   if (cpus.empty()) return;
@@ -59,11 +43,8 @@ bool inherit_as(int file, int number) noexcept {
 std::string oom_score() {
   constexpr int raise = 300;  // as if the rank used 30 % of the memory more
   constexpr int most = 1000;
-  int own = 0;
-  std::ifstream in("/proc/self/oom_score_adj");
-  in.imbue(std::locale::classic());
-  in >> own;
-  return std::to_string(std::min(own + raise, most));
+  const auto own = detail::parse_number<int>(detail::first_line("/proc/self/oom_score_adj"));
+  return std::to_string(std::min(own.value_or(0) + raise, most));
 }
 
 void write_file(const char* path, const char* text, std::size_t length) noexcept {
@@ -100,6 +81,22 @@ unsigned long files_needed(int ranks) {
 
 }  // namespace
 
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (auto& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_of(const Variables& inherited, const Variables& own) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : inherited) {
+    if (find_variable(own, name) == nullptr) words.push_back(concat(name, '=', value));
+  }
+  for (const auto& [name, value] : own) words.push_back(concat(name, '=', value));
+  return words;
+}
+
 Inheritance::Inheritance(int ranks, const SignalWatch& watch, Descriptor rank_0_listens)
     : world(host::World::create(ranks)),
       files(files_needed(ranks)),
@@ -118,10 +115,11 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
                          const Inheritance& inheritance, int registry)
     : program_(plan.program.string()) {
   const auto& own = plan.ranks[static_cast<std::size_t>(rank)];
-  auto arguments = arguments_of(plan);
-  auto environment = environment_of(plan, own.variables);
-  char* const* argv = arguments.get();
-  char* const* envp = environment.get();
+  std::vector<std::string> arguments{plan.options.program};
+  arguments.insert(arguments.end(), plan.options.arguments.begin(), plan.options.arguments.end());
+  auto environment = environment_of(plan.inherited, own.variables);
+  const auto argv = pointers_to(arguments);
+  const auto envp = pointers_to(environment);
   const auto score = oom_score();
   // Ranks may not read from a terminal, because they are not in its foreground process group.
   const bool reads =
@@ -137,7 +135,7 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
       bind_to(own.cpus);
       inheritance.files.restore();
       inheritance.signals.restore();
-      execve(program_.c_str(), argv, envp);
+      execve(program_.c_str(), argv.data(), envp.data());
     }
     const int error = errno;
     const auto written = write(exec_error.write.get(), &error, sizeof(error));
@@ -148,16 +146,15 @@ RankProcess::RankProcess(const Plan& plan, int rank, const WriteEnds& streams,
   fcntl(exec_error_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool RankProcess::started() {
-  if (!exec_error_) return true;
+void RankProcess::check_start() {
+  if (!exec_error_) return;
   int error = 0;
   const auto got = read(exec_error_.get(), &error, sizeof(error));
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   exec_error_.reset();
   if (got == sizeof(error)) {
     throw InvalidArgument(concat("cannot run '", program_, "': ", std::strerror(error)));
   }
-  return true;
 }
 
 bool RankProcess::stopped() const {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/host/world/world.h"
 #include "launch/job/console.h"
@@ -12,6 +13,12 @@
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// The words in the form that execv() and execve() require: pointers to them, null-terminated.
+std::vector<char*> pointers_to(std::vector<std::string>& words);
+
+/// "NAME=VALUE" of each inherited variable that own does not replace, and of those of own.
+std::vector<std::string> environment_of(const Variables& inherited, const Variables& own);
 
 /// What every rank of an attempt inherits.
 struct Inheritance {
@@ -37,11 +44,11 @@ class RankProcess {
   RankProcess(const Plan& plan, int rank, const WriteEnds& streams, const Inheritance& inheritance,
               int registry);
 
-  /// Whether execve() has returned: the program runs, or its process has ended. On a hanging file
-  /// system, execve() may take long.
+  /// Reads whether execve() has returned: the program runs, or its process has ended. On a hanging
+  /// file system, execve() may take long.
   /// Throws: InvalidArgument if the program cannot be executed.
-  bool started();
-  /// Readable when started() changes; -1 from then on.
+  void check_start();
+  /// Readable when execve() has returned; -1 once check_start() has read that.
   int start_fd() const { return exec_error_.get(); }
 
   pid_t pid() const { return pid_; }

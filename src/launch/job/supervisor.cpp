@@ -63,10 +63,10 @@ constexpr auto report_delay = 1000ms;
 /// The time after which ranks report that they wait, and the launcher that a rank goes on alone.
 std::chrono::duration<double> stall_time(const Plan& plan) {
   constexpr double unless_set = 30;
-  if (plan.options.stall_warning) return std::chrono::duration<double>(*plan.options.stall_warning);
-  const auto* text = find_variable(plan.inherited, "LOCKSTEP_STALL_WARNING");
-  const auto given = text != nullptr ? detail::parse_number<double>(*text) : std::nullopt;
-  return std::chrono::duration<double>(given.value_or(unless_set));
+  const auto inherited =
+      detail::parse_number<double>(value_of(plan.inherited, "LOCKSTEP_STALL_WARNING"));
+  return std::chrono::duration<double>(
+      plan.options.stall_warning.value_or(inherited.value_or(unless_set)));
 }
 
 /// Removes the copies of an earlier job in the log folder.
@@ -87,7 +87,6 @@ Supervisor::Supervisor(const Plan& plan, Console& console, Descriptor rank_0_lis
       console_(console),
       inheritance_(plan.options.ranks, console.signals, std::move(rank_0_listens)),
       streams_(console.outputs),
-      forwarding_(console.to_forward),
       remaining_(plan.world_size, stall_time(plan), plan.options.linger) {}
 
 Outcome Supervisor::run() {
@@ -127,7 +126,7 @@ void Supervisor::poll_once() {
   err.write_ready();
   handle_signals();
   if (console_.nodes) follow_nodes();
-  if (phase_ == Phase::running) forwarding_.send(processes_, *inheritance_.world, err);
+  if (phase_ == Phase::running) processes_.forward(console_.to_forward, *inheritance_.world, err);
   if ((out.broken() || err.broken()) && phase_ < Phase::stopping) interrupt(SIGPIPE);
   if (report_at_ && Clock::now() >= *report_at_) report_cause();
   check_remaining_ranks();
@@ -177,7 +176,7 @@ void Supervisor::note_end(Member& member, const Ending& ending) {
   member.ending = ending;
   member.end_time = Clock::now();
   member.joined = world.joined(member.rank);
-  member.forwarded = ending.by_signal && forwarding_.sent(ending.code);
+  member.forwarded = ending.by_signal && processes_.has_forwarded(ending.code);
   const bool stopping = phase_ >= Phase::stopping;
   member.ended_by_launcher =
       stopping && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);

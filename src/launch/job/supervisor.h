@@ -84,7 +84,6 @@ class Supervisor {
   Inheritance inheritance_;
   Streams streams_;
   Processes processes_;
-  Forwarding forwarding_;
   RemainingRanks remaining_;
   OomWatch oom_;
 
