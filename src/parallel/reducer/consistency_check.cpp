@@ -147,8 +147,7 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
           "SAM by its own gradient, which needs verify_every = 0), a line search or a condition "
           "over a loss that is not averaged (Group::mean(), Group::any()). Make the change on "
           "every rank, average what it depends on, or call broadcast_parameters() after it"),
-      {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
-       .operation = "consistency check"});
+      {.rank = found ? found->rank : -1, .operation = "consistency check"});
 }
 
 PositionCheck::PositionCheck(const Group& group)

@@ -296,8 +296,7 @@ void Reducer::check_options(bool are_equal) const {
       at_rank("DistributedOptimizer", group_, "got ", differing.text,
               ", expected the same options of the optimizer on all ranks, because each rank "
               "updates a part of the parameters: set them on every rank"),
-      {.rank = differing.rank < 0 ? -1 : group_.communicator().world_rank(differing.rank),
-       .operation = "DistributedOptimizer"});
+      {.rank = differing.rank, .operation = "DistributedOptimizer"});
 }
 
 double Reducer::begin_without_exchange() {
