@@ -28,10 +28,6 @@ std::int64_t padded_bytes(const at::Tensor& tensor) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-std::uint32_t autograd_version(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
 /// Whether a tensor has these values already. False where a comparison would take more than a copy.
 bool has_bits_of(const at::Tensor& tensor, const at::Tensor& packed) {
   if (!tensor.is_cpu() || !tensor.is_contiguous()) return false;
@@ -63,7 +59,7 @@ bool CoalescedTensors::waits(std::size_t index) const {
   if (!waits()) return false;
   const auto& [memory, version] = places_[index];
   const auto& tensor = tensors_[index];
-  return memory.is_alias_of(tensor.storage()) && version == autograd_version(tensor);
+  return memory.is_alias_of(tensor.storage()) && version == tensor._version();
 }
 
 bool CoalescedTensors::replace(std::size_t index, const at::Tensor& tensor) {
@@ -113,7 +109,7 @@ void CoalescedTensors::end() {
   work_.wait();
   if (!receives_) return;
   for (const auto& tensor : tensors_)
-    places_.push_back({.memory = tensor.storage(), .version = autograd_version(tensor)});
+    places_.push_back({.memory = tensor.storage(), .version = tensor._version()});
 }
 
 void CoalescedTensors::write() {

@@ -90,10 +90,6 @@ namespace {
 /// Most elements that the digest of a mean covers.
 constexpr std::int64_t max_samples = 4;
 
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
 /// Whether the mean in the slice was dropped or zeroed before the backward that added incoming. An
 /// assigned gradient was not.
 bool was_dropped(const at::Tensor& gradient, const at::Tensor& values, const at::Tensor& incoming) {
@@ -119,7 +115,7 @@ void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& 
 
 void GradientRecord::set_averaged(const at::Tensor& values) {
   state_ = GradientState::averaged;
-  version_ = version_of(values);
+  version_ = values._version();
 }
 
 void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
@@ -132,8 +128,8 @@ void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor&
 }
 
 bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                                  std::uint32_t additions) const {
-  return is_stored_in(gradient, values) && version_of(gradient) == version_ + additions;
+                                  std::int64_t additions) const {
+  return is_stored_in(gradient, values) && gradient._version() == version_ + additions;
 }
 
 GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {

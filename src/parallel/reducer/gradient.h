@@ -74,11 +74,11 @@ class GradientRecord {
 
  private:
   bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                    std::uint32_t additions = 0) const;
+                    std::int64_t additions = 0) const;
 
   /// As the last call left it: not assigned or edited.
   GradientState state_ = GradientState::none;
-  std::uint32_t version_ = 0;  ///< autograd version of the values when they were averaged
+  std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
 
 /// The participation flag of a parameter. The largest of all ranks counts.
