@@ -15,17 +15,15 @@
 
 #include "core/operation_error.h"
 #include "group/instances.h"
+#include "parallel/buckets/bucket_plan.h"
 #include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// A cache line, which is a multiple of every dtype's alignment.
-constexpr std::int64_t alignment = 64;
-
+/// slice_alignment is a multiple of every dtype's alignment.
 std::int64_t padded_bytes(const at::Tensor& tensor) {
-  const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
-  return (bytes + alignment - 1) / alignment * alignment;
+  return static_cast<std::int64_t>(round_up(tensor.nbytes(), slice_alignment));
 }
 
 /// Whether a tensor has these values already. False where a comparison would take more than a copy.
@@ -47,7 +45,7 @@ CoalescedTensors::CoalescedTensors(std::vector<at::Tensor> tensors, const Group&
   buffer_.zero_();
   std::int64_t begin = 0;
   for (const auto& tensor : tensors_) {
-    const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+    const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
     packed_.push_back(
         buffer_.narrow(0, begin, bytes).view(tensor.scalar_type()).view(tensor.sizes()));
     begin += padded_bytes(tensor);

@@ -1,5 +1,6 @@
 #include "parallel/reducer/sparse_gradients.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -22,11 +23,6 @@ namespace {
 /// A rank sends one of these in place of its number of rows if its gradient is not sparse.
 constexpr std::int64_t is_dense = -1;
 constexpr std::int64_t is_unsupported = -2;
-
-/// float16 and bfloat16 are summed in float32, as dense gradients are.
-at::ScalarType sum_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
 
 bool has_rows(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.layout() == at::kSparse && gradient.sparse_dim() == 1 &&
@@ -139,7 +135,8 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
 void SparseGradients::average(Member& member) const {
   const auto& parameter = member.slice.parameter;
   const auto dtype = parameter.scalar_type();
-  const auto values = member.all_values.to(sum_dtype(dtype));
+  // float16 and bfloat16 are summed in float32, as dense gradients are.
+  const auto values = member.all_values.to(at::toOpMathType(dtype));
   const auto sum = at::_sparse_coo_tensor_unsafe(member.all_indices.unsqueeze(0), values,
                                                  parameter.sizes(), values.options())
                        .coalesce();
