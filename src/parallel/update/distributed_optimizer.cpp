@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -150,16 +151,6 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
   });
 }
 
-/// The parameters that the optimizer updates, and all buffers.
-ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
-  const auto optimized = detail::addresses_of_parameters(optimizer);
-  auto parameters = model.parameters();
-  std::erase_if(parameters, [&](const NamedTensor& named) {
-    return !optimized.contains(named.tensor.unsafeGetTensorImpl());
-  });
-  return detail::part_of(model, std::move(parameters));
-}
-
 std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
                                                    const ModelView& model, const Group& group,
                                                    DataParallelOptions options) {
@@ -176,7 +167,13 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
                                                  .content = Source::Content::model});
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   detail::agree(group, "DistributedOptimizer", detail::describe(all, same_seed));
-  const auto part = optimized_part(optimizer, model);
+  const auto is_optimized = [optimized = detail::addresses_of_parameters(optimizer)](
+                                const NamedTensor& named) {
+    return optimized.contains(named.tensor.unsafeGetTensorImpl());
+  };
+  auto parameters = model.parameters();
+  std::erase_if(parameters, std::not_fn(is_optimized));
+  const auto part = detail::part_of(model, std::move(parameters));  // and all buffers
   // A list of tensors does not tell which of them belong to sparse layers.
   all.declare_sparse(options.sparse_gradients);
   options.sparse_gradients.clear();
@@ -184,11 +181,8 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
     if (all.has_sparse_gradient(named.tensor)) options.sparse_gradients.push_back(named.name);
   }
   if (!same_seed) {
-    const auto optimized = detail::addresses_of_parameters(optimizer);
     all.buffers.clear();  // they belong to the part, which is copied when it is wrapped
-    std::erase_if(all.parameters, [&](const NamedTensor& named) {
-      return optimized.contains(named.tensor.unsafeGetTensorImpl());
-    });
+    std::erase_if(all.parameters, is_optimized);
     detail::broadcast(all, group, 0);
   }
   return make(part);
