@@ -22,6 +22,12 @@ namespace lockstep::inline v0_2::detail {
 template <class Integer>
 struct Compared {
   explicit Compared(Integer own = 0) : value(own), complement(static_cast<Integer>(~own)) {}
+  /// Of a rank that has no integer.
+  static Compared none() {
+    Compared zeros;
+    zeros.complement = 0;
+    return zeros;
+  }
   bool is_equal() const { return static_cast<Integer>(~complement) == value; }
 
   Integer value;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -53,13 +52,6 @@ std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::i
   return result;
 }
 
-/// The maxima over ranks.
-Compared<std::uint64_t> compared_of(std::span<const std::uint8_t, ConsistencyCheck::bytes> maxima) {
-  Compared<std::uint64_t> compared(0);
-  std::memcpy(&compared, maxima.data(), sizeof compared);
-  return compared;
-}
-
 bool is_like(const at::Tensor& mean, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.sizes() == mean.sizes() &&
          other.scalar_type() == mean.scalar_type();
@@ -104,13 +96,10 @@ bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
   return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 
-void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
-                             const SparseGradients& sparse, std::span<std::uint8_t, bytes> own) {
+Compared<std::uint64_t> ConsistencyCheck::begin(std::int64_t step, const BucketReducers& reducers,
+                                                const SparseGradients& sparse) {
   compared_.clear();
-  if (every_ == 0 || step % every_ != 0) {
-    std::ranges::fill(own, std::uint8_t{0});
-    return;
-  }
+  if (every_ == 0 || step % every_ != 0) return Compared<std::uint64_t>::none();
   const auto turns = reducers.size() + sparse.size();
   bucket_ = static_cast<std::size_t>(step / every_) % turns;
   if (bucket_ < reducers.size()) {
@@ -124,13 +113,11 @@ void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
   }
   std::vector<std::uint64_t> checksums;
   for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
-  const Compared sum(digest(std::as_bytes(std::span(checksums))));
-  std::memcpy(own.data(), &sum, bytes);
+  return Compared(digest(std::as_bytes(std::span(checksums))));
 }
 
-void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
-  if (compared_.empty()) return;
-  if (compared_of(maxima).is_equal()) return;
+void ConsistencyCheck::check(std::int64_t step, const Compared<std::uint64_t>& maxima) const {
+  if (compared_.empty() || maxima.is_equal()) return;
   std::vector<std::string> lines;
   for (const auto& [name, checksum] : compared_) {
     lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
@@ -155,19 +142,15 @@ PositionCheck::PositionCheck(const Group& group)
       position_(per_group<DataPosition>(group.host())),
       before_(position_->packed()) {}
 
-void PositionCheck::write(std::span<std::uint8_t, bytes> own) {
+Compared<std::uint64_t> PositionCheck::begin() {
   const auto now = position_->packed();
   own_ = now == before_ ? 0 : now;
   before_ = now;
-  std::ranges::fill(own, std::uint8_t{0});
-  if (own_ == 0 || has_warned_) return;
-  const Compared position(own_);
-  std::memcpy(own.data(), &position, bytes);
+  return own_ == 0 || has_warned_ ? Compared<std::uint64_t>::none() : Compared(own_);
 }
 
-void PositionCheck::check(std::span<const std::uint8_t, bytes> maxima) {
-  const auto positions = compared_of(maxima);
-  if (positions.value == 0 || positions.is_equal()) return;
+void PositionCheck::check(const Compared<std::uint64_t>& maxima) {
+  if (maxima.value == 0 || maxima.is_equal()) return;
   has_warned_ = true;
   const std::array line{own_ == 0 ? std::string("no new batch")
                                   : concat("epoch ", DataPosition::epoch_of(own_), " batch ",

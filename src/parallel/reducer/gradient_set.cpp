@@ -60,9 +60,8 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
     members_.push_back(
         {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
   }
-  flags_ = group.host().empty(
-      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes + PositionCheck::bytes)},
-      at::kByte);
+  flags_ =
+      group.host().empty({static_cast<std::int64_t>(members_.size() + sizeof(Checks))}, at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 

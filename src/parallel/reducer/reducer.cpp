@@ -307,7 +307,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   backward_.reset();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
-  if (exchanges) check_.check(step, gradients_.check_bytes());
+  if (exchanges) check_.check(step, gradients_.checks().parameters);
   // No flags have told the other ranks.
   if (const auto replaced = hooks_.take_replaced(); !replaced.empty())
     std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
@@ -328,9 +328,10 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   const auto all = has_optimizer_ ? end_agreement() : StepIntent{};
   some_in_step_ = all.in_backward != 0 && all.in_step != 0;
   // Parameters stay equal only under strategies that average every gradient.
-  if (!parameters_may_differ()) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
+  const auto check = parameters_may_differ() ? Compared<std::uint64_t>::none()
+                                             : check_.begin(step_, reducers_, sparse_);
   gradients_.prepare_sparse(backward.factor);
-  auto flags = begin_flags();
+  auto flags = begin_flags(check);
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
@@ -345,10 +346,10 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   return error;
 }
 
-Work Reducer::begin_flags() {
+Work Reducer::begin_flags(const Compared<std::uint64_t>& check) {
   for (const auto parameter : hooks_.take_replaced()) gradients_.flag_replaced(parameter);
   gradients_.complete_flags();
-  positions_.write(gradients_.position_bytes());
+  gradients_.set_checks({.parameters = check, .positions = positions_.begin()});
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);
 }
@@ -357,7 +358,7 @@ Work Reducer::begin_flags() {
 /// rank, or null.
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
-  positions_.check(gradients_.position_bytes());
+  positions_.check(gradients_.checks().positions);
   return gradients_.take_error(step_, group_);
 }
 

@@ -210,7 +210,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
                          graph);
   }
-  Work begin_flags();
+  Work begin_flags(const Compared<std::uint64_t>& check = Compared<std::uint64_t>::none());
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -306,19 +305,16 @@ double Reducer::begin_without_exchange() {
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {
-  // No exchange here uses the bytes of the consistency check.
-  Compared options(digest_of_options());
-  std::memcpy(gradients_.check_bytes().data(), &options, sizeof options);
-  auto flags = begin_flags();
+  // Nothing is exchanged here, and so nothing else to check.
+  auto flags = begin_flags(Compared(digest_of_options()));
   begin_buffers();
   flags.wait();
   buffers_->end();
-  std::memcpy(&options, gradients_.check_bytes().data(), sizeof options);
   const auto error = end_flags();
   gradients_.end_without_exchange();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
-  check_options(options.is_equal());
+  check_options(gradients_.checks().parameters.is_equal());
   return gradients_.changed();
 }
 
