@@ -114,8 +114,8 @@ std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reduc
   agree(group, "DistributedOptimizer", describe_groups(optimizer, reducer));
   reducer.compare_options([&optimizer] { return options_of(optimizer); });
   // With one copy of everything, shard has no effect.
-  return shares ? shared_update(optimizer, reducer, group)
-                : sharded_update(optimizer, reducer, group);
+  if (shares) return shared_update(optimizer, reducer, group);
+  return std::make_unique<ShardedParameters>(optimizer, reducer, group);
 }
 
 at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {

@@ -52,11 +52,9 @@ class Update {
   virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
 };
 
-/// The updates of DataParallelOptions::share_memory and of shard; parameters, ranks and exceptions
-/// as of Update::create(). With shared memory, the parameters of all ranks must be equal.
+/// The update of DataParallelOptions::share_memory; parameters, ranks and exceptions as of
+/// Update::create(). The parameters of all ranks must be equal.
 std::unique_ptr<Update> shared_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                       const Group& group);
-std::unique_ptr<Update> sharded_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
-                                       const Group& group);
 
 }  // namespace lockstep::detail
