@@ -146,12 +146,6 @@ class SharedUpdate final : public Update {
     std::vector<std::vector<at::Tensor*>> own_state = {};
   };
 
-  /// A parameter's optimizer state in shared memory.
-  struct State {
-    std::vector<at::Tensor> tensors = {};
-    bool is_first = false;  ///< there was none before this update
-  };
-
   /// Exchanges the addresses of all ranks' buckets.
   void exchange_addresses() {
     auto& communicator = group_.communicator();
@@ -217,29 +211,29 @@ class SharedUpdate final : public Update {
   }
 
   /// Moves a parameter's optimizer state into shared memory, and sets it to zero if there is none
-  /// yet. Every rank writes its own range.
-  State prepare_state(SharedBucket& bucket, std::size_t slice) {
+  /// yet. Every rank writes its own range. Returns whether there was none.
+  static bool prepare_state(SharedBucket& bucket, std::size_t slice) {
     const auto& of = bucket.gradients->slices()[slice];
     const auto [begin, end] = intersection(bucket.own, of);
     const auto size = static_cast<std::size_t>(of.parameter.element_size());
-    State state;
-    for (at::Tensor* tensor : bucket.own_state[slice]) {
-      const auto& shared = bucket.state[state.tensors.size()][slice];
-      const auto own = [&](const at::Tensor& of_parameter) {
-        return std::span(memory_of(of_parameter), of_parameter.nbytes())
-            .subspan(begin * size, (end - begin) * size);
-      };
-      if (!tensor->defined()) {
-        state.is_first |= state.tensors.empty();
+    const auto own = [&](const at::Tensor& of_parameter) {
+      return std::span(memory_of(of_parameter), of_parameter.nbytes())
+          .subspan(begin * size, (end - begin) * size);
+    };
+    bool is_first = false;
+    for (std::size_t k = 0; k < bucket.own_state[slice].size(); ++k) {
+      auto& tensor = *bucket.own_state[slice][k];
+      const auto& shared = bucket.state[k][slice];
+      if (!tensor.defined()) {
+        is_first = is_first || k == 0;
         std::ranges::fill(own(shared), std::byte{});
-      } else if (tensor->const_data_ptr() != shared.const_data_ptr()) {
+      } else if (tensor.const_data_ptr() != shared.const_data_ptr()) {
         // A loaded state: every rank has all of it and copies its own range.
-        std::ranges::copy(own(at::empty_like(shared).copy_(*tensor)), own(shared).begin());
+        std::ranges::copy(own(at::empty_like(shared).copy_(tensor)), own(shared).begin());
       }
-      *tensor = shared;
-      state.tensors.push_back(shared);
+      tensor = shared;
     }
-    return state;
+    return is_first;
   }
 
   /// A gradient that is equal on every rank.
@@ -317,7 +311,7 @@ class SharedUpdate final : public Update {
     const auto& of = bucket.gradients->slices()[slice];
     const auto& own_gradient = bucket.own_gradients[slice];
     if (!updates(bucket, slice)) return;
-    const auto state = prepare_state(bucket, slice);
+    const bool is_first = prepare_state(bucket, slice);
     optimizer_.begin_update(of.parameter);
     const auto dtype = of.parameter.scalar_type();
     const auto size = static_cast<std::size_t>(of.parameter.element_size());
@@ -339,11 +333,12 @@ class SharedUpdate final : public Update {
         gradient = mean;
       }
       std::vector<at::Tensor> state_in;
-      for (const auto& tensor : state.tensors) state_in.push_back(in(tensor));
+      for (std::size_t k = 0; k < bucket.own_state[slice].size(); ++k)
+        state_in.push_back(in(bucket.state[k][slice]));
       optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
                                        .gradient = flat_at(gradient, count, dtype),
                                        .state = std::move(state_in),
-                                       .is_first = state.is_first});
+                                       .is_first = is_first});
     }
     // Autograd must detect the change on every rank, also of ranges that other ranks wrote.
     of.parameter.unsafeGetTensorImpl()->bump_version();
