@@ -116,7 +116,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Product before_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  Request request(Product product) { return {*this, product}; }
 
   /// While paused, gradients accumulate and are not exchanged. Calls nest.
   void pause() { ++paused_; }

@@ -25,8 +25,6 @@ namespace {
 /// Name of the count of exchanges in a state. All other names are of parameters.
 constexpr const char* step_name = "lockstep/step";
 
-bool is_zero(const at::Tensor& dense) { return !dense.any().item<bool>(); }
-
 }  // namespace
 
 /// Whether the gradient is in the memory of a mean that must not be averaged again.
@@ -66,7 +64,7 @@ bool GradientSet::holds_mean() const {
     const auto state = state_of(member);
     // zero_grad(false) has edited a mean to zeros.
     return state == GradientState::averaged ||
-           (state == GradientState::edited && !is_zero(gradient));
+           (state == GradientState::edited && gradient.any().item<bool>());
   });
 }
 

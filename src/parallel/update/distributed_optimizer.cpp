@@ -267,7 +267,7 @@ void DistributedOptimizer::check_unchanged() {
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const auto product = update_->product();
   // The program reads no .grad() before the update.
-  const auto request = model_->reducer().request(product);
+  const detail::Reducer::Request request(model_->reducer(), product);
   if (loss.defined() && loss.requires_grad()) loss.backward();
   if (product == detail::Product::none) {
     detail::as_operation("DistributedOptimizer", [&] {

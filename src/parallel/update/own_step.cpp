@@ -139,14 +139,12 @@ void check_listed_once(const torch::optim::Optimizer& optimizer, const char* ope
   }
 }
 
-/// The parameter group of a parameter.
-std::optional<std::size_t> ElementwiseStep::group_of(const at::Tensor& parameter) const {
-  const auto place = find_place(optimizer_, parameter, places_);
-  return place ? std::optional(place->group) : std::nullopt;
+std::optional<ElementwiseStep::Place> ElementwiseStep::place_of(const at::Tensor& parameter) const {
+  return find_place(optimizer_, parameter, places_);
 }
 
 bool ElementwiseStep::has(const at::Tensor& parameter) const {
-  return group_of(parameter).has_value();
+  return place_of(parameter).has_value();
 }
 
 std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
@@ -154,7 +152,7 @@ std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) 
   auto& state = first_states_[parameter.unsafeGetTensorImpl()];
   state = new_state(optimizer_, parameter);
   std::vector<at::Tensor*> tensors;
-  const auto& options = optimizer_.param_groups()[*group_of(parameter)].options();
+  const auto& options = optimizer_.param_groups()[place_of(parameter)->group].options();
   for (const char* field : future_fields(optimizer_, options, parameter))
     tensors.push_back(find_tensor(*state, field));
   if (tensors.empty()) first_states_.erase(parameter.unsafeGetTensorImpl());
@@ -179,7 +177,7 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
     optimizer_.state()[values.unsafeGetTensorImpl()] = std::move(state);
   }
   ParameterLists lists(optimizer_.param_groups().size());
-  lists[*group_of(parameter)].push_back(values);
+  lists[place_of(parameter)->group].push_back(values);
   values.mutable_grad() = elements.gradient;
   step_on(optimizer_, lists);
   values.mutable_grad().reset();

@@ -103,7 +103,7 @@ class ElementwiseStep final : public ElementwiseOptimizer {
     std::size_t index = 0;  ///< in the group's params()
   };
 
-  std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
+  std::optional<Place> place_of(const at::Tensor& parameter) const;
 
   torch::optim::Optimizer& optimizer_;
   /// States of parameters whose first update has not begun.
