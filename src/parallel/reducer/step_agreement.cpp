@@ -98,7 +98,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
       case GradientState::assigned:
       case GradientState::edited:
         if (!gradient.defined()) break;
-        if ((gradient.layout() == at::kSparse) != member.is_sparse) {
+        if (gradient.is_sparse() != member.is_sparse) {
           own.has_local = 1;  // the exchange reports it on every rank
           break;
         }
