@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
 #include "parallel/reducer/gradient.h"
 #include "profile/trace.h"
@@ -106,7 +107,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       host_(group.host()),
       owner_(owner),
       needs_optimizer_(needs.option),
-      wrappers_(GroupWrappers::of(group)),
+      wrappers_(per_group<GroupWrappers>(group, group)),
       reducers_(trainable(model, GradientLayout::dense), group, options.buckets,
                 ParameterStrategies(options), owner, needs.parts),
       sparse_(trainable(model, GradientLayout::sparse), group, owner, reducers_.size()),
