@@ -73,6 +73,14 @@ void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> 
   for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
 }
 
+void weigh(const at::Tensor& values, double factor) {
+  if (factor == 0) {
+    values.zero_();  // a factor of 0 must also remove NaN
+  } else if (factor != 1) {
+    values.mul_(factor);
+  }
+}
+
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
   const auto& values = slice.values;
   if (gradient.layout() == at::kStrided && gradient.scalar_type() == values.scalar_type() &&

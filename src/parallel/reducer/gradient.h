@@ -35,6 +35,9 @@ bool has_places_of(const at::Tensor& tensor, const at::Tensor& other);
 /// few kernels for all of them, where the strides of the two are equal. Changes no versions.
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);
 
+/// Multiplies values by the weight factor of a rank.
+void weigh(const at::Tensor& values, double factor);
+
 /// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
 

@@ -266,12 +266,7 @@ void Reducer::begin_next(Backward& backward) {
   if (exchanges) {
     begin_agreement(backward);
     gradients_.prepare(bucket, backward.factor);
-    const auto& values = reducers_[bucket].bucket.values();
-    if (backward.factor == 0) {
-      values.zero_();  // a factor of 0 must also remove NaN
-    } else if (backward.factor != 1) {
-      values.mul_(backward.factor);
-    }
+    weigh(reducers_[bucket].bucket.values(), backward.factor);
   } else if (gradients_.checks_finite()) {
     gradients_.set_flags(bucket, 1);
   }

@@ -266,11 +266,7 @@ class SharedUpdate final : public Update {
     if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides() ||
         gradient.is_neg()) {
       values.copy_(gradient);
-      if (factor == 0) {
-        values.zero_();  // a factor of 0 must also remove NaN
-      } else if (factor != 1) {
-        values.mul_(factor);
-      }
+      weigh(values, factor);
       return {.values = memory_of(values)};
     }
     if (!is_stored_in(gradient, values)) {
