@@ -222,14 +222,12 @@ BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
     residuals = residuals_of(*exchange, bucket);
     counted_stage = 1;  // stage 0 is a reduce-scatter inside the host
   }
-  const bool is_all_reduce = exchange->is_all_reduce();
   if (!has_residuals) residuals.clear();
   return {.bucket = std::move(bucket),
           .exchange = std::move(exchange),
           .residuals = std::move(residuals),
           .strategy = strategy,
           .index_in_strategy = buckets_of_strategy_[strategy]++,
-          .is_all_reduce = is_all_reduce,
           .counted_stage = counted_stage};
 }
 

@@ -72,7 +72,6 @@ struct BucketReducer {
   std::vector<at::Tensor> residuals = {};
   std::size_t strategy = 0;           ///< index of its strategy
   std::size_t index_in_strategy = 0;  ///< among the buckets of its strategy
-  bool is_all_reduce = false;         ///< the exchange of whole means is one all_reduce
   /// This rank's part of the mean; null if each exchange gives every rank the whole.
   std::unique_ptr<GradientShard> shard = {};
   bool is_optimized = false;        ///< the attached optimizer updates all parameters of the bucket
@@ -193,7 +192,7 @@ class BucketReducers {
   void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);
   /// Whether the bucket's exchange is one all_reduce.
   bool is_all_reduce(std::size_t index) const {
-    return reducers_[index].is_all_reduce && product(index) == Product::mean;
+    return reducers_[index].exchange->is_all_reduce() && product(index) == Product::mean;
   }
   /// Call before a backward changes the buckets.
   void keep_parts();
