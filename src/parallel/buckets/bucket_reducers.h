@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "comm/operation.h"
@@ -28,16 +29,10 @@ std::optional<device::CommStream> comm_stream_of(const Group& group);
 
 /// The streams that have written gradients since the begin of a backward. Autograd may run parts of
 /// one backward on different streams.
-class GradientStreams {
- public:
-  /// Adds the current stream. No effect without a comm stream.
-  void add_current(const std::optional<device::CommStream>& comm);
-  /// Makes later work of the current stream wait for the work that these streams have now.
-  void order_before_current(const device::CommStream& comm) const;
+using GradientStreams = std::unordered_set<c10::Stream>;
 
- private:
-  std::vector<c10::Stream> streams_;
-};
+/// Makes later work of `later` wait for the work that these streams have now.
+void order(const GradientStreams& earlier, const c10::Stream& later);
 
 /// Makes the group's stream the current one until the end of the scope. No effect for a group on
 /// the CPU.

@@ -224,7 +224,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
   }
   // A device copies the gradients of a bucket at once.
   if (incoming.defined() && !reducers_.comm_stream()) gradients_.move_into_bucket(parameter);
-  backward->streams.add_current(reducers_.comm_stream());
+  if (const auto& comm = reducers_.comm_stream()) backward->streams.insert(comm->current());
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
@@ -259,7 +259,7 @@ void Reducer::begin_next(Backward& backward) {
   const auto bucket = reducers_.at(backward.round.next());
   const bool exchanges = reducers_.target(bucket, step_) == SyncTarget::gradients;
   if (exchanges && reducers_.comm_stream()) {
-    backward.streams.order_before_current(*reducers_.comm_stream());
+    order(backward.streams, reducers_.comm_stream()->current());
     gradients_.move_all_into(bucket);
   }
   const CommStreamScope on_comm_stream(reducers_.comm_stream(), backward.streams);
