@@ -17,18 +17,11 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// The matrix shape of a parameter's part of the bucket. The rows are its outermost dimension.
-struct MatrixShape {
-  std::int64_t rows = 1;
-  std::int64_t columns = 1;
-};
-
-MatrixShape matrix_shape(const detail::Layout::Part& part) {
-  const auto numel = static_cast<std::int64_t>(part.numel);
-  if (part.sizes.size() < 2 || numel == 0) return {.columns = numel};
-  const auto outermost = std::max_element(part.strides.begin(), part.strides.end());
-  const auto rows = part.sizes[static_cast<std::size_t>(outermost - part.strides.begin())];
-  return {.rows = rows, .columns = numel / rows};
+/// The rows of a parameter's part of the bucket as a matrix: its outermost dimension.
+std::int64_t rows_of(const detail::Layout::Part& part) {
+  if (part.sizes.size() < 2 || part.numel == 0) return 1;
+  const auto outermost = std::ranges::max_element(part.strides) - part.strides.begin();
+  return part.sizes[static_cast<std::size_t>(outermost)];
 }
 
 class PowerSgdExchange final : public Exchange {
@@ -41,7 +34,8 @@ class PowerSgdExchange final : public Exchange {
     }
     std::vector<Parameter> uncompressed;
     for (const auto& part : layout_.parts()) {
-      const auto [rows, columns] = matrix_shape(part);
+      const auto rows = rows_of(part);
+      const auto columns = static_cast<std::int64_t>(part.numel) / rows;
       if ((rows + columns) * recipe.rank < rows * columns) {
         parameters_.push_back({&part, rows, columns, recipe.rank});
       } else {
