@@ -56,8 +56,7 @@ constexpr EnumNames<BufferPolicy::none> policies("from_rank0", "average", "none"
 
 /// Checks that the parameters can be moved to other memory.
 void check_movable(const ModelState& model, const char* option) {
-  for (const auto& [name, tensor] : model.parameters) {
-    if (!tensor.requires_grad() || model.has_sparse_gradient(tensor)) continue;
+  for (const auto& [name, tensor] : trainable(model, GradientLayout::dense)) {
     if (tensor.storage().use_count() == 1) continue;
     throw InvalidArgument(concat(option, ": parameter ", name,
                                  " shares its memory with another tensor, expected memory of its "
@@ -109,12 +108,10 @@ void check_shareable(const ModelState& model, const Group& group,
         "share_memory: got shard = Shard::gradients, expected Shard::none or Shard::optimizer: "
         "every rank keeps its own gradients for the others to read");
   }
-  for (const auto& [name, tensor] : model.parameters) {
-    if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
-      throw InvalidArgument(concat("share_memory: parameter ", name,
-                                   " has sparse gradients, expected dense ones: set sparse = false "
-                                   "in its layer, or set share_memory = false"));
-    }
+  if (const auto sparse = trainable(model, GradientLayout::sparse); !sparse.empty()) {
+    throw InvalidArgument(concat("share_memory: parameter ", sparse.front().name,
+                                 " has sparse gradients, expected dense ones: set sparse = false "
+                                 "in its layer, or set share_memory = false"));
   }
 }
 

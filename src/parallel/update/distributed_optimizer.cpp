@@ -139,15 +139,14 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
     detail::check_listed_once(optimizer, "DistributedOptimizer", named);
     std::unordered_set<const void*> of_model;
     for (const auto& [name, tensor] : named) of_model.insert(tensor.unsafeGetTensorImpl());
-    std::size_t index = 0;
-    for (const auto& parameter : detail::all_parameters(optimizer)) {
-      if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
-        detail::throw_invalid("DistributedOptimizer", "parameter #", index,
-                              " of the optimizer, of sizes ", parameter.sizes(),
-                              ", is not a parameter of the model");
-      }
-      ++index;
-    }
+    const auto parameters = detail::all_parameters(optimizer);
+    const auto other = std::ranges::find_if_not(parameters, [&](const at::Tensor& parameter) {
+      return of_model.contains(parameter.unsafeGetTensorImpl());
+    });
+    if (other == parameters.end()) return;
+    detail::throw_invalid("DistributedOptimizer", "parameter #", other - parameters.begin(),
+                          " of the optimizer, of sizes ", other->sizes(),
+                          ", is not a parameter of the model");
   });
 }
 
