@@ -192,8 +192,8 @@ class ThresholdAverage final : public Average {
   }
 
   void select(std::span<T> gradient) {
-    const kernels::Picks<T> picks{
-        .indices = indices_, .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
+    const kernels::Picks<T> picks{.indices = indices_,
+                                  .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
     const auto found = residual_.defined() ? kernels::move_and_select_above(
                                                  gradient, residual_.as<T>(), threshold_, picks)
                                            : kernels::select_above<T>(gradient, threshold_, picks);

@@ -121,7 +121,8 @@ class AdasumExchange final : public Exchange {
         const auto from = std::max(begin, part.offset);
         const auto to = std::min(end, part.offset + part.numel);
         auto& own = *products++;
-        if (from < to) fn(a.subspan(from - begin, to - from), b.subspan(from - begin, to - from), own);
+        if (from < to)
+          fn(a.subspan(from - begin, to - from), b.subspan(from - begin, to - from), own);
       }
     }
   }

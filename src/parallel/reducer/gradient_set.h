@@ -120,7 +120,7 @@ class GradientSet {
 
   /// What ranks compare by the all_reduce of the participation flags.
   struct Checks {
-    Compared<std::uint64_t> parameters;  ///< ConsistencyCheck; of an update by SharedUpdate: options
+    Compared<std::uint64_t> parameters;  ///< ConsistencyCheck; options if nothing is exchanged
     Compared<std::uint64_t> positions;   ///< PositionCheck
   };
 

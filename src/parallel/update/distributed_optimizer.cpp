@@ -166,10 +166,10 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
                                                  .content = Source::Content::model});
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   detail::agree(group, "DistributedOptimizer", detail::describe(all, same_seed));
-  const auto is_optimized = [optimized = detail::addresses_of_parameters(optimizer)](
-                                const NamedTensor& named) {
-    return optimized.contains(named.tensor.unsafeGetTensorImpl());
-  };
+  const auto is_optimized =
+      [optimized = detail::addresses_of_parameters(optimizer)](const NamedTensor& named) {
+        return optimized.contains(named.tensor.unsafeGetTensorImpl());
+      };
   auto parameters = model.parameters();
   std::erase_if(parameters, std::not_fn(is_optimized));
   const auto part = detail::part_of(model, std::move(parameters));  // and all buffers

@@ -204,8 +204,8 @@ constexpr detail::EnumNames<LowPrecision::kahan> low_precisions("nearest", "mast
 std::string_view name(LowPrecision mode) { return low_precisions.of(mode); }
 
 LowPrecision parse_low_precision(std::string_view text) {
-  return detail::as_operation(
-      "parse_low_precision", [&] { return low_precisions.parse("parse_low_precision:", text); });
+  return detail::as_operation("parse_low_precision",
+                              [&] { return low_precisions.parse("parse_low_precision:", text); });
 }
 
 bool LowPrecisionOptimizer::computes_in_float32(const at::Tensor& parameter) const {

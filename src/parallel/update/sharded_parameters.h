@@ -47,8 +47,8 @@ struct ShardedBucket {
 /// The update of DataParallelOptions::shard. A model's parameters are in one flat tensor for each
 /// bucket, so that a rank updates a range of it and the ranks gather the ranges in place. During
 /// step(), the optimizer's parameters are the parts that this rank updates, so it has the state of
-/// these parts only; checkpoints have it by the whole parameters. The ranks gather each bucket while
-/// the optimizer updates the next one.
+/// these parts only; checkpoints have it by the whole parameters. The ranks gather each bucket
+/// while the optimizer updates the next one.
 class ShardedParameters final : public Update {
  public:
   /// Moves the parameters, and keeps the parts of the state that the optimizer has. As
