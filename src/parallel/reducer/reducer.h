@@ -95,6 +95,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// without gradients. Ranks: all.
   void finish_backward();
 
+  /// The product of the exchanges of this step: the whole mean without a Request.
+  Product product() const { return reducers_.product(); }
   /// While it exists, exchanges give each rank this product. With Product::none there are no
   /// exchanges. Ranks: all; those in step() learn it from the others.
   class [[nodiscard]] Request {

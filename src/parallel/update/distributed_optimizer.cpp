@@ -63,7 +63,7 @@ class WholeUpdate final : public Update {
   WholeUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer)
       : optimizer_(optimizer), reducer_(reducer) {}
 
-  void step(UpdateGradients /*gradients*/) override {
+  void step() override {
     reducer_.before_update();
     optimizer_.step();
   }
@@ -120,7 +120,7 @@ std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reduc
 
 at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
   auto loss = evaluate();
-  step(UpdateGradients::averaged);
+  step();
   return loss;
 }
 
@@ -273,7 +273,7 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
       check_unchanged();
       model_->reducer().hook_new_accumulators();
       if (loss.defined() && loss.requires_grad()) model_->reducer().end_local_backward(loss);
-      update(detail::UpdateGradients::local);
+      update();
     });
   } else {
     step();
@@ -286,7 +286,7 @@ void DistributedOptimizer::step() {
     check_unchanged();
     model_->reducer().average_local_gradients();
     model_->reducer().refuse_late_weights();
-    update(detail::UpdateGradients::averaged);
+    update();
   });
 }
 
@@ -321,8 +321,8 @@ void DistributedOptimizer::average_gradients() {
   });
 }
 
-void DistributedOptimizer::update(detail::UpdateGradients gradients) {
-  update_->step(gradients);
+void DistributedOptimizer::update() {
+  update_->step();
   model_->reducer().exchange_parameters();
 }
 

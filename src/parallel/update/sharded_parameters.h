@@ -66,7 +66,7 @@ class ShardedParameters final : public Update {
   Product product() const override { return Product::part; }
   using Update::step;
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
-  void step(UpdateGradients gradients) override;
+  void step() override;
 
   /// Whether this rank has parts of all averaged gradients instead of the whole.
   bool divides_gradients() const {

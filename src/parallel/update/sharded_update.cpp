@@ -166,7 +166,7 @@ void ShardedParameters::check_groups() const {
   }
 }
 
-void ShardedParameters::step(UpdateGradients /*gradients*/) {
+void ShardedParameters::step() {
   const at::NoGradGuard no_grad;
   check_groups();
   move_back();

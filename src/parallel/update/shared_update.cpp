@@ -109,14 +109,15 @@ class SharedUpdate final : public Update {
   using Update::step;
   /// Does not change .grad().
   /// Throws: InvalidArgument when a parameter no longer uses the shared memory.
-  void step(UpdateGradients gradients) override {
+  void step() override {
     const at::NoGradGuard no_grad;
     check_in_place();
     if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(cached_bytes)}, at::kByte);
-    publish_gradients(gradients);
+    const bool averages = reducer_.product() == Product::none;
+    publish_gradients(averages);
     try {
       allocate_state();
-      for (auto& bucket : buckets_) update(bucket, gradients);
+      for (auto& bucket : buckets_) update(bucket, averages);
     } catch (const std::exception& error) {
       // Other ranks use the parameters, of which some are updated and some are not.
       world_.communicator().fail(concat("DistributedOptimizer: ", error.what()));
@@ -280,18 +281,17 @@ class SharedUpdate final : public Update {
   }
 
   /// On return, all ranks have ended their backward and their gradients can be read.
-  void publish_gradients(UpdateGradients gradients) {
-    const bool exchanged = gradients == UpdateGradients::averaged;
+  void publish_gradients(bool averages) {
     // Writes into the bucket must not count as changes of a gradient.
     const at::AutoDispatchBelowADInplaceOrView no_versions;
-    const double factor = exchanged ? 1 : reducer_.begin_without_exchange();
+    const double factor = averages ? reducer_.begin_without_exchange() : 1;
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
         bucket.own_gradients[i] =
-            exchanged ? mean_gradient(*bucket.gradients, i) : publish_gradient(bucket, i, factor);
+            averages ? publish_gradient(bucket, i, factor) : mean_gradient(*bucket.gradients, i);
       }
     }
-    if (exchanged) return group_.barrier().wait();
+    if (!averages) return group_.barrier().wait();
     auto changed = reducer_.end_without_exchange();
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
@@ -303,7 +303,7 @@ class SharedUpdate final : public Update {
     }
   }
 
-  void update(SharedBucket& bucket, std::size_t slice) {
+  void update_slice(SharedBucket& bucket, std::size_t slice) {
     const auto& of = bucket.gradients->slices()[slice];
     const auto& own_gradient = bucket.own_gradients[slice];
     if (!updates(bucket, slice)) return;
@@ -340,11 +340,11 @@ class SharedUpdate final : public Update {
     of.parameter.unsafeGetTensorImpl()->bump_version();
   }
 
-  void update(SharedBucket& bucket, UpdateGradients gradients) {
+  void update(SharedBucket& bucket, bool averages) {
     const auto update_all = [&] {
-      for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update(bucket, i);
+      for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update_slice(bucket, i);
     };
-    if (gradients == UpdateGradients::averaged) return update_all();
+    if (!averages) return update_all();
     // Counts in the statistics as an all_reduce of the bucket.
     auto& statistics = GroupStatistics::of(group_.communicator());
     const auto bytes = bucket.gradients->values().nbytes();
