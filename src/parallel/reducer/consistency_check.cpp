@@ -1,6 +1,5 @@
 #include "parallel/reducer/consistency_check.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -30,11 +29,6 @@ std::uint64_t checksum(const at::Tensor& tensor) {
 
 namespace {
 
-template <class T>
-const T* first_not_zero(const T* begin, const T* end) {
-  return std::find_if(begin, end, [](T value) { return value != 0; });
-}
-
 /// The element at an offset in memory from the first. Units: elements.
 double at_offset(const at::Tensor& tensor, std::int64_t offset) {
   return tensor.scalar_type() == at::kDouble ? tensor.const_data_ptr<double>()[offset]
@@ -63,10 +57,9 @@ void MeanProbe::set(const at::Tensor& mean) {
   reset();
   if (!mean.is_cpu()) return;  // to read a device's memory, every step would wait for the device
   const auto find = [&]<class T>(const T* values) {
-    const T* const end = values + mean.numel();
-    for (const T* at = first_not_zero(values, end); at != end && count_ < 2;
-         at = first_not_zero(at + 1, end)) {
-      elements_[static_cast<std::size_t>(count_++)] = {.offset = at - values, .value = *at};
+    for (std::int64_t i = 0, end = mean.numel(); i < end && count_ < 2; ++i) {
+      if (values[i] == 0) continue;
+      elements_[static_cast<std::size_t>(count_++)] = {.offset = i, .value = values[i]};
     }
   };
   if (mean.scalar_type() == at::kDouble) {
