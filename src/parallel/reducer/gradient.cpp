@@ -14,7 +14,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -276,9 +275,8 @@ double Weights::take_factor() {
   check();
   if (!std::exchange(are_set_, false)) return 1;
   const auto weights = all();
-  const double sum =
-      std::accumulate(weights.begin(), weights.end(), 0.0,
-                      [](double part, const OfRank& weight) { return part + weight.first; });
+  double sum = 0;
+  for (const auto& weight : weights) sum += weight.first;
   const double mine = weights[static_cast<std::size_t>(group_.rank())].first;
   const bool equal = std::ranges::all_of(
       weights, [&](const OfRank& weight) { return weight.first == weights.front().first; });

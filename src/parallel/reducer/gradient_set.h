@@ -85,8 +85,6 @@ class GradientSet {
   /// Whether the parameter is in no bucket, because it was declared to have sparse gradients.
   bool is_sparse(std::size_t index) const { return members_[index].is_sparse; }
   std::size_t bucket_of(std::size_t index) const { return members_[index].bucket; }
-  /// Number of parameters in a bucket.
-  std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
 
   /// Determines whose means the step agreement regards. others_accumulate: whether backwards may
   /// add to the means of all other parameters.

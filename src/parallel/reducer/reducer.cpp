@@ -60,9 +60,8 @@ class Reducer::Backward {
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
     wrappers_->begin(this);
-    for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
-      missing.push_back(reducer.gradients_.count_in(bucket));
-    }
+    for (const auto& of_bucket : reducer.reducers_.all())
+      missing.push_back(of_bucket.bucket.slices().size());
   }
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;

@@ -45,11 +45,6 @@ NoSync::~NoSync() {
 namespace detail {
 namespace {
 
-const char* name(FrontEnd front_end) {
-  return front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
-                                                      : "DistributedDataParallel";
-}
-
 constexpr EnumNames<Shard::gradients> shards("none", "optimizer", "gradients");
 
 constexpr EnumNames<BufferPolicy::none> policies("from_rank0", "average", "none");
@@ -187,7 +182,11 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
 
 ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                                  const DataParallelOptions& options, FrontEnd front_end)
-    : model_(std::move(model)), group_(group), options_(options), operation_(name(front_end)) {
+    : model_(std::move(model)),
+      group_(group),
+      options_(options),
+      operation_(front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
+                                                              : "DistributedDataParallel") {
   Source source{.owner = front_end == FrontEnd::distributed_optimizer
                              ? Source::Owner::distributed_optimizer
                              : Source::Owner::distributed_data_parallel,
