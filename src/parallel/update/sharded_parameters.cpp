@@ -50,22 +50,6 @@ void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
       "destroyed"));
 }
 
-void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
-  for (const auto& parameter : all_parameters(optimizer)) {
-    auto* const state = find_state(states, parameter);
-    if (state == nullptr) continue;
-    for (const auto* tensor : tensors_of(*state)) {
-      if (tensor->defined()) check_whole(*tensor, parameter);
-    }
-  }
-}
-
-std::size_t most_tensors(const ParamStates& states) {
-  std::size_t most = 0;
-  for (const auto& entry : states) most = std::max(most, tensors_of(*entry.second).size());
-  return most;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
@@ -126,7 +110,8 @@ ParamStates ShardedParameters::gather_state() const {
   if (collects) {
     for (const auto& [parameter, state] : own) whole[parameter] = state->clone();
   }
-  const std::size_t most = most_tensors(own);
+  std::size_t most = 0;
+  for (const auto& [parameter, state] : own) most = std::max(most, tensors_of(*state).size());
   for (const auto& bucket : buckets_) {
     if (collects) {
       for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
@@ -187,18 +172,21 @@ WholeState::~WholeState() {
 
 const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
   const auto* const found = ShardedParameters::of(optimizer);
-  if (found == nullptr) {
-    check_whole(optimizer, optimizer.state());
-    return optimizer.state();
+  if (found != nullptr && !found->whole_) {
+    throw CheckpointError(
+        concat("optimizer: its state is divided among ", found->group_.size(),
+               " ranks, expected a checkpoint of all of them: pass the group of the "
+               "DistributedOptimizer to Checkpoint::save()"));
   }
-  if (found->whole_) {
-    check_whole(optimizer, *found->whole_);
-    return *found->whole_;
+  const auto& states = found != nullptr ? *found->whole_ : optimizer.state();
+  for (const auto& parameter : all_parameters(optimizer)) {
+    auto* const state = find_state(states, parameter);
+    if (state == nullptr) continue;
+    for (const auto* tensor : tensors_of(*state)) {
+      if (tensor->defined()) check_whole(*tensor, parameter);
+    }
   }
-  throw CheckpointError(
-      concat("optimizer: its state is divided among ", found->group_.size(),
-             " ranks, expected a checkpoint of all of them: pass the group of the "
-             "DistributedOptimizer to Checkpoint::save()"));
+  return states;
 }
 
 }  // namespace lockstep::detail
