@@ -29,14 +29,12 @@ std::size_t ParameterStrategies::index_of(const std::string& parameter) const {
 }
 
 bool ParameterStrategies::exchanges_every_gradient() const {
-  return std::ranges::all_of(entries_, [](const ParameterStrategy& entry) {
-    return entry.strategy.exchanges_every_gradient();
-  });
+  return std::ranges::all_of(entries_, &Strategy::exchanges_every_gradient,
+                             &ParameterStrategy::strategy);
 }
 
 bool ParameterStrategies::take_weights() const {
-  return std::ranges::all_of(
-      entries_, [](const ParameterStrategy& entry) { return entry.strategy.takes_weights(); });
+  return std::ranges::all_of(entries_, &Strategy::takes_weights, &ParameterStrategy::strategy);
 }
 
 std::string ParameterStrategies::text() const {
