@@ -27,19 +27,6 @@
 
 namespace lockstep::inline v0_2::detail {
 
-at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
-  auto mean = values.detach();
-  mean.set_requires_grad(true);
-  mean.register_hook([parameter](const at::Tensor&) {
-    throw InvalidArgument(concat(
-        "parameter ", parameter,
-        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
-        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
-        "once, on the whole loss"));
-  });
-  return mean;
-}
-
 void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));
 }

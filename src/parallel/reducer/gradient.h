@@ -16,11 +16,6 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
-/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
-/// treating it as a constant. Shares memory with values.
-at::Tensor without_graph(const at::Tensor& values, const std::string& parameter);
-
 /// Throws InvalidArgument about a parameter.
 [[noreturn]] void refuse(const std::string& name, std::string_view why);
 

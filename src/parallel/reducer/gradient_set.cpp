@@ -39,6 +39,22 @@ void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
   keep_for_current_stream(gradient);
 }
 
+/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
+/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
+/// treating it as a constant. Shares memory with values.
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
+  auto mean = values.detach();
+  mean.set_requires_grad(true);
+  mean.register_hook([parameter](const at::Tensor&) {
+    throw InvalidArgument(concat(
+        "parameter ", parameter,
+        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
+        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
+        "once, on the whole loss"));
+  });
+  return mean;
+}
+
 }  // namespace
 
 GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,

@@ -41,6 +41,13 @@ std::vector<at::Tensor*> defined_tensors_of(OptimizerParamState& state) {
   return tensors;
 }
 
+/// Adds to the number of updates that a state counts. No effect on a state that counts none.
+void add_steps(OptimizerParamState& state, std::int64_t steps) {
+  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
+    if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
+  });
+}
+
 }  // namespace
 
 std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer) {
@@ -101,12 +108,6 @@ std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
     if constexpr (std::is_same_v<Value, at::Tensor>) tensors.push_back(&value);
   });
   return tensors;
-}
-
-void add_steps(OptimizerParamState& state, std::int64_t steps) {
-  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
-    if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
-  });
 }
 
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option) {
