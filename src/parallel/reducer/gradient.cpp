@@ -170,9 +170,7 @@ std::exception_ptr FiniteCheck::take_error(
   if (first == flags.end()) return nullptr;
   const auto index = static_cast<std::size_t>(first - flags.begin());
   const auto others = std::ranges::count(flags, not_finite) - 1;
-  for (auto& flag : flags) {
-    if (flag == not_finite) flag = changed_by_rank;
-  }
+  std::ranges::replace(flags, not_finite, changed_by_rank);
   const auto own = at::full({1}, own_flags_[index] == not_finite ? 1 : 0, at::kByte);
   const auto all = at::empty({group.size()}, at::kByte);
   group.host().all_gather(all, own).wait();
