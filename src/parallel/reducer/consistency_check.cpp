@@ -96,16 +96,14 @@ Compared<std::uint64_t> ConsistencyCheck::begin(std::int64_t step, const BucketR
   const auto turns = reducers.size() + sparse.size();
   bucket_ = static_cast<std::size_t>(step / every_) % turns;
   if (bucket_ < reducers.size()) {
-    for (const auto& slice : reducers.all()[bucket_].bucket.slices()) {
-      compared_.push_back({.name = slice.name, .checksum = checksum(slice.parameter)});
-    }
+    for (const auto& slice : reducers.all()[bucket_].bucket.slices())
+      compared_.emplace_back(slice.name, checksum(slice.parameter));
   } else {
     const auto index = bucket_ - reducers.size();
-    compared_.push_back(
-        {.name = sparse.name_of(index), .checksum = sparse.checksum_of_rows(index)});
+    compared_.emplace_back(sparse.name_of(index), sparse.checksum_of_rows(index));
   }
   std::vector<std::uint64_t> checksums;
-  for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
+  for (const auto& [name, checksum] : compared_) checksums.push_back(checksum);
   return Compared(digest(std::as_bytes(std::span(checksums))));
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/data_position.h"
@@ -64,15 +65,11 @@ class ConsistencyCheck {
   void check(std::int64_t step, const Compared<std::uint64_t>& maxima) const;
 
  private:
-  struct Member {
-    std::string name;  ///< of a parameter
-    std::uint64_t checksum;
-  };
-
   Group group_;
   std::int64_t every_;
-  std::size_t bucket_ = 0;        ///< the bucket that this step compares
-  std::vector<Member> compared_;  ///< its parameters; empty if this step compares none
+  std::size_t bucket_ = 0;  ///< the bucket that this step compares
+  /// Names and checksums of its parameters; empty if this step compares none.
+  std::vector<std::pair<std::string, std::uint64_t>> compared_;
 };
 
 /// Compares the ranks' positions in their data at each exchange, in the all_reduce of the
