@@ -20,7 +20,6 @@ class Optimizer;
 namespace lockstep::inline v0_2::detail {
 class ReplicatedModel;
 class Update;
-enum class UpdateGradients : bool;
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
@@ -210,7 +209,7 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument if the model's parameters or buffers are not as they were wrapped, or
   /// the optimizer has other parameters.
   void check_unchanged();
-  void update(detail::UpdateGradients gradients);
+  void update();
 
   torch::optim::Optimizer& optimizer_;
   std::shared_ptr<detail::ReplicatedModel> model_;

@@ -106,7 +106,6 @@ class FullPrecisionAverage final : public Average {
   }
   bool is_all_reduce() const override { return true; }
 
-  bool has_parts() const override { return true; }
   ExchangeTask exchange_part(std::int64_t, Elements elements, Elements part,
                              Communicator& group) override {
     auto issue = issue_of(elements);
@@ -127,7 +126,6 @@ class ReducedPrecisionAverage final : public Average {
   }
   bool is_all_reduce() const override { return true; }
 
-  bool has_parts() const override { return true; }
   /// Each rank sends every other rank its rounded values of that rank's part.
   ExchangeTask exchange_part(std::int64_t, Elements elements, Elements part,
                              Communicator& group) override {

@@ -89,8 +89,8 @@ class Average {
   /// Ranks: all.
   virtual ExchangeTask exchange(std::int64_t step, Elements elements, Communicator& group) = 0;
 
-  /// Whether the average has exchange_part().
-  virtual bool has_parts() const { return false; }
+  /// Whether exchange() issues exactly one all_reduce. Such an average has exchange_part().
+  virtual bool is_all_reduce() const { return false; }
 
   /// exchange() for one part: part = this rank's part of the average, and the other elements are
   /// unspecified. The parts of all ranks in rank order have the same length and make up the
@@ -99,9 +99,6 @@ class Average {
                                      Elements /*part*/, Communicator& /*group*/) {
     return {};
   }
-
-  /// Whether exchange() issues exactly one all_reduce.
-  virtual bool is_all_reduce() const { return false; }
 
   /// The elements that this rank has not sent yet, zero at first: error feedback, in the order and
   /// dtype of the elements. Has no memory without error feedback.

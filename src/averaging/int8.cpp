@@ -26,13 +26,18 @@ class Int8Average final : public Average {
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<float>();
     allocate_buffers(group);
-    encode(gradient);
+    const auto chunks = codes_.as<QuantizedChunk>().first(chunks_);
+    if (residual_.defined()) {
+      kernels::quantize_with_feedback(gradient, residual_.as<float>(), chunks);
+    } else {
+      kernels::quantize(gradient, chunks);
+    }
     co_await all_to_all(group, received_, codes_);
     kernels::quantize_mean(received_.as<QuantizedChunk>(), static_cast<std::size_t>(group.size()),
                            mean_.as<QuantizedChunk>());
     co_await all_gather(group, codes_, mean_);
-    expect_finite(group);
-    kernels::dequantize(codes_.as<QuantizedChunk>().first(chunks_), gradient);
+    expect_finite(chunks, group);
+    kernels::dequantize(chunks, gradient);
   }
 
  private:
@@ -47,17 +52,7 @@ class Int8Average final : public Average {
     codes_.fill_with_zeros();
   }
 
-  void encode(std::span<const float> gradient) {
-    const auto chunks = codes_.as<QuantizedChunk>().first(chunks_);
-    if (residual_.defined()) {
-      kernels::quantize_with_feedback(gradient, residual_.as<float>(), chunks);
-    } else {
-      kernels::quantize(gradient, chunks);
-    }
-  }
-
-  void expect_finite(const Communicator& group) const {
-    const auto chunks = codes_.as<QuantizedChunk>().first(chunks_);
+  void expect_finite(std::span<const QuantizedChunk> chunks, const Communicator& group) const {
     for (std::size_t c = 0; c < chunks.size(); ++c) {
       if (!std::isnan(chunks[c].scale)) continue;
       const auto element = c * kernels::quantized_chunk + kernels::first_not_finite(chunks[c]);

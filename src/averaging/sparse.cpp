@@ -192,7 +192,8 @@ class ThresholdAverage final : public Average {
   }
 
   void select(std::span<T> gradient) {
-    const auto picks = pick_buffers();
+    const kernels::Picks<T> picks{.indices = indices_,
+                                  .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
     const auto found = residual_.defined() ? kernels::move_and_select_above(
                                                  gradient, residual_.as<T>(), threshold_, picks)
                                            : kernels::select_above<T>(gradient, threshold_, picks);
@@ -203,18 +204,10 @@ class ThresholdAverage final : public Average {
       if (const auto bad = first_not_finite<T>(picks.values.first(found))) {
         report.not_finite = 1 + static_cast<std::int64_t>(picks.indices[*bad]);
       }
-    } else if (const auto bad = first_not_finite<T>(source(gradient))) {
+    } else if (const auto bad =
+                   first_not_finite<T>(residual_.defined() ? residual_.as<T>() : gradient)) {
       report.not_finite = 1 + static_cast<std::int64_t>(*bad);
     }
-  }
-
-  /// The values that elements are selected from.
-  std::span<const T> source(std::span<const T> gradient) const {
-    return residual_.defined() ? residual_.as<T>() : gradient;
-  }
-
-  kernels::Picks<T> pick_buffers() {
-    return {.indices = indices_, .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
   }
 
   std::span<const Report> reports() const { return reports_.template as<const Report>(); }

@@ -23,14 +23,6 @@ std::string join(std::span<const std::string> lines) {
   return text;
 }
 
-Lines split(std::string_view text) {
-  Lines lines;
-  for (std::size_t end; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1)) {
-    lines.emplace_back(text.substr(0, end));
-  }
-  return lines;
-}
-
 LineDifference describe_difference(const std::vector<Lines>& all) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
@@ -49,9 +41,9 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
       variant->ranks.push_back(static_cast<int>(rank));
     }
     if (variants.size() == 1) continue;
-    std::string text;
-    for (const auto& [variant, ranks] : variants)
-      text += concat(text.empty() ? "" : "; ", variant, " on ", rank_list(ranks));
+    const auto text = joined(variants, "; ", [](const Variant& variant) {
+      return concat(variant.line, " on ", rank_list(variant.ranks));
+    });
     const auto count = [](const Variant& variant) { return variant.ranks.size(); };
     const auto majority = std::ranges::max_element(variants, {}, count);
     const auto differing = majority == variants.begin() ? majority + 1 : variants.begin();
@@ -82,8 +74,10 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   }
   if (equal) return std::nullopt;
   std::vector<Lines> lines_of_ranks;
-  for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(split(of_rank));
-  return describe_difference(lines_of_ranks);
+  for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(lines_in(of_rank));
+  auto different = describe_difference(lines_of_ranks);
+  if (different.rank >= 0) different.rank = group.communicator().world_rank(different.rank);
+  return different;
 }
 
 void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,
@@ -92,8 +86,7 @@ void agree(const Group& group, std::string_view operation, std::span<const std::
   if (!different) return;
   throw InvalidArgument(
       at_rank(operation, group, "ranks must hold the same model: ", different->text),
-      {.rank = different->rank < 0 ? -1 : group.communicator().world_rank(different->rank),
-       .operation = std::string(operation)});
+      {.rank = different->rank, .operation = std::string(operation)});
 }
 
 }  // namespace lockstep::detail

@@ -22,6 +22,12 @@ namespace lockstep::inline v0_2::detail {
 template <class Integer>
 struct Compared {
   explicit Compared(Integer own = 0) : value(own), complement(static_cast<Integer>(~own)) {}
+  /// Of a rank that has no integer.
+  static Compared none() {
+    Compared zeros;
+    zeros.complement = 0;
+    return zeros;
+  }
   bool is_equal() const { return static_cast<Integer>(~complement) == value; }
 
   Integer value;
@@ -78,7 +84,7 @@ InvalidArgument invalid_in(std::string_view operation, const Group& group, const
 /// The first line in which ranks differ.
 struct LineDifference {
   std::string text;  ///< each variant of the line, with the ranks that pass it
-  int rank = -1;     ///< the first rank of the group that differs from the majority
+  int rank = -1;     ///< world rank of the first one that differs from the majority
 };
 
 /// The first line in which the ranks differ; nullopt when all ranks pass the same lines. Equal

@@ -108,55 +108,47 @@ class AdasumExchange final : public Exchange {
                                                   static_cast<std::size_t>(segment_));
   }
 
-  /// Calls fn(index of the part, first, length) for each part in this rank's segment.
+  /// Calls fn(a, b, products) with the changes of each part in this rank's segment, for each pair.
   template <class Fn>
-  void for_each_part(const Fn& fn) const {
+  void for_each_part(const std::vector<Pair>& level, const Fn& fn) const {
     const auto begin = static_cast<std::size_t>(segment_ * rank_);
     const auto end = begin + static_cast<std::size_t>(segment_);
-    for (std::size_t i = 0; i < layout_.parts().size(); ++i) {
-      const auto& part = layout_.parts()[i];
-      const auto from = std::max(begin, part.offset);
-      const auto to = std::min(end, part.offset + part.numel);
-      if (from < to) fn(i, from - begin, to - from);
+    auto* products = static_cast<Products*>(products_.data_ptr());
+    for (const auto& [left, right] : level) {
+      const auto a = segment_of(left);
+      const auto b = segment_of(right);
+      for (const auto& part : layout_.parts()) {
+        const auto from = std::max(begin, part.offset);
+        const auto to = std::min(end, part.offset + part.numel);
+        auto& own = *products++;
+        if (from < to)
+          fn(a.subspan(from - begin, to - from), b.subspan(from - begin, to - from), own);
+      }
     }
-  }
-
-  Products* products_of(std::size_t pair) const {
-    return static_cast<Products*>(products_.data_ptr()) + pair * layout_.parts().size();
   }
 
   void compute_products(const std::vector<Pair>& level) {
     products_.zero_();
-    for (std::size_t j = 0; j < level.size(); ++j) {
-      const auto a = segment_of(level[j].left);
-      const auto b = segment_of(level[j].right);
-      for_each_part([&](std::size_t part, std::size_t first, std::size_t length) {
-        auto& products = products_of(j)[part];
-        for (std::size_t i = first; i < first + length; ++i) {
-          const auto x = static_cast<double>(a[i]);
-          const auto y = static_cast<double>(b[i]);
-          products.ab += x * y;
-          products.aa += x * x;
-          products.bb += y * y;
-        }
-      });
-    }
+    for_each_part(level, [](std::span<const T> a, std::span<const T> b, Products& products) {
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const auto x = static_cast<double>(a[i]);
+        const auto y = static_cast<double>(b[i]);
+        products.ab += x * y;
+        products.aa += x * x;
+        products.bb += y * y;
+      }
+    });
   }
 
   void combine(const std::vector<Pair>& level) {
     const auto factor = [](double ab, double square) {
       return static_cast<T>(square > 0 ? 1 - ab / (2 * square) : 1);
     };
-    for (std::size_t j = 0; j < level.size(); ++j) {
-      const auto a = segment_of(level[j].left);
-      const auto b = segment_of(level[j].right);
-      for_each_part([&](std::size_t part, std::size_t first, std::size_t length) {
-        const auto& products = products_of(j)[part];
-        const T of_a = factor(products.ab, products.aa);
-        const T of_b = factor(products.ab, products.bb);
-        for (std::size_t i = first; i < first + length; ++i) a[i] = of_a * a[i] + of_b * b[i];
-      });
-    }
+    for_each_part(level, [&](std::span<T> a, std::span<const T> b, const Products& products) {
+      const T of_a = factor(products.ab, products.aa);
+      const T of_b = factor(products.ab, products.bb);
+      for (std::size_t i = 0; i < a.size(); ++i) a[i] = of_a * a[i] + of_b * b[i];
+    });
   }
 
   SyncTarget of_;

@@ -30,7 +30,7 @@ class AverageExchange final : public Exchange {
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     return average_->exchange(step, detail::elements_of(bucket.values()), group.communicator());
   }
-  bool has_parts() const override { return average_->has_parts(); }
+  bool has_parts() const override { return average_->is_all_reduce(); }
   ExchangeTask exchange_part(std::int64_t step, Bucket& bucket, const at::Tensor& part,
                              const Group& group) override {
     return average_->exchange_part(step, detail::elements_of(bucket.values()),

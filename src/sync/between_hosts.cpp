@@ -4,7 +4,6 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -111,9 +110,13 @@ class BetweenHosts final : public Exchange {
       const auto all = at::empty({group.size()}, at::kLong);
       co_await group.host().all_gather(all, own);
       refuse_not_finite(bucket, all, group);
-      write_error();
-      co_await hosts_.intra_node.all_gather(errors_, own_error_);
-      throw_error();
+      const auto& host = hosts_.intra_node;
+      const auto own_error = host.empty({max_error_length}, at::kChar).zero_();
+      const auto errors = host.empty({max_error_length * host.size()}, at::kChar);
+      error_.copy(static_cast<char*>(own_error.data_ptr()), max_error_length - 1);
+      error_.clear();
+      co_await host.all_gather(errors, own_error);
+      throw_error(errors);
     }
     co_await hosts_.intra_node.all_gather(bucket.values(), shard_values_, shards_.counts());
   }
@@ -217,21 +220,11 @@ class BetweenHosts final : public Exchange {
     }
   }
 
-  void write_error() {
-    if (!errors_.defined()) {
-      errors_ = hosts_.intra_node.empty({max_error_length * hosts_.intra_node.size()}, at::kChar);
-      own_error_ = hosts_.intra_node.empty({max_error_length}, at::kChar);
-    }
-    own_error_.zero_();
-    const auto length = std::min<std::size_t>(error_.size(), max_error_length - 1);
-    std::memcpy(own_error_.data_ptr(), error_.data(), length);
-    error_.clear();
-  }
-
-  [[noreturn]] void throw_error() const {
+  [[noreturn]] static void throw_error(const at::Tensor& errors) {
     std::string first;
-    for (int rank = 0; rank < hosts_.intra_node.size() && first.empty(); ++rank) {
-      first = static_cast<const char*>(errors_.const_data_ptr()) + max_error_length * rank;
+    for (std::int64_t begin = 0; begin < errors.numel() && first.empty();
+         begin += max_error_length) {
+      first = static_cast<const char*>(errors.const_data_ptr()) + begin;
     }
     throw InvalidArgument(concat("between hosts, where rank is the index of a host: ", first));
   }
@@ -246,8 +239,6 @@ class BetweenHosts final : public Exchange {
   std::int64_t update_step_ = -1;             ///< step of the last before_update()
   State loaded_residuals_;                    ///< loaded values of other_residuals_
   at::Tensor status_;
-  at::Tensor own_error_;
-  at::Tensor errors_;
   std::string error_;  ///< message of this rank's exchange, if it has failed
 };
 

@@ -52,24 +52,14 @@ class StreamRequest final : public Request {
   c10::Event done_;
 };
 
-/// Lets a device copy these bytes of the host asynchronously. Without CUDA, or if it refuses,
-/// copies wait.
-class PinnedBytes {
- public:
-  PinnedBytes(void* data, std::size_t bytes) {
-    static const device::CudaFunction<void*, std::size_t, unsigned> pin("cudaHostRegister");
-    if (pin(data, bytes, 0)) data_ = data;
-  }
-  ~PinnedBytes() {
-    static const device::CudaFunction<void*> unpin("cudaHostUnregister");
-    if (data_ != nullptr) unpin(data_);
-  }
-  PinnedBytes(const PinnedBytes&) = delete;
-  PinnedBytes& operator=(const PinnedBytes&) = delete;
-
- private:
-  void* data_ = nullptr;
-};
+/// Lets a device copy these bytes of the host asynchronously until the result is destroyed. Null
+/// without CUDA, or if it refuses: copies wait.
+std::shared_ptr<void> pin_bytes(void* data, std::size_t bytes) {
+  static const device::CudaFunction<void*, std::size_t, unsigned> pin("cudaHostRegister");
+  static const device::CudaFunction<void*> unpin("cudaHostUnregister");
+  if (!pin(data, bytes, 0)) return nullptr;
+  return {data, [](void* pinned) { unpin(pinned); }};
+}
 
 /// Zeros in the group's memory, which ranks of the host share, pinned. They have pages of their
 /// own, because CUDA pins whole pages.
@@ -80,7 +70,7 @@ at::Tensor pinned_zeros(const Group& host, std::int64_t numel, at::ScalarType dt
   const auto memory = host.empty({pages + page}, at::kByte);
   const auto before = reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % page;
   auto* const data = memory.data_ptr<std::uint8_t>() + (page - before);
-  auto pinned = std::make_shared<PinnedBytes>(data, static_cast<std::size_t>(pages));
+  auto pinned = pin_bytes(data, static_cast<std::size_t>(pages));
   return at::from_blob(
              data, {numel}, [memory, pinned](void*) mutable { pinned.reset(); },
              at::TensorOptions().dtype(dtype))

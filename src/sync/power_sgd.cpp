@@ -17,18 +17,11 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// The matrix shape of a parameter's part of the bucket. The rows are its outermost dimension.
-struct MatrixShape {
-  std::int64_t rows = 1;
-  std::int64_t columns = 1;
-};
-
-MatrixShape matrix_shape(const detail::Layout::Part& part) {
-  const auto numel = static_cast<std::int64_t>(part.numel);
-  if (part.sizes.size() < 2 || numel == 0) return {.columns = numel};
-  const auto outermost = std::max_element(part.strides.begin(), part.strides.end());
-  const auto rows = part.sizes[static_cast<std::size_t>(outermost - part.strides.begin())];
-  return {.rows = rows, .columns = numel / rows};
+/// The rows of a parameter's part of the bucket as a matrix: its outermost dimension.
+std::int64_t rows_of(const detail::Layout::Part& part) {
+  if (part.sizes.size() < 2 || part.numel == 0) return 1;
+  const auto outermost = std::ranges::max_element(part.strides) - part.strides.begin();
+  return part.sizes[static_cast<std::size_t>(outermost)];
 }
 
 class PowerSgdExchange final : public Exchange {
@@ -41,7 +34,8 @@ class PowerSgdExchange final : public Exchange {
     }
     std::vector<Parameter> uncompressed;
     for (const auto& part : layout_.parts()) {
-      const auto [rows, columns] = matrix_shape(part);
+      const auto rows = rows_of(part);
+      const auto columns = static_cast<std::int64_t>(part.numel) / rows;
       if ((rows + columns) * recipe.rank < rows * columns) {
         parameters_.push_back({&part, rows, columns, recipe.rank});
       } else {
@@ -52,16 +46,15 @@ class PowerSgdExchange final : public Exchange {
     parameters_.insert(parameters_.end(), uncompressed.begin(), uncompressed.end());
     matrices_ = std::span(parameters_).first(matrices);
     uncompressed_ = std::span(parameters_).subspan(matrices);
-    gradient_options_ = values.options();
     for (auto& matrix : matrices_) {
-      matrix.q = at::empty({matrix.columns, recipe.rank}, gradient_options_);
+      matrix.q = at::empty({matrix.columns, recipe.rank}, values.options());
       randomize(matrix, 0);
     }
   }
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     const auto& gradient = bucket.values();
-    allocate_buffers(group);
+    allocate_buffers(gradient.scalar_type(), group);
     encode_p(step, gradient, group);
     co_await group.all_reduce(p_buffer_, ReduceOp::avg);
     refuse_not_finite(group.communicator());
@@ -114,13 +107,12 @@ class PowerSgdExchange final : public Exchange {
     matrix.q.copy_(numbers.normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed)));
   }
 
-  void allocate_buffers(const Group& group) {
+  void allocate_buffers(at::ScalarType dtype, const Group& group) {
     if (p_buffer_.defined()) return;
     std::int64_t p_elements = group.size();
     std::int64_t q_elements = 0;
     for (const auto& parameter : parameters_) p_elements += parameter.rows * parameter.width;
     for (const auto& matrix : matrices_) q_elements += matrix.columns * matrix.width;
-    const auto dtype = gradient_options_.dtype().toScalarType();
     p_buffer_ = group.empty({p_elements}, dtype);
     q_buffer_ = group.empty({q_elements}, dtype);
 
@@ -199,7 +191,6 @@ class PowerSgdExchange final : public Exchange {
 
   PowerSgd recipe_;
   detail::Layout layout_;
-  at::TensorOptions gradient_options_;
   std::vector<Parameter> parameters_;  ///< matrices first
   std::span<Parameter> matrices_;
   std::span<Parameter> uncompressed_;

@@ -8,11 +8,16 @@
 #include "sync/exchange_order.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
 
+/// Elements of a bucket that each rank updates, rounded up to cache lines: rank r those from
+/// r · shard_length() on.
 std::size_t shard_length(std::size_t numel, std::size_t element_size, int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
   return round_up(numel, slice_alignment / element_size * count) / count;
 }
+
+}  // namespace
 
 ShardRange shard_of(const at::Tensor& values, const Group& group) {
   const auto length =

@@ -24,11 +24,8 @@ struct ShardRange {
   std::size_t length() const { return end - begin; }
 };
 
-/// Elements of a bucket that each rank updates, rounded up to cache lines: rank r those from
-/// r · shard_length() on. The parts of the last ranks may extend beyond the bucket.
-std::size_t shard_length(std::size_t numel, std::size_t element_size, int ranks);
-
-/// The elements of a bucket that this rank updates.
+/// The elements of a bucket that this rank updates, as many on every rank, in rank order. The parts
+/// of the last ranks may extend beyond the bucket.
 ShardRange shard_of(const at::Tensor& values, const Group& group);
 
 /// The elements of a slice that are in a range of its bucket, relative to the slice.

@@ -29,14 +29,12 @@ std::size_t ParameterStrategies::index_of(const std::string& parameter) const {
 }
 
 bool ParameterStrategies::exchanges_every_gradient() const {
-  return std::ranges::all_of(entries_, [](const ParameterStrategy& entry) {
-    return entry.strategy.exchanges_every_gradient();
-  });
+  return std::ranges::all_of(entries_, &Strategy::exchanges_every_gradient,
+                             &ParameterStrategy::strategy);
 }
 
 bool ParameterStrategies::take_weights() const {
-  return std::ranges::all_of(
-      entries_, [](const ParameterStrategy& entry) { return entry.strategy.takes_weights(); });
+  return std::ranges::all_of(entries_, &Strategy::takes_weights, &ParameterStrategy::strategy);
 }
 
 std::string ParameterStrategies::text() const {
@@ -63,12 +61,6 @@ void ParameterStrategies::check_patterns(std::span<const NamedTensor> parameters
 
 namespace lockstep::inline v0_2 {
 namespace {
-
-/// The bucket that is being filled, for one dtype and strategy.
-struct OpenBucket {
-  std::size_t bucket;  ///< index in the plan
-  std::size_t cap;     ///< the bucket is full at this size. Units: bytes
-};
 
 bool fits(const PlannedBucket& bucket, const ParameterSpec& parameter, std::size_t cap,
           std::size_t rest) {
@@ -110,27 +102,28 @@ std::vector<std::size_t> take_tail(PlannedBucket& bucket,
 
 std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters, BucketCaps caps) {
   std::vector<PlannedBucket> plan;
-  std::vector<OpenBucket> open;
+  std::vector<std::size_t> open;  // the bucket that is being filled, for each dtype and strategy
   for (std::size_t index = parameters.size(); index-- > 0;) {
     const auto& parameter = parameters[index];
-    auto current = std::find_if(open.begin(), open.end(), [&](const OpenBucket& candidate) {
-      const auto& bucket = plan[candidate.bucket];
+    auto current = std::ranges::find_if(open, [&](std::size_t candidate) {
+      const auto& bucket = plan[candidate];
       return bucket.dtype == parameter.dtype && bucket.strategy == parameter.strategy;
     });
-    if (current == open.end()) current = open.insert(open.end(), {plan.size(), 0});
+    if (current == open.end()) current = open.insert(open.end(), plan.size());
     const auto begin_another = [&] {
-      *current = {.bucket = plan.size(), .cap = plan.empty() ? caps.first : caps.rest};
+      *current = plan.size();
       plan.push_back({.dtype = parameter.dtype, .strategy = parameter.strategy});
     };
-    if (current->bucket == plan.size()) {
+    if (*current == plan.size()) {
       begin_another();
-    } else if (!fits(plan[current->bucket], parameter, current->cap, caps.rest)) {
-      const auto tail = take_tail(plan[current->bucket], parameters);
+    } else if (!fits(plan[*current], parameter, *current == 0 ? caps.first : caps.rest,
+                     caps.rest)) {
+      const auto tail = take_tail(plan[*current], parameters);
       begin_another();
       for (const auto small : tail) append(plan.back(), small, parameters[small]);
-      if (!tail.empty() && !fits(plan.back(), parameter, current->cap, caps.rest)) begin_another();
+      if (!tail.empty() && !fits(plan.back(), parameter, caps.rest, caps.rest)) begin_another();
     }
-    append(plan[current->bucket], index, parameter);
+    append(plan[*current], index, parameter);
   }
   // A bucket whose last parameter has a lower index is ready later.
   std::stable_sort(plan.begin(), plan.end(), [](const PlannedBucket& a, const PlannedBucket& b) {

@@ -61,14 +61,8 @@ std::optional<device::CommStream> comm_stream_of(const Group& group) {
   return ranks->context().stream();
 }
 
-void GradientStreams::add_current(const std::optional<device::CommStream>& comm) {
-  if (!comm) return;
-  const c10::Stream current = comm->current();
-  if (std::ranges::find(streams_, current) == streams_.end()) streams_.push_back(current);
-}
-
-void GradientStreams::order_before_current(const device::CommStream& comm) const {
-  for (const auto& stream : streams_) device::CommStream::order(stream, comm.current());
+void order(const GradientStreams& earlier, const c10::Stream& later) {
+  for (const auto& stream : earlier) device::CommStream::order(stream, later);
 }
 
 CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm) {
@@ -82,7 +76,7 @@ CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm,
     : CommStreamScope(comm) {
   if (!comm) return;
   device::CommStream::order(*caller_, comm->stream());
-  gradients.order_before_current(*comm);
+  order(gradients, comm->stream());
 }
 
 void CommStreamScope::block_caller() const {
@@ -222,14 +216,12 @@ BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
     residuals = residuals_of(*exchange, bucket);
     counted_stage = 1;  // stage 0 is a reduce-scatter inside the host
   }
-  const bool is_all_reduce = exchange->is_all_reduce();
   if (!has_residuals) residuals.clear();
   return {.bucket = std::move(bucket),
           .exchange = std::move(exchange),
           .residuals = std::move(residuals),
           .strategy = strategy,
           .index_in_strategy = buckets_of_strategy_[strategy]++,
-          .is_all_reduce = is_all_reduce,
           .counted_stage = counted_stage};
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "comm/operation.h"
@@ -28,16 +29,10 @@ std::optional<device::CommStream> comm_stream_of(const Group& group);
 
 /// The streams that have written gradients since the begin of a backward. Autograd may run parts of
 /// one backward on different streams.
-class GradientStreams {
- public:
-  /// Adds the current stream. No effect without a comm stream.
-  void add_current(const std::optional<device::CommStream>& comm);
-  /// Makes later work of the current stream wait for the work that these streams have now.
-  void order_before_current(const device::CommStream& comm) const;
+using GradientStreams = std::unordered_set<c10::Stream>;
 
- private:
-  std::vector<c10::Stream> streams_;
-};
+/// Makes later work of `later` wait for the work that these streams have now.
+void order(const GradientStreams& earlier, const c10::Stream& later);
 
 /// Makes the group's stream the current one until the end of the scope. No effect for a group on
 /// the CPU.
@@ -72,7 +67,6 @@ struct BucketReducer {
   std::vector<at::Tensor> residuals = {};
   std::size_t strategy = 0;           ///< index of its strategy
   std::size_t index_in_strategy = 0;  ///< among the buckets of its strategy
-  bool is_all_reduce = false;         ///< the exchange of whole means is one all_reduce
   /// This rank's part of the mean; null if each exchange gives every rank the whole.
   std::unique_ptr<GradientShard> shard = {};
   bool is_optimized = false;        ///< the attached optimizer updates all parameters of the bucket
@@ -193,7 +187,7 @@ class BucketReducers {
   void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);
   /// Whether the bucket's exchange is one all_reduce.
   bool is_all_reduce(std::size_t index) const {
-    return reducers_[index].is_all_reduce && product(index) == Product::mean;
+    return reducers_[index].exchange->is_all_reduce() && product(index) == Product::mean;
   }
   /// Call before a backward changes the buckets.
   void keep_parts();

@@ -15,21 +15,15 @@
 
 #include "core/operation_error.h"
 #include "group/instances.h"
+#include "parallel/buckets/bucket_plan.h"
 #include "parallel/reducer/model_state.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// A cache line, which is a multiple of every dtype's alignment.
-constexpr std::int64_t alignment = 64;
-
+/// slice_alignment is a multiple of every dtype's alignment.
 std::int64_t padded_bytes(const at::Tensor& tensor) {
-  const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
-std::uint32_t autograd_version(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  return static_cast<std::int64_t>(round_up(tensor.nbytes(), slice_alignment));
 }
 
 /// Whether a tensor has these values already. False where a comparison would take more than a copy.
@@ -51,7 +45,7 @@ CoalescedTensors::CoalescedTensors(std::vector<at::Tensor> tensors, const Group&
   buffer_.zero_();
   std::int64_t begin = 0;
   for (const auto& tensor : tensors_) {
-    const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+    const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
     packed_.push_back(
         buffer_.narrow(0, begin, bytes).view(tensor.scalar_type()).view(tensor.sizes()));
     begin += padded_bytes(tensor);
@@ -63,7 +57,7 @@ bool CoalescedTensors::waits(std::size_t index) const {
   if (!waits()) return false;
   const auto& [memory, version] = places_[index];
   const auto& tensor = tensors_[index];
-  return memory.is_alias_of(tensor.storage()) && version == autograd_version(tensor);
+  return memory.is_alias_of(tensor.storage()) && version == tensor._version();
 }
 
 bool CoalescedTensors::replace(std::size_t index, const at::Tensor& tensor) {
@@ -113,7 +107,7 @@ void CoalescedTensors::end() {
   work_.wait();
   if (!receives_) return;
   for (const auto& tensor : tensors_)
-    places_.push_back({.memory = tensor.storage(), .version = autograd_version(tensor)});
+    places_.push_back({.memory = tensor.storage(), .version = tensor._version()});
 }
 
 void CoalescedTensors::write() {

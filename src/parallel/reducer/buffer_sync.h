@@ -46,7 +46,7 @@ class CoalescedTensors {
   /// A tensor's memory, and the autograd version of its values.
   struct Place {
     c10::Storage memory;
-    std::uint32_t version;
+    std::int64_t version;
   };
 
   bool waits(std::size_t index) const;

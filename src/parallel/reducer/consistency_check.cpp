@@ -1,9 +1,7 @@
 #include "parallel/reducer/consistency_check.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -31,11 +29,6 @@ std::uint64_t checksum(const at::Tensor& tensor) {
 
 namespace {
 
-template <class T>
-const T* first_not_zero(const T* begin, const T* end) {
-  return std::find_if(begin, end, [](T value) { return value != 0; });
-}
-
 /// The element at an offset in memory from the first. Units: elements.
 double at_offset(const at::Tensor& tensor, std::int64_t offset) {
   return tensor.scalar_type() == at::kDouble ? tensor.const_data_ptr<double>()[offset]
@@ -53,13 +46,6 @@ std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::i
   return result;
 }
 
-/// The maxima over ranks.
-Compared<std::uint64_t> compared_of(std::span<const std::uint8_t, ConsistencyCheck::bytes> maxima) {
-  Compared<std::uint64_t> compared(0);
-  std::memcpy(&compared, maxima.data(), sizeof compared);
-  return compared;
-}
-
 bool is_like(const at::Tensor& mean, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.sizes() == mean.sizes() &&
          other.scalar_type() == mean.scalar_type();
@@ -71,10 +57,9 @@ void MeanProbe::set(const at::Tensor& mean) {
   reset();
   if (!mean.is_cpu()) return;  // to read a device's memory, every step would wait for the device
   const auto find = [&]<class T>(const T* values) {
-    const T* const end = values + mean.numel();
-    for (const T* at = first_not_zero(values, end); at != end && count_ < 2;
-         at = first_not_zero(at + 1, end)) {
-      elements_[static_cast<std::size_t>(count_++)] = {.offset = at - values, .value = *at};
+    for (std::int64_t i = 0, end = mean.numel(); i < end && count_ < 2; ++i) {
+      if (values[i] == 0) continue;
+      elements_[static_cast<std::size_t>(count_++)] = {.offset = i, .value = values[i]};
     }
   };
   if (mean.scalar_type() == at::kDouble) {
@@ -104,33 +89,26 @@ bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
   return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 
-void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
-                             const SparseGradients& sparse, std::span<std::uint8_t, bytes> own) {
+Compared<std::uint64_t> ConsistencyCheck::begin(std::int64_t step, const BucketReducers& reducers,
+                                                const SparseGradients& sparse) {
   compared_.clear();
-  if (every_ == 0 || step % every_ != 0) {
-    std::ranges::fill(own, std::uint8_t{0});
-    return;
-  }
+  if (every_ == 0 || step % every_ != 0) return Compared<std::uint64_t>::none();
   const auto turns = reducers.size() + sparse.size();
   bucket_ = static_cast<std::size_t>(step / every_) % turns;
   if (bucket_ < reducers.size()) {
-    for (const auto& slice : reducers.all()[bucket_].bucket.slices()) {
-      compared_.push_back({.name = slice.name, .checksum = checksum(slice.parameter)});
-    }
+    for (const auto& slice : reducers.all()[bucket_].bucket.slices())
+      compared_.emplace_back(slice.name, checksum(slice.parameter));
   } else {
     const auto index = bucket_ - reducers.size();
-    compared_.push_back(
-        {.name = sparse.name_of(index), .checksum = sparse.checksum_of_rows(index)});
+    compared_.emplace_back(sparse.name_of(index), sparse.checksum_of_rows(index));
   }
   std::vector<std::uint64_t> checksums;
-  for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
-  const Compared sum(digest(std::as_bytes(std::span(checksums))));
-  std::memcpy(own.data(), &sum, bytes);
+  for (const auto& [name, checksum] : compared_) checksums.push_back(checksum);
+  return Compared(digest(std::as_bytes(std::span(checksums))));
 }
 
-void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
-  if (compared_.empty()) return;
-  if (compared_of(maxima).is_equal()) return;
+void ConsistencyCheck::check(std::int64_t step, const Compared<std::uint64_t>& maxima) const {
+  if (compared_.empty() || maxima.is_equal()) return;
   std::vector<std::string> lines;
   for (const auto& [name, checksum] : compared_) {
     lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
@@ -147,8 +125,7 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
           "SAM by its own gradient, which needs verify_every = 0), a line search or a condition "
           "over a loss that is not averaged (Group::mean(), Group::any()). Make the change on "
           "every rank, average what it depends on, or call broadcast_parameters() after it"),
-      {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
-       .operation = "consistency check"});
+      {.rank = found ? found->rank : -1, .operation = "consistency check"});
 }
 
 PositionCheck::PositionCheck(const Group& group)
@@ -156,19 +133,15 @@ PositionCheck::PositionCheck(const Group& group)
       position_(per_group<DataPosition>(group.host())),
       before_(position_->packed()) {}
 
-void PositionCheck::write(std::span<std::uint8_t, bytes> own) {
+Compared<std::uint64_t> PositionCheck::begin() {
   const auto now = position_->packed();
   own_ = now == before_ ? 0 : now;
   before_ = now;
-  std::ranges::fill(own, std::uint8_t{0});
-  if (own_ == 0 || has_warned_) return;
-  const Compared position(own_);
-  std::memcpy(own.data(), &position, bytes);
+  return own_ == 0 || has_warned_ ? Compared<std::uint64_t>::none() : Compared(own_);
 }
 
-void PositionCheck::check(std::span<const std::uint8_t, bytes> maxima) {
-  const auto positions = compared_of(maxima);
-  if (positions.value == 0 || positions.is_equal()) return;
+void PositionCheck::check(const Compared<std::uint64_t>& maxima) {
+  if (maxima.value == 0 || maxima.is_equal()) return;
   has_warned_ = true;
   const std::array line{own_ == 0 ? std::string("no new batch")
                                   : concat("epoch ", DataPosition::epoch_of(own_), " batch ",

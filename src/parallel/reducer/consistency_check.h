@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/data_position.h"
@@ -53,30 +53,23 @@ class SparseGradients;
 /// participation flags includes its bytes.
 class ConsistencyCheck {
  public:
-  /// A checksum, as Compared.
-  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
-
   /// every: exchanges between two comparisons; 0 disables the check.
   ConsistencyCheck(const Group& group, std::int64_t every) : group_(group), every_(every) {}
 
-  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
-  void write(std::int64_t step, const BucketReducers& reducers, const SparseGradients& sparse,
-             std::span<std::uint8_t, bytes> own);
+  /// This rank's checksum. The caller reduces it to its maximum over ranks for check().
+  Compared<std::uint64_t> begin(std::int64_t step, const BucketReducers& reducers,
+                                const SparseGradients& sparse);
 
   /// Ranks: all of the group, with the same maxima.
   /// Throws: ReplicaError, on every rank, with bucket, parameter and ranks.
-  void check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const;
+  void check(std::int64_t step, const Compared<std::uint64_t>& maxima) const;
 
  private:
-  struct Member {
-    std::string name;  ///< of a parameter
-    std::uint64_t checksum;
-  };
-
   Group group_;
   std::int64_t every_;
-  std::size_t bucket_ = 0;        ///< the bucket that this step compares
-  std::vector<Member> compared_;  ///< its parameters; empty if this step compares none
+  std::size_t bucket_ = 0;  ///< the bucket that this step compares
+  /// Names and checksums of its parameters; empty if this step compares none.
+  std::vector<std::pair<std::string, std::uint64_t>> compared_;
 };
 
 /// Compares the ranks' positions in their data at each exchange, in the all_reduce of the
@@ -84,17 +77,15 @@ class ConsistencyCheck {
 /// other steps until the end.
 class PositionCheck {
  public:
-  /// A DataPosition, as Compared. Zeros of a rank whose position is that of its exchange before:
-  /// one without a DistributedSampler of this group, or without batches left (join_uneven()).
-  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
-
   explicit PositionCheck(const Group& group);
 
-  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
-  void write(std::span<std::uint8_t, bytes> own);
+  /// This rank's DataPosition. None of a rank whose position is that of its exchange before: one
+  /// without a DistributedSampler of this group, or without batches left (join_uneven()). The
+  /// caller reduces it to its maximum over ranks for check().
+  Compared<std::uint64_t> begin();
   /// Rank 0 writes one warning to stderr when positions differ for the first time.
   /// Ranks: all of the group, with the same maxima.
-  void check(std::span<const std::uint8_t, bytes> maxima);
+  void check(const Compared<std::uint64_t>& maxima);
 
  private:
   Group group_;

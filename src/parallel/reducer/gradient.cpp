@@ -14,7 +14,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -27,19 +26,6 @@
 #include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
-
-at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
-  auto mean = values.detach();
-  mean.set_requires_grad(true);
-  mean.register_hook([parameter](const at::Tensor&) {
-    throw InvalidArgument(concat(
-        "parameter ", parameter,
-        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
-        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
-        "once, on the whole loss"));
-  });
-  return mean;
-}
 
 void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));
@@ -73,6 +59,14 @@ void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> 
   for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
 }
 
+void weigh(const at::Tensor& values, double factor) {
+  if (factor == 0) {
+    values.zero_();  // a factor of 0 must also remove NaN
+  } else if (factor != 1) {
+    values.mul_(factor);
+  }
+}
+
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
   const auto& values = slice.values;
   if (gradient.layout() == at::kStrided && gradient.scalar_type() == values.scalar_type() &&
@@ -89,10 +83,6 @@ namespace {
 
 /// Most elements that the digest of a mean covers.
 constexpr std::int64_t max_samples = 4;
-
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
 
 /// Whether the mean in the slice was dropped or zeroed before the backward that added incoming. An
 /// assigned gradient was not.
@@ -119,7 +109,7 @@ void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& 
 
 void GradientRecord::set_averaged(const at::Tensor& values) {
   state_ = GradientState::averaged;
-  version_ = version_of(values);
+  version_ = values._version();
 }
 
 void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
@@ -132,8 +122,8 @@ void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor&
 }
 
 bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                                  std::uint32_t additions) const {
-  return is_stored_in(gradient, values) && version_of(gradient) == version_ + additions;
+                                  std::int64_t additions) const {
+  return is_stored_in(gradient, values) && gradient._version() == version_ + additions;
 }
 
 GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {
@@ -180,9 +170,7 @@ std::exception_ptr FiniteCheck::take_error(
   if (first == flags.end()) return nullptr;
   const auto index = static_cast<std::size_t>(first - flags.begin());
   const auto others = std::ranges::count(flags, not_finite) - 1;
-  for (auto& flag : flags) {
-    if (flag == not_finite) flag = changed_by_rank;
-  }
+  std::ranges::replace(flags, not_finite, changed_by_rank);
   const auto own = at::full({1}, own_flags_[index] == not_finite ? 1 : 0, at::kByte);
   const auto all = at::empty({group.size()}, at::kByte);
   group.host().all_gather(all, own).wait();
@@ -272,9 +260,8 @@ double Weights::take_factor() {
   check();
   if (!std::exchange(are_set_, false)) return 1;
   const auto weights = all();
-  const double sum =
-      std::accumulate(weights.begin(), weights.end(), 0.0,
-                      [](double part, const OfRank& weight) { return part + weight.first; });
+  double sum = 0;
+  for (const auto& weight : weights) sum += weight.first;
   const double mine = weights[static_cast<std::size_t>(group_.rank())].first;
   const bool equal = std::ranges::all_of(
       weights, [&](const OfRank& weight) { return weight.first == weights.front().first; });

@@ -16,11 +16,6 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
-/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
-/// treating it as a constant. Shares memory with values.
-at::Tensor without_graph(const at::Tensor& values, const std::string& parameter);
-
 /// Throws InvalidArgument about a parameter.
 [[noreturn]] void refuse(const std::string& name, std::string_view why);
 
@@ -34,6 +29,9 @@ bool has_places_of(const at::Tensor& tensor, const at::Tensor& other);
 /// Copies each source to the tensor at its place, of the same sizes and device. On a GPU it takes a
 /// few kernels for all of them, where the strides of the two are equal. Changes no versions.
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);
+
+/// Multiplies values by the weight factor of a rank.
+void weigh(const at::Tensor& values, double factor);
 
 /// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
@@ -74,11 +72,11 @@ class GradientRecord {
 
  private:
   bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                    std::uint32_t additions = 0) const;
+                    std::int64_t additions = 0) const;
 
   /// As the last call left it: not assigned or edited.
   GradientState state_ = GradientState::none;
-  std::uint32_t version_ = 0;  ///< autograd version of the values when they were averaged
+  std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
 
 /// The participation flag of a parameter. The largest of all ranks counts.

@@ -39,9 +39,20 @@ void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
   keep_for_current_stream(gradient);
 }
 
-/// Whether the gradient has the layout of the parameter's gradients.
-bool has_layout(const at::Tensor& gradient, bool is_sparse) {
-  return (gradient.layout() == at::kSparse) == is_sparse;
+/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
+/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
+/// treating it as a constant. Shares memory with values.
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
+  auto mean = values.detach();
+  mean.set_requires_grad(true);
+  mean.register_hook([parameter](const at::Tensor&) {
+    throw InvalidArgument(concat(
+        "parameter ", parameter,
+        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
+        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
+        "once, on the whole loss"));
+  });
+  return mean;
 }
 
 }  // namespace
@@ -60,9 +71,8 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
     members_.push_back(
         {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
   }
-  flags_ = group.host().empty(
-      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes + PositionCheck::bytes)},
-      at::kByte);
+  flags_ =
+      group.host().empty({static_cast<std::int64_t>(members_.size() + sizeof(Checks))}, at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 
@@ -132,7 +142,7 @@ at::Tensor GradientSet::replace_by_slice(std::size_t index) {
            "got no gradient from a backward that reached it: freeze parameters before the "
            "forward, not between forward and backward");
   }
-  if (!has_layout(gradient, false)) return {};
+  if (gradient.is_sparse()) return {};
   expect_copyable(gradient, *members_[index].slice);
   if (reducers_.is_transient()) return {};  // it has no memory yet
   if (is_stored_in(gradient, values)) {
@@ -212,7 +222,7 @@ void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
   if (!is_stored_in(gradient, values)) unshare(index);
-  if (gradient.defined() && !has_layout(gradient, false)) {
+  if (gradient.is_sparse()) {
     flag_bytes_[index] = wrong_layout;
     values.zero_();
     return;
@@ -244,7 +254,7 @@ void GradientSet::prepare_sparse(double factor) {
   for (auto i = first_.back(); i < members_.size(); ++i) {
     const auto& gradient = members_[i].slice->parameter.grad();
     const bool changed =
-        gradient.defined() && (members_[i].record.is_local() || !has_layout(gradient, true));
+        gradient.defined() && (members_[i].record.is_local() || !gradient.is_sparse());
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
     const auto& values = sparse_.contribute(i - first_.back(), gradient, factor);
     if (!finite_check_.enabled() || !values.defined()) continue;
@@ -260,7 +270,7 @@ void GradientSet::flag_replaced(std::size_t index) {
 std::exception_ptr GradientSet::layout_error(std::size_t index, const Group& group) const {
   const auto& [name, parameter, offset, values] = *members_[index].slice;
   const auto& gradient = parameter.grad();
-  const bool is_here = gradient.defined() && !has_layout(gradient, false);
+  const bool is_here = gradient.is_sparse();
   return std::make_exception_ptr(invalid_at(
       concat("parameter ", name), group, "got a ",
       is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
@@ -366,7 +376,7 @@ void GradientSet::set_flags(std::size_t bucket, double factor) {
     const auto& gradient = members_[i].slice->parameter.grad();
     const bool changed = gradient.defined() && state_of(members_[i]) != GradientState::averaged;
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
-    if (changed && finite_check_.enabled() && factor != 0 && has_layout(gradient, false))
+    if (changed && finite_check_.enabled() && factor != 0 && !gradient.is_sparse())
       finite_check_.test(gradient, flag_bytes_[i]);
   }
 }

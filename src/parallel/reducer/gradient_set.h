@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <set>
@@ -84,8 +85,6 @@ class GradientSet {
   /// Whether the parameter is in no bucket, because it was declared to have sparse gradients.
   bool is_sparse(std::size_t index) const { return members_[index].is_sparse; }
   std::size_t bucket_of(std::size_t index) const { return members_[index].bucket; }
-  /// Number of parameters in a bucket.
-  std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
 
   /// Determines whose means the step agreement regards. others_accumulate: whether backwards may
   /// add to the means of all other parameters.
@@ -117,13 +116,20 @@ class GradientSet {
   /// some_in_step: some ranks took part in the exchange from their step().
   void finish_exchange(std::int64_t step, bool some_in_step);
 
+  /// What ranks compare by the all_reduce of the participation flags.
+  struct Checks {
+    Compared<std::uint64_t> parameters;  ///< ConsistencyCheck; options if nothing is exchanged
+    Compared<std::uint64_t> positions;   ///< PositionCheck
+  };
+
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
-  /// Then the bytes of the consistency check and of the position check. The Reducer takes their
-  /// maximum over ranks.
+  /// Then the checks. The Reducer takes their maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
-  auto check_bytes() const { return bytes_after_flags<ConsistencyCheck::bytes>(0); }
-  auto position_bytes() const {
-    return bytes_after_flags<PositionCheck::bytes>(ConsistencyCheck::bytes);
+  void set_checks(const Checks& own) { std::memcpy(flag_bytes_ + size(), &own, sizeof own); }
+  Checks checks() const {
+    Checks all;
+    std::memcpy(static_cast<void*>(&all), flag_bytes_ + size(), sizeof all);
+    return all;
   }
   /// Call before that all_reduce.
   void complete_flags() { finite_check_.complete(changed()); }
@@ -180,10 +186,6 @@ class GradientSet {
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
 
-  template <std::size_t bytes>
-  std::span<std::uint8_t, bytes> bytes_after_flags(std::size_t offset) const {
-    return std::span<std::uint8_t, bytes>(flag_bytes_ + members_.size() + offset, bytes);
-  }
   void unshare(std::size_t index);
   at::Tensor replace_by_slice(std::size_t index);
   void prepare_one(std::size_t index, bool keeps_values);

@@ -9,7 +9,6 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "group/instances.h"
 #include "parallel/agree.h"
 #include "parallel/reducer/reducer.h"
 
@@ -19,10 +18,6 @@ namespace {
 constexpr std::uint8_t reached = 1, not_reached = 2;
 
 }  // namespace
-
-std::shared_ptr<GroupWrappers> GroupWrappers::of(const Group& group) {
-  return per_group<GroupWrappers>(group, group);
-}
 
 void GroupWrappers::add_member(Reducer& wrapper) {
   remove_member(wrapper);

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "lockstep/group.h"
@@ -26,11 +25,9 @@ class Reducer;
 ///     end of the backward   complete its exchange; all_reduce which members each rank has reached;
 ///                           complete the exchanges of the others, in order of number
 ///
-/// Not thread-safe.
+/// All wrappers of the group share one (per_group()). Not thread-safe.
 class GroupWrappers {
  public:
-  /// The instance that all wrappers of the group's communicator share.
-  static std::shared_ptr<GroupWrappers> of(const Group& group);
   explicit GroupWrappers(const Group& group) : group_(group.host()), agreement_(group) {}
 
   /// Adds the wrapper, unless it is a member.

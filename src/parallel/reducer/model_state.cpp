@@ -65,14 +65,6 @@ void check_copyable(std::string_view kind, const std::string& name, const at::Te
   }
 }
 
-std::vector<NamedTensor> trainable(const ModelState& model) {
-  std::vector<NamedTensor> parameters;
-  for (const auto& named : model.parameters) {
-    if (named.tensor.requires_grad()) parameters.push_back(named);
-  }
-  return parameters;
-}
-
 }  // namespace
 
 ModelState::ModelState(const ModelView& model)
@@ -122,10 +114,11 @@ void broadcast(const ModelState& state, const Group& group, int root) {
   if (!batch.empty()) send();
 }
 
-std::vector<NamedTensor> trainable(const ModelState& model, GradientLayout layout) {
-  auto parameters = trainable(model);
+std::vector<NamedTensor> trainable(const ModelState& model, std::optional<GradientLayout> layout) {
+  auto parameters = model.parameters;
   std::erase_if(parameters, [&](const NamedTensor& named) {
-    return model.has_sparse_gradient(named.tensor) != (layout == GradientLayout::sparse);
+    const bool is_sparse = model.has_sparse_gradient(named.tensor);
+    return !named.tensor.requires_grad() || (layout && GradientLayout{is_sparse} != *layout);
   });
   return parameters;
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -60,8 +61,9 @@ void broadcast(const ModelState& state, const Group& group, int root);
 
 enum class GradientLayout : bool { dense, sparse };
 
-/// The parameters that require a gradient and have gradients of this layout.
-std::vector<NamedTensor> trainable(const ModelState& model, GradientLayout layout);
+/// The parameters that require a gradient and have gradients of this layout, by default of any.
+std::vector<NamedTensor> trainable(const ModelState& model,
+                                   std::optional<GradientLayout> layout = {});
 
 /// Throws: InvalidArgument when values of another rank cannot be copied into a tensor.
 void check_copyable(const ModelState& model, const Group& group);

@@ -79,20 +79,12 @@ class OfScript final : public ModelTensors {
   explicit OfScript(const torch::jit::Module& module) : object_(module._ivalue()) {}
 
   std::vector<NamedTensor> parameters() const override {
-    return named([](const auto& type, std::size_t slot) { return type.is_parameter(slot); });
+    return named(&c10::ClassType::is_parameter);
   }
-  std::vector<NamedTensor> buffers() const override {
-    return named([](const auto& type, std::size_t slot) { return type.is_buffer(slot); });
-  }
-  void for_each_parameter(Visit fn) const override {
-    walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
-      if (type.is_parameter(slot)) fn(tensor);
-    });
-  }
+  std::vector<NamedTensor> buffers() const override { return named(&c10::ClassType::is_buffer); }
+  void for_each_parameter(Visit fn) const override { for_each(&c10::ClassType::is_parameter, fn); }
   void for_each_assigned_buffer(Visit fn) const override {
-    walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
-      if (type.is_buffer(slot)) fn(tensor);
-    });
+    for_each(&c10::ClassType::is_buffer, fn);
   }
   void add_sparse(Sparse& parameters) const override {
     walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
@@ -103,6 +95,8 @@ class OfScript final : public ModelTensors {
   }
 
  private:
+  using Selects = bool (c10::ClassType::*)(std::size_t slot) const;
+
   /// Calls fn with each tensor among the attributes of the object and its submodules. Names begin
   /// with *prefix; they are empty for a null prefix.
   template <class Fn>
@@ -121,14 +115,18 @@ class OfScript final : public ModelTensors {
     }
   }
 
-  template <class Selects>
-  std::vector<NamedTensor> named(const Selects& selects) const {
+  void for_each(Selects selects, Visit fn) const {
+    walk(*object_, nullptr, [&](const auto& type, std::size_t slot, const auto& tensor, auto&&) {
+      if ((type.*selects)(slot)) fn(tensor);
+    });
+  }
+
+  std::vector<NamedTensor> named(Selects selects) const {
     std::vector<NamedTensor> tensors;
     const std::string prefix;
-    walk(*object_, &prefix,
-         [&](const auto& type, std::size_t slot, const at::Tensor& tensor, std::string name) {
-           if (selects(type, slot)) tensors.push_back({.name = std::move(name), .tensor = tensor});
-         });
+    walk(*object_, &prefix, [&](const auto& type, std::size_t slot, const auto& tensor, auto name) {
+      if ((type.*selects)(slot)) tensors.push_back({.name = std::move(name), .tensor = tensor});
+    });
     return tensors;
   }
 

@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
 #include "parallel/reducer/gradient.h"
 #include "profile/trace.h"
@@ -59,9 +60,8 @@ class Reducer::Backward {
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
     wrappers_->begin(this);
-    for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
-      missing.push_back(reducer.gradients_.count_in(bucket));
-    }
+    for (const auto& of_bucket : reducer.reducers_.all())
+      missing.push_back(of_bucket.bucket.slices().size());
   }
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;
@@ -106,7 +106,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       host_(group.host()),
       owner_(owner),
       needs_optimizer_(needs.option),
-      wrappers_(GroupWrappers::of(group)),
+      wrappers_(per_group<GroupWrappers>(group, group)),
       reducers_(trainable(model, GradientLayout::dense), group, options.buckets,
                 ParameterStrategies(options), owner, needs.parts),
       sparse_(trainable(model, GradientLayout::sparse), group, owner, reducers_.size()),
@@ -223,7 +223,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
   }
   // A device copies the gradients of a bucket at once.
   if (incoming.defined() && !reducers_.comm_stream()) gradients_.move_into_bucket(parameter);
-  backward->streams.add_current(reducers_.comm_stream());
+  if (const auto& comm = reducers_.comm_stream()) backward->streams.insert(comm->current());
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
@@ -258,19 +258,14 @@ void Reducer::begin_next(Backward& backward) {
   const auto bucket = reducers_.at(backward.round.next());
   const bool exchanges = reducers_.target(bucket, step_) == SyncTarget::gradients;
   if (exchanges && reducers_.comm_stream()) {
-    backward.streams.order_before_current(*reducers_.comm_stream());
+    order(backward.streams, reducers_.comm_stream()->current());
     gradients_.move_all_into(bucket);
   }
   const CommStreamScope on_comm_stream(reducers_.comm_stream(), backward.streams);
   if (exchanges) {
     begin_agreement(backward);
     gradients_.prepare(bucket, backward.factor);
-    const auto& values = reducers_[bucket].bucket.values();
-    if (backward.factor == 0) {
-      values.zero_();  // a factor of 0 must also remove NaN
-    } else if (backward.factor != 1) {
-      values.mul_(backward.factor);
-    }
+    weigh(reducers_[bucket].bucket.values(), backward.factor);
   } else if (gradients_.checks_finite()) {
     gradients_.set_flags(bucket, 1);
   }
@@ -307,7 +302,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   backward_.reset();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
-  if (exchanges) check_.check(step, gradients_.check_bytes());
+  if (exchanges) check_.check(step, gradients_.checks().parameters);
   // No flags have told the other ranks.
   if (const auto replaced = hooks_.take_replaced(); !replaced.empty())
     std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
@@ -328,9 +323,10 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   const auto all = has_optimizer_ ? end_agreement() : StepIntent{};
   some_in_step_ = all.in_backward != 0 && all.in_step != 0;
   // Parameters stay equal only under strategies that average every gradient.
-  if (!parameters_may_differ()) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
+  const auto check = parameters_may_differ() ? Compared<std::uint64_t>::none()
+                                             : check_.begin(step_, reducers_, sparse_);
   gradients_.prepare_sparse(backward.factor);
-  auto flags = begin_flags();
+  auto flags = begin_flags(check);
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
@@ -345,10 +341,10 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   return error;
 }
 
-Work Reducer::begin_flags() {
+Work Reducer::begin_flags(const Compared<std::uint64_t>& check) {
   for (const auto parameter : hooks_.take_replaced()) gradients_.flag_replaced(parameter);
   gradients_.complete_flags();
-  positions_.write(gradients_.position_bytes());
+  gradients_.set_checks({.parameters = check, .positions = positions_.begin()});
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);
 }
@@ -357,7 +353,7 @@ Work Reducer::begin_flags() {
 /// rank, or null.
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
-  positions_.check(gradients_.position_bytes());
+  positions_.check(gradients_.checks().positions);
   return gradients_.take_error(step_, group_);
 }
 

@@ -95,6 +95,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// without gradients. Ranks: all.
   void finish_backward();
 
+  /// The product of the exchanges of this step: the whole mean without a Request.
+  Product product() const { return reducers_.product(); }
   /// While it exists, exchanges give each rank this product. With Product::none there are no
   /// exchanges. Ranks: all; those in step() learn it from the others.
   class [[nodiscard]] Request {
@@ -116,7 +118,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Product before_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  Request request(Product product) { return {*this, product}; }
 
   /// While paused, gradients accumulate and are not exchanged. Calls nest.
   void pause() { ++paused_; }
@@ -210,7 +211,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     hooks_.find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
                          graph);
   }
-  Work begin_flags();
+  Work begin_flags(const Compared<std::uint64_t>& check = Compared<std::uint64_t>::none());
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();

@@ -19,24 +19,17 @@
 #include "parallel/shared_memory.h"
 
 namespace lockstep::inline v0_2 {
-namespace {
-
-/// Options may be constructed before main(), so this does not fix the environment for init().
-Environment usable_environment() {
-  try {
-    return Environment::read();
-  } catch (const InvalidArgument&) {
-    return {};  // init() reports it
-  }
-}
-
-}  // namespace
 
 BucketCaps default_buckets() {
   BucketCaps caps;
-  if (const auto mib = usable_environment().bucket_mib) {
-    caps.rest = static_cast<std::size_t>(*mib) << 20;
-    caps.first = std::min(caps.first, caps.rest);
+  try {
+    // Options may be constructed before main(), so this does not fix the environment for init().
+    if (const auto mib = Environment::read().bucket_mib) {
+      caps.rest = static_cast<std::size_t>(*mib) << 20;
+      caps.first = std::min(caps.first, caps.rest);
+    }
+  } catch (const InvalidArgument&) {
+    // init() reports it.
   }
   return caps;
 }
@@ -52,19 +45,13 @@ NoSync::~NoSync() {
 namespace detail {
 namespace {
 
-const char* name(FrontEnd front_end) {
-  return front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
-                                                      : "DistributedDataParallel";
-}
-
 constexpr EnumNames<Shard::gradients> shards("none", "optimizer", "gradients");
 
 constexpr EnumNames<BufferPolicy::none> policies("from_rank0", "average", "none");
 
 /// Checks that the parameters can be moved to other memory.
 void check_movable(const ModelState& model, const char* option) {
-  for (const auto& [name, tensor] : model.parameters) {
-    if (!tensor.requires_grad() || model.has_sparse_gradient(tensor)) continue;
+  for (const auto& [name, tensor] : trainable(model, GradientLayout::dense)) {
     if (tensor.storage().use_count() == 1) continue;
     throw InvalidArgument(concat(option, ": parameter ", name,
                                  " shares its memory with another tensor, expected memory of its "
@@ -116,12 +103,10 @@ void check_shareable(const ModelState& model, const Group& group,
         "share_memory: got shard = Shard::gradients, expected Shard::none or Shard::optimizer: "
         "every rank keeps its own gradients for the others to read");
   }
-  for (const auto& [name, tensor] : model.parameters) {
-    if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
-      throw InvalidArgument(concat("share_memory: parameter ", name,
-                                   " has sparse gradients, expected dense ones: set sparse = false "
-                                   "in its layer, or set share_memory = false"));
-    }
+  if (const auto sparse = trainable(model, GradientLayout::sparse); !sparse.empty()) {
+    throw InvalidArgument(concat("share_memory: parameter ", sparse.front().name,
+                                 " has sparse gradients, expected dense ones: set sparse = false "
+                                 "in its layer, or set share_memory = false"));
   }
 }
 
@@ -139,8 +124,9 @@ ModelState state_of(const ModelView& model, const DataParallelOptions& options) 
   return state;
 }
 
-void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
-           FrontEnd front_end) {
+/// The state of a model that can be wrapped.
+ModelState checked(const ModelView& model, const Group& group, const DataParallelOptions& options,
+                   FrontEnd front_end) {
   if (!model) throw InvalidArgument("got no model");
   if (front_end == FrontEnd::distributed_data_parallel && options.optimized_only) {
     throw InvalidArgument(
@@ -158,7 +144,7 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
     throw InvalidArgument(
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
-  const auto state = state_of(model, options);
+  auto state = state_of(model, options);
   check_trainable(state, group);
   strategies.check_patterns(state.parameters);
   if (shares_memory(options)) {
@@ -167,19 +153,20 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
     check_shardable(group, options);
   }
   if (const auto* const option = needs_of(options).option) check_movable(state, option);
+  return state;
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
 /// instead, so that all ranks report it and none waits for that rank.
 std::vector<std::string> describe_all(const ModelView& model, const Group& group,
                                       const DataParallelOptions& options, FrontEnd front_end) {
+  const bool same_seed = options.initial_sync == InitialSync::same_seed;
+  std::vector<std::string> lines;
   try {
-    check(model, group, options, front_end);
+    lines = describe(checked(model, group, options, front_end), same_seed);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
-  const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  auto lines = describe(state_of(model, options), same_seed);
   lines.push_back(concat(
       "options strategy ", ParameterStrategies(options).text(), ", buckets of ",
       options.buckets.first, " and ", options.buckets.rest, " bytes, ",
@@ -195,7 +182,11 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
 
 ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                                  const DataParallelOptions& options, FrontEnd front_end)
-    : model_(std::move(model)), group_(group), options_(options), operation_(name(front_end)) {
+    : model_(std::move(model)),
+      group_(group),
+      options_(options),
+      operation_(front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
+                                                              : "DistributedDataParallel") {
   Source source{.owner = front_end == FrontEnd::distributed_optimizer
                              ? Source::Owner::distributed_optimizer
                              : Source::Owner::distributed_data_parallel,
@@ -207,9 +198,8 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
   group.communicator().set_last_owner(source.number);
   group.communicator().set_source(source);
   try {
-    check(model_, group, options, front_end);
+    const auto state = checked(model_, group, options, front_end);
     options_.share_memory = shares_memory(options);
-    const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
     reducer_ = std::make_shared<Reducer>(state, group, options, needs_of(options), source);

@@ -1,5 +1,6 @@
 #include "parallel/reducer/sparse_gradients.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -23,11 +24,6 @@ namespace {
 constexpr std::int64_t is_dense = -1;
 constexpr std::int64_t is_unsupported = -2;
 
-/// float16 and bfloat16 are summed in float32, as dense gradients are.
-at::ScalarType sum_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
-
 bool has_rows(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.layout() == at::kSparse && gradient.sparse_dim() == 1 &&
          gradient.sizes() == parameter.sizes() &&
@@ -40,13 +36,8 @@ SparseGradients::SparseGradients(std::vector<NamedTensor> parameters, const Grou
                                  const Source& owner, std::size_t first_bucket)
     : group_(group), owner_(owner), first_bucket_(first_bucket) {
   owner_.content = Source::Content::gradients;
-  for (auto& [name, tensor] : parameters) {
-    const auto rows = tensor.size(0);
-    auto& member = members_.emplace_back();
-    member.slice.name = std::move(name);
-    member.slice.parameter = tensor;
-    member.row_elements = rows > 0 ? tensor.numel() / rows : 0;
-  }
+  for (auto& [name, tensor] : parameters)
+    members_.push_back({.slice = {.name = std::move(name), .parameter = tensor, .offset = 0}});
   if (members_.empty()) return;
   const auto count = static_cast<std::int64_t>(size());
   own_rows_ = group_.empty({count}, at::kLong);
@@ -106,6 +97,7 @@ std::string SparseGradients::describe_layouts(std::size_t index) const {
 void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
   auto& member = members_[index];
   const auto& parameter = member.slice.parameter;
+  const auto row_elements = parameter.size(0) > 0 ? parameter.numel() / parameter.size(0) : 0;
   std::vector<std::size_t> rows;
   std::vector<std::size_t> elements;
   std::int64_t total = 0;
@@ -113,7 +105,7 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
     const auto count = rows_of(rank, index);
     total += count;
     rows.push_back(static_cast<std::size_t>(count));
-    elements.push_back(static_cast<std::size_t>(count * member.row_elements));
+    elements.push_back(static_cast<std::size_t>(count * row_elements));
   }
   auto sizes = parameter.sizes().vec();
   sizes[0] = total;
@@ -129,7 +121,7 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
   source.bucket = static_cast<std::int32_t>(first_bucket_ + index);
   const SourceScope scope(group_.communicator(), source);
   works.push_back(group_.all_gather(member.all_indices, member.indices, rows));
-  if (member.row_elements > 0) {
+  if (row_elements > 0) {
     works.push_back(group_.all_gather(member.all_values, member.values, elements));
   }
 }
@@ -139,7 +131,8 @@ void SparseGradients::gather(std::size_t index, std::vector<Work>& works) {
 void SparseGradients::average(Member& member) const {
   const auto& parameter = member.slice.parameter;
   const auto dtype = parameter.scalar_type();
-  const auto values = member.all_values.to(sum_dtype(dtype));
+  // float16 and bfloat16 are summed in float32, as dense gradients are.
+  const auto values = member.all_values.to(at::toOpMathType(dtype));
   const auto sum = at::_sparse_coo_tensor_unsafe(member.all_indices.unsqueeze(0), values,
                                                  parameter.sizes(), values.options())
                        .coalesce();

@@ -51,8 +51,7 @@ class SparseGradients {
 
  private:
   struct Member {
-    Bucket::Slice slice = {};
-    std::int64_t row_elements = 0;  ///< elements of one row
+    Bucket::Slice slice;
     at::Tensor averaged_rows = {};  ///< indices of the last mean
     at::Tensor indices = {};        ///< this rank's contribution; undefined for one without rows
     at::Tensor values = {};

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,8 +24,6 @@ namespace {
 
 /// Name of the count of exchanges in a state. All other names are of parameters.
 constexpr const char* step_name = "lockstep/step";
-
-bool is_zero(const at::Tensor& dense) { return !dense.any().item<bool>(); }
 
 }  // namespace
 
@@ -67,7 +64,7 @@ bool GradientSet::holds_mean() const {
     const auto state = state_of(member);
     // zero_grad(false) has edited a mean to zeros.
     return state == GradientState::averaged ||
-           (state == GradientState::edited && !is_zero(gradient));
+           (state == GradientState::edited && gradient.any().item<bool>());
   });
 }
 
@@ -101,7 +98,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
       case GradientState::assigned:
       case GradientState::edited:
         if (!gradient.defined()) break;
-        if ((gradient.layout() == at::kSparse) != member.is_sparse) {
+        if (gradient.is_sparse() != member.is_sparse) {
           own.has_local = 1;  // the exchange reports it on every rank
           break;
         }
@@ -296,8 +293,7 @@ void Reducer::check_options(bool are_equal) const {
       at_rank("DistributedOptimizer", group_, "got ", differing.text,
               ", expected the same options of the optimizer on all ranks, because each rank "
               "updates a part of the parameters: set them on every rank"),
-      {.rank = differing.rank < 0 ? -1 : group_.communicator().world_rank(differing.rank),
-       .operation = "DistributedOptimizer"});
+      {.rank = differing.rank, .operation = "DistributedOptimizer"});
 }
 
 double Reducer::begin_without_exchange() {
@@ -307,19 +303,16 @@ double Reducer::begin_without_exchange() {
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {
-  // No exchange here uses the bytes of the consistency check.
-  Compared options(digest_of_options());
-  std::memcpy(gradients_.check_bytes().data(), &options, sizeof options);
-  auto flags = begin_flags();
+  // Nothing is exchanged here, and so nothing else to check.
+  auto flags = begin_flags(Compared(digest_of_options()));
   begin_buffers();
   flags.wait();
   buffers_->end();
-  std::memcpy(&options, gradients_.check_bytes().data(), sizeof options);
   const auto error = end_flags();
   gradients_.end_without_exchange();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
-  check_options(options.is_equal());
+  check_options(gradients_.checks().parameters.is_equal());
   return gradients_.changed();
 }
 

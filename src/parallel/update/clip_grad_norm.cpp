@@ -16,56 +16,41 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// The norm of several vectors as one, from their norms. It accumulates powers in Double, in the
-/// order of the calls.
-class TotalNorm {
- public:
-  explicit TotalNorm(double type) : type_(type) {}
+/// What vectors add to the norm of all of them as one: the power of their norm, or the largest
+/// magnitude.
+double term_of(const at::Tensor& values, double type) {
+  if (values.is_sparse()) return term_of(values.coalesce()._values(), type);
+  if (values.numel() == 0) return 0;
+  const double norm = at::linalg_vector_norm(values, type, {}, false, at::kDouble).item<double>();
+  return std::isinf(type) ? norm : std::pow(norm, type);
+}
 
-  void add(const at::Tensor& values) {
-    if (values.is_sparse()) return add(values.coalesce()._values());
-    if (values.numel() == 0) return;
-    const double norm =
-        at::linalg_vector_norm(values, type_, {}, false, at::kDouble).item<double>();
-    add(std::isinf(type_) ? norm : std::pow(norm, type_));
-  }
-  /// Adds the sum() of another rank.
-  void add(double sum) {
-    if (!std::isinf(type_)) {
-      sum_ += sum;
-    } else if (std::isnan(sum) || sum > sum_) {  // std::max could drop NaN
-      sum_ = sum;
-    }
-  }
-  /// The sum of powers, or the largest magnitude.
-  double sum() const { return sum_; }
-  double value() const { return std::isinf(type_) ? sum_ : std::pow(sum_, 1 / type_); }
-
- private:
-  double type_;
-  double sum_ = 0;
-};
+double sum_of(double a, double b, double type) {
+  if (!std::isinf(type)) return a + b;
+  return std::isnan(b) || b > a ? b : a;  // std::max could drop NaN
+}
 
 /// Clips gradients of which this rank has parts, and gradients that every rank has.
 double clip(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& whole,
             const Group& group, double max_norm, double norm_type) {
-  TotalNorm own(norm_type);
-  for (const auto& part : parts) own.add(part);
+  double own = 0;
+  for (const auto& part : parts) own = sum_of(own, term_of(part, norm_type), norm_type);
   if (group.rank() == 0) {
-    for (const auto& gradient : whole) own.add(gradient);
+    for (const auto& gradient : whole) own = sum_of(own, term_of(gradient, norm_type), norm_type);
   }
-  const auto sum = at::empty({1}, at::kDouble).fill_(own.sum());
   const auto sums = at::empty({group.size()}, at::kDouble);
-  group.all_gather(sums, sum).wait();
-  TotalNorm total(norm_type);
-  for (int rank = 0; rank < group.size(); ++rank) total.add(sums[rank].item<double>());
-  const double factor = max_norm / (total.value() + 1e-6);
+  group.all_gather(sums, at::empty({1}, at::kDouble).fill_(own)).wait();
+  double norm = 0;
+  for (int rank = 0; rank < group.size(); ++rank)
+    norm = sum_of(norm, sums[rank].item<double>(), norm_type);
+  if (!std::isinf(norm_type)) norm = std::pow(norm, 1 / norm_type);
+  const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {  // also for NaN
     for (const auto* gradients : {&parts, &whole}) {
       for (const auto& gradient : *gradients) gradient.mul_(factor);
     }
   }
-  return total.value();
+  return norm;
 }
 
 }  // namespace

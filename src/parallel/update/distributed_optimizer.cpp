@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -62,7 +63,7 @@ class WholeUpdate final : public Update {
   WholeUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer)
       : optimizer_(optimizer), reducer_(reducer) {}
 
-  void step(UpdateGradients /*gradients*/) override {
+  void step() override {
     reducer_.before_update();
     optimizer_.step();
   }
@@ -113,13 +114,13 @@ std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reduc
   agree(group, "DistributedOptimizer", describe_groups(optimizer, reducer));
   reducer.compare_options([&optimizer] { return options_of(optimizer); });
   // With one copy of everything, shard has no effect.
-  return shares ? shared_update(optimizer, reducer, group)
-                : sharded_update(optimizer, reducer, group);
+  if (shares) return shared_update(optimizer, reducer, group);
+  return std::make_unique<ShardedParameters>(optimizer, reducer, group);
 }
 
 at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
   auto loss = evaluate();
-  step(UpdateGradients::averaged);
+  step();
   return loss;
 }
 
@@ -138,26 +139,15 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
     detail::check_listed_once(optimizer, "DistributedOptimizer", named);
     std::unordered_set<const void*> of_model;
     for (const auto& [name, tensor] : named) of_model.insert(tensor.unsafeGetTensorImpl());
-    std::size_t index = 0;
-    for (const auto& parameter : detail::all_parameters(optimizer)) {
-      if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
-        detail::throw_invalid("DistributedOptimizer", "parameter #", index,
-                              " of the optimizer, of sizes ", parameter.sizes(),
-                              ", is not a parameter of the model");
-      }
-      ++index;
-    }
+    const auto parameters = detail::all_parameters(optimizer);
+    const auto other = std::ranges::find_if_not(parameters, [&](const at::Tensor& parameter) {
+      return of_model.contains(parameter.unsafeGetTensorImpl());
+    });
+    if (other == parameters.end()) return;
+    detail::throw_invalid("DistributedOptimizer", "parameter #", other - parameters.begin(),
+                          " of the optimizer, of sizes ", other->sizes(),
+                          ", is not a parameter of the model");
   });
-}
-
-/// The parameters that the optimizer updates, and all buffers.
-ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
-  const auto optimized = detail::addresses_of_parameters(optimizer);
-  auto parameters = model.parameters();
-  std::erase_if(parameters, [&](const NamedTensor& named) {
-    return !optimized.contains(named.tensor.unsafeGetTensorImpl());
-  });
-  return detail::part_of(model, std::move(parameters));
 }
 
 std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
@@ -176,7 +166,13 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
                                                  .content = Source::Content::model});
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   detail::agree(group, "DistributedOptimizer", detail::describe(all, same_seed));
-  const auto part = optimized_part(optimizer, model);
+  const auto is_optimized =
+      [optimized = detail::addresses_of_parameters(optimizer)](const NamedTensor& named) {
+        return optimized.contains(named.tensor.unsafeGetTensorImpl());
+      };
+  auto parameters = model.parameters();
+  std::erase_if(parameters, std::not_fn(is_optimized));
+  const auto part = detail::part_of(model, std::move(parameters));  // and all buffers
   // A list of tensors does not tell which of them belong to sparse layers.
   all.declare_sparse(options.sparse_gradients);
   options.sparse_gradients.clear();
@@ -184,11 +180,8 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
     if (all.has_sparse_gradient(named.tensor)) options.sparse_gradients.push_back(named.name);
   }
   if (!same_seed) {
-    const auto optimized = detail::addresses_of_parameters(optimizer);
     all.buffers.clear();  // they belong to the part, which is copied when it is wrapped
-    std::erase_if(all.parameters, [&](const NamedTensor& named) {
-      return optimized.contains(named.tensor.unsafeGetTensorImpl());
-    });
+    std::erase_if(all.parameters, is_optimized);
     detail::broadcast(all, group, 0);
   }
   return make(part);
@@ -273,14 +266,14 @@ void DistributedOptimizer::check_unchanged() {
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const auto product = update_->product();
   // The program reads no .grad() before the update.
-  const auto request = model_->reducer().request(product);
+  const detail::Reducer::Request request(model_->reducer(), product);
   if (loss.defined() && loss.requires_grad()) loss.backward();
   if (product == detail::Product::none) {
     detail::as_operation("DistributedOptimizer", [&] {
       check_unchanged();
       model_->reducer().hook_new_accumulators();
       if (loss.defined() && loss.requires_grad()) model_->reducer().end_local_backward(loss);
-      update(detail::UpdateGradients::local);
+      update();
     });
   } else {
     step();
@@ -293,7 +286,7 @@ void DistributedOptimizer::step() {
     check_unchanged();
     model_->reducer().average_local_gradients();
     model_->reducer().refuse_late_weights();
-    update(detail::UpdateGradients::averaged);
+    update();
   });
 }
 
@@ -328,8 +321,8 @@ void DistributedOptimizer::average_gradients() {
   });
 }
 
-void DistributedOptimizer::update(detail::UpdateGradients gradients) {
-  update_->step(gradients);
+void DistributedOptimizer::update() {
+  update_->step();
   model_->reducer().exchange_parameters();
 }
 

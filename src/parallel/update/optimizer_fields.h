@@ -32,8 +32,11 @@ struct LowPrecisionFields {
 };
 
 template <class T>
-concept HasLowPrecisionState = std::same_as<T, torch::optim::SGDParamState> ||
+concept AdamLikeState =
     std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
+
+template <class T>
+concept HasLowPrecisionState = std::same_as<T, torch::optim::SGDParamState> || AdamLikeState<T>;
 
 template <HasLowPrecisionState ParamState>
 struct LowPrecisionState : ParamState, LowPrecisionFields {
@@ -61,10 +64,6 @@ struct Count {
 };
 template <class Value>
 Count(Value&) -> Count<Value>;
-
-template <class T>
-concept AdamLikeState =
-    std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
 
 template <class Field>
 void visit(torch::optim::SGDParamState& state, const Field& field) {

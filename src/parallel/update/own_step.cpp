@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
-#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/enum_names.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -39,6 +39,13 @@ std::vector<at::Tensor*> defined_tensors_of(OptimizerParamState& state) {
   auto tensors = tensors_of(state);
   std::erase_if(tensors, [](const at::Tensor* tensor) { return !tensor->defined(); });
   return tensors;
+}
+
+/// Adds to the number of updates that a state counts. No effect on a state that counts none.
+void add_steps(OptimizerParamState& state, std::int64_t steps) {
+  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
+    if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
+  });
 }
 
 }  // namespace
@@ -103,12 +110,6 @@ std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   return tensors;
 }
 
-void add_steps(OptimizerParamState& state, std::int64_t steps) {
-  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
-    if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
-  });
-}
-
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option) {
   // A class derived from one of LibTorch must declare that it still updates each element by itself.
   const bool declares = dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr;
@@ -139,14 +140,12 @@ void check_listed_once(const torch::optim::Optimizer& optimizer, const char* ope
   }
 }
 
-/// The parameter group of a parameter.
-std::optional<std::size_t> ElementwiseStep::group_of(const at::Tensor& parameter) const {
-  const auto place = find_place(optimizer_, parameter, places_);
-  return place ? std::optional(place->group) : std::nullopt;
+std::optional<ElementwiseStep::Place> ElementwiseStep::place_of(const at::Tensor& parameter) const {
+  return find_place(optimizer_, parameter, places_);
 }
 
 bool ElementwiseStep::has(const at::Tensor& parameter) const {
-  return group_of(parameter).has_value();
+  return place_of(parameter).has_value();
 }
 
 std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) {
@@ -154,7 +153,7 @@ std::vector<at::Tensor*> ElementwiseStep::state_of(const at::Tensor& parameter) 
   auto& state = first_states_[parameter.unsafeGetTensorImpl()];
   state = new_state(optimizer_, parameter);
   std::vector<at::Tensor*> tensors;
-  const auto& options = optimizer_.param_groups()[*group_of(parameter)].options();
+  const auto& options = optimizer_.param_groups()[place_of(parameter)->group].options();
   for (const char* field : future_fields(optimizer_, options, parameter))
     tensors.push_back(find_tensor(*state, field));
   if (tensors.empty()) first_states_.erase(parameter.unsafeGetTensorImpl());
@@ -179,7 +178,7 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
     optimizer_.state()[values.unsafeGetTensorImpl()] = std::move(state);
   }
   ParameterLists lists(optimizer_.param_groups().size());
-  lists[*group_of(parameter)].push_back(values);
+  lists[place_of(parameter)->group].push_back(values);
   values.mutable_grad() = elements.gradient;
   step_on(optimizer_, lists);
   values.mutable_grad().reset();
@@ -198,18 +197,16 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
 namespace lockstep::inline v0_2 {
 namespace {
 
-constexpr std::array mode_names{"nearest", "master", "stochastic", "kahan"};
+constexpr detail::EnumNames<LowPrecision::kahan> low_precisions("nearest", "master", "stochastic",
+                                                                "kahan");
 
 }  // namespace
 
-std::string_view name(LowPrecision mode) { return mode_names.at(static_cast<std::size_t>(mode)); }
+std::string_view name(LowPrecision mode) { return low_precisions.of(mode); }
 
 LowPrecision parse_low_precision(std::string_view text) {
-  for (std::size_t i = 0; i < mode_names.size(); ++i) {
-    if (text == mode_names[i]) return static_cast<LowPrecision>(i);
-  }
-  detail::throw_invalid("parse_low_precision", "got '", text,
-                        "', expected nearest, master, stochastic or kahan");
+  return detail::as_operation("parse_low_precision",
+                              [&] { return low_precisions.parse("parse_low_precision:", text); });
 }
 
 bool LowPrecisionOptimizer::computes_in_float32(const at::Tensor& parameter) const {

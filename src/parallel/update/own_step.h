@@ -46,9 +46,6 @@ void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists);
 /// itself.
 std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state);
 
-/// Adds to the number of updates that a state counts. No effect on a state that counts none.
-void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps);
-
 /// Throws: InvalidArgument unless the optimizer is of a class whose own step updates each element
 /// by itself. option is the one that requires it.
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option);
@@ -103,7 +100,7 @@ class ElementwiseStep final : public ElementwiseOptimizer {
     std::size_t index = 0;  ///< in the group's params()
   };
 
-  std::optional<std::size_t> group_of(const at::Tensor& parameter) const;
+  std::optional<Place> place_of(const at::Tensor& parameter) const;
 
   torch::optim::Optimizer& optimizer_;
   /// States of parameters whose first update has not begun.

@@ -50,22 +50,6 @@ void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
       "destroyed"));
 }
 
-void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
-  for (const auto& parameter : all_parameters(optimizer)) {
-    auto* const state = find_state(states, parameter);
-    if (state == nullptr) continue;
-    for (const auto* tensor : tensors_of(*state)) {
-      if (tensor->defined()) check_whole(*tensor, parameter);
-    }
-  }
-}
-
-std::size_t most_tensors(const ParamStates& states) {
-  std::size_t most = 0;
-  for (const auto& entry : states) most = std::max(most, tensors_of(*entry.second).size());
-  return most;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
@@ -92,90 +76,12 @@ void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
   }
 }
 
-ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group,
-                                     torch::optim::Optimizer& optimizer)
-    : group_(group), optimizer_(optimizer) {
-  for (const auto& reducer : reducers) {
-    const auto& gradients = reducer.bucket;
-    const auto own = shard_of(gradients.values(), group_);
-    const auto numel = own.length() * static_cast<std::size_t>(group_.size());
-    auto& bucket = buckets_.emplace_back(ShardedBucket{
-        .reducer = &reducer,
-        .own = own,
-        .flat = group_.empty({static_cast<std::int64_t>(numel)}, gradients.values().scalar_type())
-                    .zero_()});
-    bucket.values = lay_out(gradients, bucket.flat);
-    for (const auto& slice : gradients.slices()) {
-      const auto part = intersection(own, slice);
-      bucket.parts.push_back(flat_part(bucket.flat, slice.offset + part.begin, part.length()));
-    }
-  }
-  cut(optimizer_.state());
-  move_back();
-  Instances<ShardedParameters>::all().list.push_back(this);
-}
-
-ShardedParameters::~ShardedParameters() {
-  std::erase(Instances<ShardedParameters>::all().list, this);
-  const at::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
-      auto state = take_state(optimizer_.state(), part);
-      if (state == nullptr) return;
-      for (auto* tensor : tensors_of(*state)) {
-        if (group_.size() > 1 || !tensor->defined()) continue;
-        *tensor =
-            alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
-      }
-      optimizer_.state()[slice.parameter.unsafeGetTensorImpl()] = std::move(state);
-    });
-    for (std::size_t i = 0; i < bucket.values.size(); ++i)
-      leave(bucket.slices()[i].parameter, bucket.values[i]);
-  }
-}
-
 ShardedParameters* ShardedParameters::of(const torch::optim::Optimizer& optimizer) {
   // Checkpoints refer to an optimizer only.
   const auto all = Instances<ShardedParameters>::all();
   const auto is_of = [&](const auto* one) { return &one->optimizer_ == &optimizer; };
   const auto found = std::ranges::find_if(all.list, is_of);
   return found == all.list.end() ? nullptr : *found;
-}
-
-void ShardedParameters::move_back() {
-  const at::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
-      at::Tensor parameter = bucket.slices()[i].parameter;
-      const auto& values = bucket.values[i];
-      if (parameter.const_data_ptr() == values.const_data_ptr()) continue;
-      values.copy_(parameter);
-      parameter.set_data(values);
-    }
-  }
-}
-
-std::vector<at::Tensor> ShardedParameters::gradients() const {
-  std::vector<at::Tensor> gradients;
-  for (const auto& bucket : buckets_) {
-    if (bucket.shard() == nullptr) continue;
-    for (std::size_t i = 0; i < bucket.slices().size(); ++i) {
-      const auto& gradient = bucket.shard()->gradient(i);
-      if (gradient.defined()) gradients.push_back(gradient);
-    }
-  }
-  return gradients;
-}
-
-void ShardedParameters::discard_gradients() const {
-  for (const auto& bucket : buckets_) {
-    if (bucket.shard() != nullptr) bucket.shard()->discard();
-  }
-}
-
-Work ShardedParameters::gather(const ShardedBucket& bucket) const {
-  const auto own = flat_part(bucket.flat, bucket.own.begin, bucket.own.length());
-  return group_.all_gather(bucket.flat, own);
 }
 
 void ShardedParameters::cut(ParamStates& states) const {
@@ -204,7 +110,8 @@ ParamStates ShardedParameters::gather_state() const {
   if (collects) {
     for (const auto& [parameter, state] : own) whole[parameter] = state->clone();
   }
-  const std::size_t most = most_tensors(own);
+  std::size_t most = 0;
+  for (const auto& [parameter, state] : own) most = std::max(most, tensors_of(*state).size());
   for (const auto& bucket : buckets_) {
     if (collects) {
       for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
@@ -265,18 +172,21 @@ WholeState::~WholeState() {
 
 const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
   const auto* const found = ShardedParameters::of(optimizer);
-  if (found == nullptr) {
-    check_whole(optimizer, optimizer.state());
-    return optimizer.state();
+  if (found != nullptr && !found->whole_) {
+    throw CheckpointError(
+        concat("optimizer: its state is divided among ", found->group_.size(),
+               " ranks, expected a checkpoint of all of them: pass the group of the "
+               "DistributedOptimizer to Checkpoint::save()"));
   }
-  if (found->whole_) {
-    check_whole(optimizer, *found->whole_);
-    return *found->whole_;
+  const auto& states = found != nullptr ? *found->whole_ : optimizer.state();
+  for (const auto& parameter : all_parameters(optimizer)) {
+    auto* const state = find_state(states, parameter);
+    if (state == nullptr) continue;
+    for (const auto* tensor : tensors_of(*state)) {
+      if (tensor->defined()) check_whole(*tensor, parameter);
+    }
   }
-  throw CheckpointError(
-      concat("optimizer: its state is divided among ", found->group_.size(),
-             " ranks, expected a checkpoint of all of them: pass the group of the "
-             "DistributedOptimizer to Checkpoint::save()"));
+  return states;
 }
 
 }  // namespace lockstep::detail

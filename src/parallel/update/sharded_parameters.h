@@ -10,10 +10,11 @@
 
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
-#include "lockstep/work.h"
 #include "parallel/buckets/bucket_memory.h"
 #include "parallel/buckets/bucket_reducers.h"
+#include "parallel/reducer/reducer.h"
 #include "parallel/update/own_step.h"
+#include "parallel/update/update.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -26,7 +27,8 @@ at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like);
 /// short, it stays there and keeps that memory alive.
 void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept;
 
-/// The parameters of one bucket, in the layout of its gradients.
+/// The parameters of one bucket, in the layout of its gradients. One call of the optimizer's step
+/// updates them.
 struct ShardedBucket {
   const BucketReducer* reducer;
   ShardRange own;                    ///< elements that this rank updates
@@ -34,38 +36,37 @@ struct ShardedBucket {
   std::vector<at::Tensor> values{};  ///< per slice, the parameter's memory in flat
   /// Per slice, the elements that this rank updates: flat, maybe empty.
   std::vector<at::Tensor> parts{};
+  std::vector<std::size_t> optimized{};  ///< slices that the optimizer has
+  ParameterLists optimized_parts{};      ///< their parts
 
   std::span<const Bucket::Slice> slices() const { return reducer->bucket.slices(); }
   /// This rank's part of the averaged gradients; null if each exchange gives every rank the whole.
   GradientShard* shard() const { return reducer->shard.get(); }
 };
 
-/// A model's parameters in one flat tensor for each bucket, so that a rank updates a range of it
-/// and the ranks gather the ranges in place. The optimizer has the state of the parts that this
-/// rank updates; checkpoints have it by the whole parameters.
-class ShardedParameters {
+/// The update of DataParallelOptions::shard. A model's parameters are in one flat tensor for each
+/// bucket, so that a rank updates a range of it and the ranks gather the ranges in place. During
+/// step(), the optimizer's parameters are the parts that this rank updates, so it has the state of
+/// these parts only; checkpoints have it by the whole parameters. The ranks gather each bucket
+/// while the optimizer updates the next one.
+class ShardedParameters final : public Update {
  public:
-  /// Moves the parameters, and keeps the parts of the state that the optimizer has. Reducers and
-  /// optimizer must outlive it.
-  /// Throws: CommError when memory is short. CheckpointError if the state is not of whole
-  /// parameters.
-  ShardedParameters(std::span<const BucketReducer> reducers, const Group& group,
-                    torch::optim::Optimizer& optimizer);
+  /// Moves the parameters, and keeps the parts of the state that the optimizer has. As
+  /// Update::create().
+  /// Throws: also CheckpointError if the state is not of whole parameters.
+  ShardedParameters(torch::optim::Optimizer& optimizer, Reducer& reducer, const Group& group);
   /// Copies the parameters into memory of their own. The optimizer has the state of the parts under
   /// the whole parameters then. Another DistributedOptimizer with the same options takes it; any
   /// other use of it is an error.
-  ~ShardedParameters();
-  ShardedParameters(const ShardedParameters&) = delete;
-  ShardedParameters& operator=(const ShardedParameters&) = delete;
+  ~ShardedParameters() override;
 
   /// Those of this optimizer; null if it is not sharded. Any thread.
   static ShardedParameters* of(const torch::optim::Optimizer& optimizer);
 
-  std::span<const ShardedBucket> buckets() const { return buckets_; }
-  const Group& group() const { return group_; }
-
-  /// Moves parameters back, with their current values, that the program has moved to other memory.
-  void move_back();
+  Product product() const override { return Product::part; }
+  using Update::step;
+  /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
+  void step() override;
 
   /// Whether this rank has parts of all averaged gradients instead of the whole.
   bool divides_gradients() const {
@@ -77,9 +78,6 @@ class ShardedParameters {
   std::vector<at::Tensor> gradients() const;
   void discard_gradients() const;
 
-  /// Begins to gather the ranges of one bucket from all ranks. Ranks: all of the group.
-  Work gather(const ShardedBucket& bucket) const;
-
   /// Replaces the states of whole parameters by copies of this rank's parts.
   void cut(ParamStates& states) const;
 
@@ -87,11 +85,18 @@ class ShardedParameters {
   friend class WholeState;
   friend const ParamStates& whole_state(const torch::optim::Optimizer& optimizer);
 
+  void set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) const;
+  void leave_buckets();
+  void check_groups() const;
+  void move_back() const;
   ParamStates gather_state() const;
 
-  Group group_;
   torch::optim::Optimizer& optimizer_;
+  Reducer& reducer_;
+  Group group_;
   std::vector<ShardedBucket> buckets_;
+  ParameterLists original_;           ///< the optimizer's parameters at construction
+  ParameterLists unsharded_;          ///< those in no bucket, which every rank updates
   std::optional<ParamStates> whole_;  ///< on rank 0, while a WholeState exists
 };
 

@@ -3,17 +3,18 @@
 
 #include <algorithm>
 #include <exception>
-#include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "group/instances.h"
 #include "lockstep/error.h"
 #include "parallel/reducer/gradient.h"
-#include "parallel/update/own_step.h"
 #include "parallel/update/sharded_parameters.h"
-#include "parallel/update/update.h"
+
+// The steps of ShardedParameters.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -30,148 +31,185 @@ at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
   return flat_part(laid_out(gradient, slice.values), range.begin, range.length());
 }
 
-/// The update of DataParallelOptions::shard. During step(), the optimizer's parameters are the
-/// parts of the buckets that this rank updates, so it keeps state for these parts only. The ranks
-/// gather each bucket's parameters while the optimizer updates the next one.
-class ShardedUpdate final : public Update {
- public:
-  /// Moves the parameters into flat tensors.
-  ShardedUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer, const Group& group)
-      : optimizer_(optimizer),
-        reducer_(reducer),
-        parameters_(reducer.bucket_reducers(), group, optimizer) {
-    for (const auto& list : optimizer.param_groups()) original_.push_back(list.params());
-    struct Place {
-      std::size_t bucket;
-      std::size_t slice;
-    };
-    std::unordered_map<const void*, Place> places;
-    const auto buckets = parameters_.buckets();
-    for (std::size_t b = 0; b < buckets.size(); ++b) {
-      const auto slices = buckets[b].slices();
-      for (std::size_t i = 0; i < slices.size(); ++i)
-        places[slices[i].parameter.unsafeGetTensorImpl()] = {.bucket = b, .slice = i};
-    }
-    const auto groups = original_.size();
-    whole_.resize(groups);
-    calls_.resize(buckets.size());
-    for (auto& call : calls_) call.parts.resize(groups);
-    std::vector<ElementwiseOptimizer::Part> parts;
-    for (std::size_t g = 0; g < groups; ++g) {
-      for (const auto& parameter : original_[g]) {
-        const auto found = places.find(parameter.unsafeGetTensorImpl());
-        if (found == places.end()) {
-          whole_[g].push_back(parameter);
-          parts.push_back({.part = parameter, .parameter = parameter});
-          continue;
-        }
-        const auto [bucket, slice] = found->second;
-        calls_[bucket].parts[g].push_back(buckets[bucket].parts[slice]);
-        calls_[bucket].slices.push_back(slice);
-        const auto range = intersection(buckets[bucket].own, buckets[bucket].slices()[slice]);
-        parts.push_back(
-            {.part = buckets[bucket].parts[slice], .parameter = parameter, .begin = range.begin});
-      }
-    }
-    set_parts(parts);
+/// Gives the parts of a bucket their part of the gradients. Returns whether there is any.
+bool set_gradients(const ShardedBucket& bucket) {
+  bool has_any = false;
+  for (const auto i : bucket.optimized) {
+    auto& part = bucket.parts[i].mutable_grad();
+    part = gradient_part(bucket, i);
+    has_any = has_any || part.defined();
   }
+  return has_any;
+}
 
-  ~ShardedUpdate() override { set_parts({}); }
-
-  Product product() const override { return Product::part; }
-
-  using Update::step;
-  /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
-  void step(UpdateGradients /*gradients*/) override {
-    const at::NoGradGuard no_grad;
-    check_groups();
-    parameters_.move_back();
-    try {
-      std::vector<Work> works(calls_.size());
-      for (std::size_t b = 0; b < calls_.size(); ++b) {
-        if (!set_gradients(b)) continue;
-        step_on(optimizer_, calls_[b].parts);
-        const SourceScope of_bucket(parameters_.group().communicator(),
-                                    reducer_.source_of_parameters(b));
-        works[b] = parameters_.gather(parameters_.buckets()[b]);
-      }
-      if (!std::ranges::all_of(whole_, &std::vector<at::Tensor>::empty))
-        step_on(optimizer_, whole_);
-      for (std::size_t b = 0; b < calls_.size(); ++b) {
-        works[b].wait();
-        finish(b);
-      }
-      parameters_.discard_gradients();
-    } catch (const std::exception& error) {
-      // Other ranks wait for this rank's parts, and some parameters are updated and some are not.
-      parameters_.group().communicator().fail(concat("DistributedOptimizer: ", error.what()));
-      throw;
-    }
+/// After the parameters of a bucket are gathered.
+void finish(const ShardedBucket& bucket) {
+  for (const auto i : bucket.optimized) {
+    auto& part = bucket.parts[i].mutable_grad();
+    if (!part.defined()) continue;
+    part.reset();
+    // Autograd must detect the change, also of elements that other ranks updated.
+    bucket.slices()[i].parameter.unsafeGetTensorImpl()->bump_version();
   }
-
- private:
-  /// One call of the optimizer's step, for the parameters of one bucket.
-  struct Call {
-    ParameterLists parts;             ///< what the optimizer updates
-    std::vector<std::size_t> slices;  ///< of the bucket, that the optimizer has
-  };
-
-  void set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) {
-    if (auto* const elementwise = dynamic_cast<ElementwiseOptimizer*>(&optimizer_))
-      elementwise->set_parts(parts);
-  }
-
-  void check_groups() const {
-    const auto& groups = optimizer_.param_groups();
-    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
-    for (std::size_t g = 0; g < std::max(groups.size(), original_.size()); ++g) {
-      const bool is_unchanged = g < groups.size() && g < original_.size() &&
-                                std::ranges::equal(groups[g].params(), original_[g], is_same);
-      if (is_unchanged) continue;
-      throw InvalidArgument(
-          concat("DistributedOptimizer: shard: got an optimizer whose parameter group ", g,
-                 " has changed, expected the parameters of its construction: construct the "
-                 "DistributedOptimizer after the last parameter is added"));
-    }
-  }
-
-  /// Gives the parts of a bucket their part of the gradients. Returns whether there is any.
-  bool set_gradients(std::size_t index) {
-    const auto& bucket = parameters_.buckets()[index];
-    bool has_any = false;
-    for (const auto i : calls_[index].slices) {
-      auto& part = bucket.parts[i].mutable_grad();
-      part = gradient_part(bucket, i);
-      has_any = has_any || part.defined();
-    }
-    return has_any;
-  }
-
-  /// After the parameters of a bucket are gathered.
-  void finish(std::size_t index) {
-    const auto& bucket = parameters_.buckets()[index];
-    for (const auto i : calls_[index].slices) {
-      auto& part = bucket.parts[i].mutable_grad();
-      if (!part.defined()) continue;
-      part.reset();
-      // Autograd must detect the change, also of elements that other ranks updated.
-      bucket.slices()[i].parameter.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  Reducer& reducer_;
-  ShardedParameters parameters_;
-  ParameterLists original_;  ///< the optimizer's parameters at construction
-  std::vector<Call> calls_;  ///< per bucket
-  ParameterLists whole_;     ///< parameters in no bucket, which every rank updates
-};
+}
 
 }  // namespace
 
-std::unique_ptr<Update> sharded_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
-                                       const Group& group) {
-  return std::make_unique<ShardedUpdate>(optimizer, reducer, group);
+ShardedParameters::ShardedParameters(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                     const Group& group)
+    : optimizer_(optimizer), reducer_(reducer), group_(group) {
+  const auto groups = optimizer_.param_groups().size();
+  unsharded_.resize(groups);
+  std::vector<ElementwiseOptimizer::Part> parts;
+  std::unordered_map<const void*, std::pair<std::size_t, std::size_t>> places;  // bucket, slice
+  for (const auto& of_bucket : reducer_.bucket_reducers()) {
+    const auto& gradients = of_bucket.bucket;
+    const auto own = shard_of(gradients.values(), group_);
+    const auto numel = own.length() * static_cast<std::size_t>(group_.size());
+    auto& bucket = buckets_.emplace_back(ShardedBucket{
+        .reducer = &of_bucket,
+        .own = own,
+        .flat = group_.empty({static_cast<std::int64_t>(numel)}, gradients.values().scalar_type())
+                    .zero_()});
+    bucket.values = lay_out(gradients, bucket.flat);
+    bucket.optimized_parts.resize(groups);
+    for (const auto& slice : gradients.slices()) {
+      const auto part = intersection(own, slice);
+      places[slice.parameter.unsafeGetTensorImpl()] = {buckets_.size() - 1, bucket.parts.size()};
+      bucket.parts.push_back(flat_part(bucket.flat, slice.offset + part.begin, part.length()));
+    }
+  }
+  for (std::size_t g = 0; g < groups; ++g) {
+    for (const auto& parameter : original_.emplace_back(optimizer_.param_groups()[g].params())) {
+      const auto found = places.find(parameter.unsafeGetTensorImpl());
+      if (found == places.end()) {
+        unsharded_[g].push_back(parameter);
+        parts.push_back({.part = parameter, .parameter = parameter});
+        continue;
+      }
+      auto& bucket = buckets_[found->second.first];
+      const auto slice = found->second.second;
+      bucket.optimized.push_back(slice);
+      bucket.optimized_parts[g].push_back(bucket.parts[slice]);
+      parts.push_back({.part = bucket.parts[slice],
+                       .parameter = parameter,
+                       .begin = intersection(bucket.own, bucket.slices()[slice]).begin});
+    }
+  }
+  cut(optimizer_.state());
+  move_back();
+  Instances<ShardedParameters>::all().list.push_back(this);
+  try {
+    set_parts(parts);
+  } catch (...) {
+    leave_buckets();
+    throw;
+  }
+}
+
+ShardedParameters::~ShardedParameters() {
+  set_parts({});
+  leave_buckets();
+}
+
+/// Copies parameters into memory of their own, and lists their state under them.
+void ShardedParameters::leave_buckets() {
+  std::erase(Instances<ShardedParameters>::all().list, this);
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.parts.size(); ++i) {
+      const auto& parameter = bucket.slices()[i].parameter;
+      auto state = take_state(optimizer_.state(), bucket.parts[i]);
+      if (state == nullptr) continue;
+      for (auto* tensor : tensors_of(*state)) {
+        if (group_.size() > 1 || !tensor->defined()) continue;
+        *tensor = alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), parameter);
+      }
+      optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+    for (std::size_t i = 0; i < bucket.values.size(); ++i)
+      leave(bucket.slices()[i].parameter, bucket.values[i]);
+  }
+}
+
+void ShardedParameters::set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) const {
+  if (auto* const elementwise = dynamic_cast<ElementwiseOptimizer*>(&optimizer_))
+    elementwise->set_parts(parts);
+}
+
+/// Moves parameters back, with their current values, that the program has moved to other memory.
+void ShardedParameters::move_back() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
+      at::Tensor parameter = bucket.slices()[i].parameter;
+      const auto& values = bucket.values[i];
+      if (parameter.const_data_ptr() == values.const_data_ptr()) continue;
+      values.copy_(parameter);
+      parameter.set_data(values);
+    }
+  }
+}
+
+/// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
+void ShardedParameters::check_groups() const {
+  const auto& groups = optimizer_.param_groups();
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  for (std::size_t g = 0; g < std::max(groups.size(), original_.size()); ++g) {
+    const bool is_unchanged = g < groups.size() && g < original_.size() &&
+                              std::ranges::equal(groups[g].params(), original_[g], is_same);
+    if (is_unchanged) continue;
+    throw InvalidArgument(
+        concat("DistributedOptimizer: shard: got an optimizer whose parameter group ", g,
+               " has changed, expected the parameters of its construction: construct the "
+               "DistributedOptimizer after the last parameter is added"));
+  }
+}
+
+void ShardedParameters::step() {
+  const at::NoGradGuard no_grad;
+  check_groups();
+  move_back();
+  try {
+    std::vector<Work> works(buckets_.size());
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      auto& bucket = buckets_[b];
+      if (!set_gradients(bucket)) continue;
+      step_on(optimizer_, bucket.optimized_parts);
+      const SourceScope of_bucket(group_.communicator(), reducer_.source_of_parameters(b));
+      const auto own = flat_part(bucket.flat, bucket.own.begin, bucket.own.length());
+      works[b] = group_.all_gather(bucket.flat, own);
+    }
+    if (!std::ranges::all_of(unsharded_, &std::vector<at::Tensor>::empty))
+      step_on(optimizer_, unsharded_);
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      works[b].wait();
+      finish(buckets_[b]);
+    }
+    discard_gradients();
+  } catch (const std::exception& error) {
+    // Other ranks wait for this rank's parts, and some parameters are updated and some are not.
+    group_.communicator().fail(concat("DistributedOptimizer: ", error.what()));
+    throw;
+  }
+}
+
+std::vector<at::Tensor> ShardedParameters::gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const auto& bucket : buckets_) {
+    if (bucket.shard() == nullptr) continue;
+    for (std::size_t i = 0; i < bucket.slices().size(); ++i) {
+      const auto& gradient = bucket.shard()->gradient(i);
+      if (gradient.defined()) gradients.push_back(gradient);
+    }
+  }
+  return gradients;
+}
+
+void ShardedParameters::discard_gradients() const {
+  for (const auto& bucket : buckets_) {
+    if (bucket.shard() != nullptr) bucket.shard()->discard();
+  }
 }
 
 }  // namespace lockstep::detail

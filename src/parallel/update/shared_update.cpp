@@ -109,14 +109,15 @@ class SharedUpdate final : public Update {
   using Update::step;
   /// Does not change .grad().
   /// Throws: InvalidArgument when a parameter no longer uses the shared memory.
-  void step(UpdateGradients gradients) override {
+  void step() override {
     const at::NoGradGuard no_grad;
     check_in_place();
     if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(cached_bytes)}, at::kByte);
-    publish_gradients(gradients);
+    const bool averages = reducer_.product() == Product::none;
+    publish_gradients(averages);
     try {
       allocate_state();
-      for (auto& bucket : buckets_) update(bucket, gradients);
+      for (auto& bucket : buckets_) update(bucket, averages);
     } catch (const std::exception& error) {
       // Other ranks use the parameters, of which some are updated and some are not.
       world_.communicator().fail(concat("DistributedOptimizer: ", error.what()));
@@ -144,12 +145,6 @@ class SharedUpdate final : public Update {
     std::vector<std::vector<at::Tensor>> state = {};
     /// Per slice that this step updates, the tensors of the optimizer's state.
     std::vector<std::vector<at::Tensor*>> own_state = {};
-  };
-
-  /// A parameter's optimizer state in shared memory.
-  struct State {
-    std::vector<at::Tensor> tensors = {};
-    bool is_first = false;  ///< there was none before this update
   };
 
   /// Exchanges the addresses of all ranks' buckets.
@@ -217,29 +212,29 @@ class SharedUpdate final : public Update {
   }
 
   /// Moves a parameter's optimizer state into shared memory, and sets it to zero if there is none
-  /// yet. Every rank writes its own range.
-  State prepare_state(SharedBucket& bucket, std::size_t slice) {
+  /// yet. Every rank writes its own range. Returns whether there was none.
+  static bool prepare_state(SharedBucket& bucket, std::size_t slice) {
     const auto& of = bucket.gradients->slices()[slice];
     const auto [begin, end] = intersection(bucket.own, of);
     const auto size = static_cast<std::size_t>(of.parameter.element_size());
-    State state;
-    for (at::Tensor* tensor : bucket.own_state[slice]) {
-      const auto& shared = bucket.state[state.tensors.size()][slice];
-      const auto own = [&](const at::Tensor& of_parameter) {
-        return std::span(memory_of(of_parameter), of_parameter.nbytes())
-            .subspan(begin * size, (end - begin) * size);
-      };
-      if (!tensor->defined()) {
-        state.is_first |= state.tensors.empty();
+    const auto own = [&](const at::Tensor& of_parameter) {
+      return std::span(memory_of(of_parameter), of_parameter.nbytes())
+          .subspan(begin * size, (end - begin) * size);
+    };
+    bool is_first = false;
+    for (std::size_t k = 0; k < bucket.own_state[slice].size(); ++k) {
+      auto& tensor = *bucket.own_state[slice][k];
+      const auto& shared = bucket.state[k][slice];
+      if (!tensor.defined()) {
+        is_first = is_first || k == 0;
         std::ranges::fill(own(shared), std::byte{});
-      } else if (tensor->const_data_ptr() != shared.const_data_ptr()) {
+      } else if (tensor.const_data_ptr() != shared.const_data_ptr()) {
         // A loaded state: every rank has all of it and copies its own range.
-        std::ranges::copy(own(at::empty_like(shared).copy_(*tensor)), own(shared).begin());
+        std::ranges::copy(own(at::empty_like(shared).copy_(tensor)), own(shared).begin());
       }
-      *tensor = shared;
-      state.tensors.push_back(shared);
+      tensor = shared;
     }
-    return state;
+    return is_first;
   }
 
   /// A gradient that is equal on every rank.
@@ -272,11 +267,7 @@ class SharedUpdate final : public Update {
     if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides() ||
         gradient.is_neg()) {
       values.copy_(gradient);
-      if (factor == 0) {
-        values.zero_();  // a factor of 0 must also remove NaN
-      } else if (factor != 1) {
-        values.mul_(factor);
-      }
+      weigh(values, factor);
       return {.values = memory_of(values)};
     }
     if (!is_stored_in(gradient, values)) {
@@ -290,18 +281,17 @@ class SharedUpdate final : public Update {
   }
 
   /// On return, all ranks have ended their backward and their gradients can be read.
-  void publish_gradients(UpdateGradients gradients) {
-    const bool exchanged = gradients == UpdateGradients::averaged;
+  void publish_gradients(bool averages) {
     // Writes into the bucket must not count as changes of a gradient.
     const at::AutoDispatchBelowADInplaceOrView no_versions;
-    const double factor = exchanged ? 1 : reducer_.begin_without_exchange();
+    const double factor = averages ? reducer_.begin_without_exchange() : 1;
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
         bucket.own_gradients[i] =
-            exchanged ? mean_gradient(*bucket.gradients, i) : publish_gradient(bucket, i, factor);
+            averages ? publish_gradient(bucket, i, factor) : mean_gradient(*bucket.gradients, i);
       }
     }
-    if (exchanged) return group_.barrier().wait();
+    if (!averages) return group_.barrier().wait();
     auto changed = reducer_.end_without_exchange();
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
@@ -313,11 +303,11 @@ class SharedUpdate final : public Update {
     }
   }
 
-  void update(SharedBucket& bucket, std::size_t slice) {
+  void update_slice(SharedBucket& bucket, std::size_t slice) {
     const auto& of = bucket.gradients->slices()[slice];
     const auto& own_gradient = bucket.own_gradients[slice];
     if (!updates(bucket, slice)) return;
-    const auto state = prepare_state(bucket, slice);
+    const bool is_first = prepare_state(bucket, slice);
     optimizer_.begin_update(of.parameter);
     const auto dtype = of.parameter.scalar_type();
     const auto size = static_cast<std::size_t>(of.parameter.element_size());
@@ -339,21 +329,22 @@ class SharedUpdate final : public Update {
         gradient = mean;
       }
       std::vector<at::Tensor> state_in;
-      for (const auto& tensor : state.tensors) state_in.push_back(in(tensor));
+      for (std::size_t k = 0; k < bucket.own_state[slice].size(); ++k)
+        state_in.push_back(in(bucket.state[k][slice]));
       optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
                                        .gradient = flat_at(gradient, count, dtype),
                                        .state = std::move(state_in),
-                                       .is_first = state.is_first});
+                                       .is_first = is_first});
     }
     // Autograd must detect the change on every rank, also of ranges that other ranks wrote.
     of.parameter.unsafeGetTensorImpl()->bump_version();
   }
 
-  void update(SharedBucket& bucket, UpdateGradients gradients) {
+  void update(SharedBucket& bucket, bool averages) {
     const auto update_all = [&] {
-      for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update(bucket, i);
+      for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update_slice(bucket, i);
     };
-    if (gradients == UpdateGradients::averaged) return update_all();
+    if (!averages) return update_all();
     // Counts in the statistics as an all_reduce of the bucket.
     auto& statistics = GroupStatistics::of(group_.communicator());
     const auto bytes = bucket.gradients->values().nbytes();

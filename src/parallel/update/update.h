@@ -15,12 +15,6 @@ class Optimizer;
 
 namespace lockstep::inline v0_2::detail {
 
-/// Which gradients an update uses.
-enum class UpdateGradients : bool {
-  local,    ///< each rank's own gradients; the update averages them
-  averaged  ///< the means of an exchange
-};
-
 /// Updates the parameters, and owns what this needs beside the optimizer: where parameters and
 /// state are, and which elements this rank updates.
 class Update {
@@ -42,21 +36,19 @@ class Update {
   virtual ~Update() = default;
 
   /// The result of exchanges that step() needs in backward_and_update(), where nothing else reads
-  /// gradients. With none, step(UpdateGradients::local) averages them.
+  /// gradients. With none, step() averages the ranks' own gradients.
   virtual Product product() const { return Product::mean; }
 
   /// The optimizer's step. Ranks: all.
-  virtual void step(UpdateGradients gradients) = 0;
+  virtual void step() = 0;
   /// The step of an optimizer that evaluates the loss. evaluate() computes and averages the
   /// gradients, and returns the mean loss. Returns what the optimizer returns. Ranks: all.
   virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
 };
 
-/// The updates of DataParallelOptions::share_memory and of shard; parameters, ranks and exceptions
-/// as of Update::create(). With shared memory, the parameters of all ranks must be equal.
+/// The update of DataParallelOptions::share_memory; parameters, ranks and exceptions as of
+/// Update::create(). The parameters of all ranks must be equal.
 std::unique_ptr<Update> shared_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                       const Group& group);
-std::unique_ptr<Update> sharded_update(torch::optim::Optimizer& optimizer, Reducer& reducer,
-                                       const Group& group);
 
 }  // namespace lockstep::detail
