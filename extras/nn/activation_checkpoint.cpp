@@ -132,9 +132,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
                   const RecomputeOptions& options)
       : segment_(std::move(segment)),
         compares_outputs_(options.compare_outputs),
-        state_{.random = RandomState(generators_of(inputs, options.generators)),
-               .autocast = {},
-               .buffers = BufferState(options.buffers)} {
+        state_(generators_of(inputs, options.generators), options.buffers) {
     // Within an outer segment, the hooks of that segment save the inputs.
     for (const auto& input : inputs) {
       inputs_.push_back({.saved = SavedVariable(input, /*is_output=*/false),
@@ -148,7 +146,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
       const RunScope scope(run);
       segment_->run(inputs);
     }
-    state_.buffers.forget_unchanged();
+    state_.forget_unchanged_buffers();
     saved_ = run.saved;
     if (compares_outputs_) digests_ = digests_of(*segment_);
     complete_ = true;
