@@ -93,26 +93,20 @@ class RecordedSegment;
 
 /// A run of a segment on this thread.
 struct Run final : SegmentRun {
-  Run(RecordedSegment& of, bool is_first) : SegmentRun(is_first), segment(of) {}
-
-  void keep_result(const std::any& result) override;
-  const std::any& next_result() override;
-
   RecordedSegment& segment;
-  std::size_t saved = 0;         ///< tensors that autograd has saved so far
-  std::size_t results_used = 0;  ///< of once_per_forward()
+  std::size_t saved = 0;  ///< tensors that autograd has saved so far
 };
 
 class RunScope {
  public:
   explicit RunScope(Run& run) {
     auto& runs = segment_runs();
-    if (!run.is_first()) std::swap(outer_, runs);
+    if (!run.is_first) std::swap(outer_, runs);
     runs.push_back(&run);
   }
   ~RunScope() {
     auto& runs = segment_runs();
-    if (runs.back()->is_first()) {
+    if (runs.back()->is_first) {
       runs.pop_back();
     } else {
       std::swap(outer_, runs);
@@ -141,7 +135,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   }
 
   void run_first(const std::vector<at::Tensor>& inputs) {
-    Run run(*this, /*is_first=*/true);
+    Run run{{.is_first = true, .results = results_}, *this};
     {
       const RunScope scope(run);
       segment_->run(inputs);
@@ -169,16 +163,6 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   void keep(std::size_t index, const at::Tensor& tensor) {
     if (index >= saved_) return;
     values_[index] = {.tensor = tensor.detach(), .version = version_of_saved(tensor)};
-  }
-
-  void keep_result(const std::any& result) { results_.push_back(result); }
-  const std::any& result(std::size_t index) const {
-    if (index >= results_.size()) {
-      refuse_segment(
-          "got a SyncBatchNorm layer in the second forward that was not in the first, expected the "
-          "same layers: the segment must depend on its inputs and parameters only");
-    }
-    return results_[index];
   }
 
  private:
@@ -219,7 +203,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
     }
     const at::AutoGradMode grad(true);
     const ForwardStateScope state(state_);
-    Run run(*this, /*is_first=*/false);
+    Run run{{.is_first = false, .results = results_}, *this};
     const RunScope scope(run);
     segment_->run(inputs);
     if (run.saved != saved_) {
@@ -242,7 +226,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   bool compares_outputs_;
   ForwardState state_;  ///< before the first forward
   std::vector<Input> inputs_;
-  std::vector<std::any> results_;
+  std::vector<std::any> results_;  ///< of once_per_forward() in the first forward
   std::vector<std::uint64_t> digests_;  ///< of the first forward's outputs
   std::size_t saved_ = 0;               ///< tensors that autograd saved in the first forward
   bool complete_ = false;               ///< the first forward has ended
@@ -250,10 +234,6 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   std::vector<Kept> values_;    ///< of the second forward; each until the backward has used it
   std::recursive_mutex mutex_;  ///< autograd has a thread for each device
 };
-
-void Run::keep_result(const std::any& result) { segment.keep_result(result); }
-
-const std::any& Run::next_result() { return segment.result(results_used++); }
 
 /// Hooks of a tensor that the first forward saved.
 class FirstHooks final : public SavedVariableHooks {
@@ -324,7 +304,7 @@ class HookingEngine final : public Engine {
     const auto& runs = segment_runs();
     if (runs.empty()) return engine_.get_default_saved_variable_hooks();
     auto& run = static_cast<Run&>(*runs.back());
-    if (run.is_first()) return std::make_unique<FirstHooks>(run);
+    if (run.is_first) return std::make_unique<FirstHooks>(run);
     return std::make_unique<SecondHooks>(run);
   }
 
