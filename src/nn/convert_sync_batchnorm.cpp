@@ -46,18 +46,21 @@ using detail::concat;
 using detail::NormTensors;
 using detail::SyncLayer;
 
+/// A hook that leaves the gradients unchanged.
+struct TensorHook : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    return gradients;
+  }
+};
+
 /// The hook on a tensor of a converted torch::nn::BatchNorm. Refers to the SyncLayer.
-struct SyncLayerHook : torch::autograd::FunctionPreHook {
+struct SyncLayerHook : TensorHook {
   SyncLayerHook(c10::intrusive_ptr<SyncLayer> sync_layer,
                 std::weak_ptr<const torch::nn::Module> batch_norm, bool on_added_weight)
       : layer(std::move(sync_layer)),
         module(std::move(batch_norm)),
         weight_is_added(on_added_weight) {}
-
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    return gradients;
-  }
 
   /// Whether the layer is in evaluation mode. Without running statistics, LibTorch then also passes
   /// training = true, but the statistics must be those of this rank's batch.
@@ -72,11 +75,7 @@ struct SyncLayerHook : torch::autograd::FunctionPreHook {
 };
 
 /// The hook of expect_kernel_is_called() on a tensor.
-struct Probe : torch::autograd::FunctionPreHook {
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    return gradients;
-  }
+struct Probe : TensorHook {
   bool found = false;
 };
 
@@ -115,31 +114,18 @@ at::Tensor batch_norm_kernel(const at::Tensor& input, const OptionalTensor& weig
   }
   if (training && detail::is_recomputing()) {
     // The first forward has updated the running statistics.
-    const auto copy = [](const at::Tensor& running) {
-      return running.defined() ? running.clone() : running;
-    };
-    return at::native::batch_norm(input, tensors.weight, bias, copy(tensors.running_mean),
-                                  copy(tensors.running_var), training, momentum, eps,
-                                  cudnn_enabled);
+    for (auto* running : {&tensors.running_mean, &tensors.running_var})
+      if (running->defined()) *running = running->clone();
   }
-  return at::native::batch_norm(input, tensors.weight, bias, running_mean, running_var, training,
-                                momentum, eps, cudnn_enabled);
+  return at::native::batch_norm(input, tensors.weight, bias, tensors.running_mean,
+                                tensors.running_var, training, momentum, eps, cudnn_enabled);
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-// Called where autograd is disabled, as in inference mode.
-TORCH_LIBRARY_IMPL(aten, CPU, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
-TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
+TORCH_LIBRARY_FRAGMENT(aten, library) {
+  using enum c10::DispatchKey;
+  // The last three are called where autograd is disabled, as in inference mode.
+  for (const auto key : {AutogradCPU, AutogradCUDA, AutogradPrivateUse1, CPU, CUDA, PrivateUse1})
+    library.impl("batch_norm", key, TORCH_FN(batch_norm_kernel));
 }
 
 void expect_kernel_is_called(at::Device device) {
@@ -203,7 +189,7 @@ std::vector<ConvertibleLayer> find_layers(torch::nn::Module& model) {
     const auto is_same = [&](const ConvertibleLayer& other) {
       return other.module == layer->module;
     };
-    if (std::none_of(layers.begin(), layers.end(), is_same)) layers.push_back(std::move(*layer));
+    if (std::ranges::none_of(layers, is_same)) layers.push_back(std::move(*layer));
   });
   return layers;
 }
