@@ -39,15 +39,6 @@ constexpr const char* random_name = "random";
 
 std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
 
-/// The tensors whose names begin with prefix. Removes the prefix from the names.
-State with_prefix(const safetensors::Content& content, std::string_view prefix) {
-  State state;
-  for (auto entry = content.tensors.lower_bound(std::string(prefix));
-       entry != content.tensors.end() && entry->first.starts_with(prefix); ++entry)
-    state.emplace(entry->first.substr(prefix.size()), entry->second);
-  return state;
-}
-
 const std::string& metadata_of(const safetensors::Content& content, const char* key) {
   const auto found = content.metadata.find(key);
   if (found == content.metadata.end())
@@ -92,20 +83,6 @@ bool saved_flushed(const safetensors::Content& content) {
       concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
 }
 
-/// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
-at::Tensor tensor_of(const std::string& text) {
-  auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
-  return bytes;
-}
-
-std::string text_in(const at::Tensor& bytes) {
-  if (bytes.scalar_type() != at::kByte)
-    throw CheckpointError(concat("optimizer: expected Byte, found ", bytes.scalar_type()));
-  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
-  return {begin, begin + bytes.numel()};
-}
-
 std::string prefix_of_extra(const std::string& name) {
   // With '/' one name could be the prefix of another.
   if (name.empty() || name.find('/') != std::string::npos)
@@ -121,7 +98,7 @@ bool has_residual(const State& state) {
 /// received, so that their sum over all ranks does not change. All other values are the same on
 /// every rank. own: the strategy's current state, which has every name.
 State redistributed(const safetensors::Content& content, const State& own) {
-  State state = with_prefix(content, concat(prefix_of(0), strategy_prefix));
+  State state = with_prefix(content.tensors, concat(prefix_of(0), strategy_prefix));
   std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
   if (state.empty()) return state;
   for (const auto& [name, tensor] : own) {
@@ -159,6 +136,27 @@ std::string ranks_text(std::int64_t first, std::int64_t last) {
 }
 
 }  // namespace
+
+State with_prefix(const State& tensors, std::string_view prefix) {
+  State state;
+  for (auto entry = tensors.lower_bound(std::string(prefix));
+       entry != tensors.end() && entry->first.starts_with(prefix); ++entry)
+    state.emplace(entry->first.substr(prefix.size()), entry->second);
+  return state;
+}
+
+at::Tensor tensor_of(const std::string& text) {
+  auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
+  return bytes;
+}
+
+std::string text_in(const at::Tensor& bytes) {
+  if (bytes.scalar_type() != at::kByte)
+    throw CheckpointError(concat("optimizer: expected Byte, found ", bytes.scalar_type()));
+  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
+  return {begin, begin + bytes.numel()};
+}
 
 State copy_of(const State& state) {
   State copy;
@@ -269,11 +267,11 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     checkpoint.rate.check_state(rate_);
   }
   if (checkpoint.sampler) {
-    sampler_ = with_prefix(content, sampler_prefix);
+    sampler_ = with_prefix(content.tensors, sampler_prefix);
     if (sampler_.empty()) throw CheckpointError("sampler: is in the program, but not in the file");
   }
   for (const auto& [name, object] : checkpoint.extra) {
-    State state = with_prefix(content, prefix_of_extra(name));
+    State state = with_prefix(content.tensors, prefix_of_extra(name));
     if (state.empty())
       throw CheckpointError(concat("extra '", name, "': is in the program, but not in the file"));
     extra_.emplace(name, std::move(state));
@@ -319,7 +317,7 @@ void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
   for (const auto& [name, tensor] : content.tensors)
     if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
   if (differs_by_rank && saved_by_ == ranks_) {
-    const auto own = with_prefix(content, prefix_of(rank_));
+    const auto own = with_prefix(content.tensors, prefix_of(rank_));
     if (const auto found = own.find(optimizer_key); found != own.end()) {
       // This rank's optimizer may have state of other parameters than rank 0's.
       state = {.description = text_in(found->second), .tensors = {}};
@@ -335,12 +333,11 @@ void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
 void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
                                      const safetensors::Content& content) {
   if (saved_by_ != ranks_)
-    add_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
-                      ranks_));
+    add_change(concat("saved by ", plural(saved_by_, "rank"), ", resumed by ", ranks_));
   if (checkpoint.strategy) {
     const State own = checkpoint.strategy.state();
     State state = saved_by_ == ranks_
-                      ? with_prefix(content, concat(prefix_of(rank_), strategy_prefix))
+                      ? with_prefix(content.tensors, concat(prefix_of(rank_), strategy_prefix))
                       : redistributed(content, own);
     if (!state.empty()) {
       if (!has_residual(own) && has_residual(state))

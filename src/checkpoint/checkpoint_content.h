@@ -36,6 +36,14 @@ auto with_file_name(const std::filesystem::path& path, const Function& fn) {
   }
 }
 
+/// The tensors whose names begin with prefix. Removes the prefix from the names.
+State with_prefix(const State& tensors, std::string_view prefix);
+
+/// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
+at::Tensor tensor_of(const std::string& text);
+/// Throws: CheckpointError for a tensor of another dtype.
+std::string text_in(const at::Tensor& bytes);
+
 /// A copy that does not share memory with the state.
 State copy_of(const State& state);
 
