@@ -38,8 +38,7 @@ std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
     entry.digest = detail::digest(bytes_of(values));
     pieces.push_back({.entry = std::move(entry), .values = std::move(values)});
   }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return before_in_file(a.entry, b.entry); });
+  std::ranges::stable_sort(pieces, before_in_file, &Piece::entry);
   return pieces;
 }
 
