@@ -125,6 +125,17 @@ typename Kernel<Base>::State& own(OptimizerParamState& state) {
   return static_cast<typename Kernel<Base>::State&>(state);
 }
 
+template <class Base>
+void run_kernel(const ElementwiseOptimizer::Elements& elements, std::vector<at::Tensor> steps,
+                const typename Kernel<Base>::Options& options) {
+  KernelArguments lists{.parameters = {elements.values},
+                        .gradients = {elements.gradient},
+                        .state = {},
+                        .steps = std::move(steps)};
+  for (std::size_t i = 0; i < elements.state.size(); ++i) lists.state[i] = {elements.state[i]};
+  Kernel<Base>::run(lists, options, elements.is_first);
+}
+
 bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.strides() == parameter.strides();
@@ -306,13 +317,7 @@ std::vector<at::Tensor> FusedOptimizer<Base>::step_of(const at::Tensor& paramete
 
 template <class Base>
 void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& elements) {
-  KernelArguments lists{.parameters = {elements.values},
-                        .gradients = {elements.gradient},
-                        .state = {},
-                        .steps = step_of(parameter)};
-  for (std::size_t i = 0; i < elements.state.size(); ++i)
-    lists.state[i].push_back(elements.state[i]);
-  Kernel<Base>::run(lists, own<Base>(*options_of(parameter)), elements.is_first);
+  run_kernel<Base>(elements, step_of(parameter), own<Base>(*options_of(parameter)));
 }
 
 template <class Base>
@@ -329,7 +334,6 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
   auto& entry = entry_of(parameter);
   auto& fields = dynamic_cast<detail::LowPrecisionFields&>(entry);
   const auto tensors = tensors_of(parameter, options);
-  const bool is_first = !tensors.empty() && !tensors.front()->defined();
   begin_update(parameter);
   const auto steps = step_of(parameter);
   std::int64_t step = 0;
@@ -348,14 +352,7 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
       .stream = {.step = static_cast<std::uint32_t>(step),
                  .parameter = static_cast<std::uint32_t>(origin.parameter)},
       .first = origin.begin};
-  update.run([&](const detail::FloatElements& elements) {
-    KernelArguments lists{.parameters = {elements.values},
-                          .gradients = {elements.gradient},
-                          .state = {},
-                          .steps = steps};
-    for (std::size_t k = 0; k < elements.state.size(); ++k) lists.state[k] = {elements.state[k]};
-    Kernel<Base>::run(lists, options, is_first);
-  });
+  update.run([&](const Elements& elements) { run_kernel<Base>(elements, steps, options); });
 }
 
 /// Base would use the undefined tensors of entries that state_of() has created.
