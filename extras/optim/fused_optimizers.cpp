@@ -6,6 +6,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <array>
@@ -189,10 +190,9 @@ bool FusedOptimizer<Base>::fits() const {
           !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
         return false;
       }
-      const auto entry = this->state().find(parameter.unsafeGetTensorImpl());
-      if (entry == this->state().end()) continue;
-      const auto tensors =
-          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
+      auto* const state = detail::find_state(this->state(), parameter);
+      if (state == nullptr) continue;
+      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
       const auto fits = [&](const at::Tensor* tensor) {
         return !tensor->defined() || has_same_layout(parameter, *tensor);
       };
@@ -360,12 +360,10 @@ template <class Base>
 void FusedOptimizer<Base>::remove_empty_state() {
   for (auto& group : this->param_groups_) {
     for (auto& parameter : group.params()) {
-      const auto entry = this->state_.find(parameter.unsafeGetTensorImpl());
-      if (entry == this->state_.end()) continue;
-      if (computes_in_float32(parameter)) continue;
-      const auto tensors =
-          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
-      if (!tensors.front()->defined()) this->state_.erase(entry);
+      auto* const state = detail::find_state(this->state_, parameter);
+      if (state == nullptr || computes_in_float32(parameter)) continue;
+      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
+      if (!tensors.front()->defined()) detail::take_state(this->state_, parameter);
     }
   }
 }
@@ -380,16 +378,10 @@ void FusedOptimizer<Base>::step_of_base() {
       hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
     }
   }
-  const auto restore = [&] {
+  const auto restore = c10::make_scope_exit([&] {
     for (auto& [parameter, gradient] : hidden) parameter.mutable_grad() = gradient;
-  };
-  try {
-    Base::step();
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
+  });
+  Base::step();
 }
 
 template <class Base>
