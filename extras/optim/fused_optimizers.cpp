@@ -75,8 +75,14 @@ struct Kernel<torch::optim::SGD> {
   }
 };
 
+/// at::_fused_adam_() and at::_fused_adamw_().
+using FusedAdamStep = void(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                           at::TensorList, at::TensorList, double, double, double, double, double,
+                           bool, bool, const std::optional<at::Tensor>&,
+                           const std::optional<at::Tensor>&);
+
 /// Adam and AdamW, which differ in the weight decay.
-template <class AdamOptions, class AdamState, auto kFused>
+template <class AdamOptions, class AdamState, FusedAdamStep* kFused>
 struct AdamKernel {
   using Options = AdamOptions;
   using State = AdamState;
@@ -90,31 +96,18 @@ struct AdamKernel {
   }
   static void run(const KernelArguments& lists, const Options& options, bool /*is_first*/) {
     const auto [beta1, beta2] = options.betas();
-    kFused(lists, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-           options.amsgrad());
+    kFused(lists.parameters, lists.gradients, lists.state[0], lists.state[1], lists.state[2],
+           lists.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+           options.amsgrad(), false, {}, {});
   }
 };
 
-void fused_adam(const KernelArguments& lists, double lr, double beta1, double beta2,
-                double weight_decay, double eps, bool amsgrad) {
-  at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
-                   lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
-                   false);
-}
-
-void fused_adamw(const KernelArguments& lists, double lr, double beta1, double beta2,
-                 double weight_decay, double eps, bool amsgrad) {
-  at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
-                    lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
-                    false);
-}
-
 template <>
 struct Kernel<torch::optim::Adam>
-    : AdamKernel<torch::optim::AdamOptions, torch::optim::AdamParamState, fused_adam> {};
+    : AdamKernel<torch::optim::AdamOptions, torch::optim::AdamParamState, at::_fused_adam_> {};
 template <>
 struct Kernel<torch::optim::AdamW>
-    : AdamKernel<torch::optim::AdamWOptions, torch::optim::AdamWParamState, fused_adamw> {};
+    : AdamKernel<torch::optim::AdamWOptions, torch::optim::AdamWParamState, at::_fused_adamw_> {};
 
 template <class Base>
 const typename Kernel<Base>::Options& own(const OptimizerOptions& options) {
@@ -241,9 +234,8 @@ auto FusedOptimizer<Base>::place_of(const at::Tensor& parameter) const -> std::o
 }
 
 template <class Base>
-const OptimizerOptions* FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
-  const auto place = place_of(parameter);
-  return place ? &this->param_groups()[place->group].options() : nullptr;
+const OptimizerOptions& FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
+  return this->param_groups()[place_of(parameter).value().group].options();
 }
 
 template <class Base>
@@ -282,7 +274,7 @@ OptimizerParamState& FusedOptimizer<Base>::entry_of(const at::Tensor& parameter)
 
 template <class Base>
 bool FusedOptimizer<Base>::has(const at::Tensor& parameter) const {
-  return options_of(parameter) != nullptr;
+  return place_of(parameter).has_value();
 }
 
 template <class Base>
@@ -294,7 +286,7 @@ std::vector<at::Tensor*> FusedOptimizer<Base>::tensors_of(const at::Tensor& para
 
 template <class Base>
 std::vector<at::Tensor*> FusedOptimizer<Base>::state_of(const at::Tensor& parameter) {
-  return tensors_of(parameter, *options_of(parameter));
+  return tensors_of(parameter, options_of(parameter));
 }
 
 template <class Base>
@@ -317,7 +309,7 @@ std::vector<at::Tensor> FusedOptimizer<Base>::step_of(const at::Tensor& paramete
 
 template <class Base>
 void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& elements) {
-  run_kernel<Base>(elements, step_of(parameter), own<Base>(*options_of(parameter)));
+  run_kernel<Base>(elements, step_of(parameter), own<Base>(options_of(parameter)));
 }
 
 template <class Base>
@@ -329,8 +321,7 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
     fail_in_float32(mode, parameter, "which is not dense in memory", "a dense one");
   if (gradient.layout() != at::kStrided)
     fail_in_float32(mode, parameter, "with a sparse gradient", "a dense gradient");
-  const auto place = place_of(parameter).value();
-  const auto& options = own<Base>(this->param_groups()[place.group].options());
+  const auto& options = own<Base>(options_of(parameter));
   auto& entry = entry_of(parameter);
   auto& fields = dynamic_cast<detail::LowPrecisionFields&>(entry);
   const auto tensors = tensors_of(parameter, options);

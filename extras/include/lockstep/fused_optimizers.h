@@ -72,7 +72,7 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   bool fits() const;
   std::optional<Place> place_of(const at::Tensor& parameter) const;
   Origin origin_of(const at::Tensor& parameter) const;
-  const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter) const;
+  const torch::optim::OptimizerOptions& options_of(const at::Tensor& parameter) const;
   torch::optim::OptimizerParamState& entry_of(const at::Tensor& parameter);
   std::vector<at::Tensor*> tensors_of(const at::Tensor& parameter,
                                       const torch::optim::OptimizerOptions& options);
