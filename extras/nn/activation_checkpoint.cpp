@@ -2,6 +2,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -97,27 +99,14 @@ struct Run final : SegmentRun {
   std::size_t saved = 0;  ///< tensors that autograd has saved so far
 };
 
-class RunScope {
- public:
-  explicit RunScope(Run& run) {
-    auto& runs = segment_runs();
-    if (!run.is_first) std::swap(outer_, runs);
-    runs.push_back(&run);
-  }
-  ~RunScope() {
-    auto& runs = segment_runs();
-    if (runs.back()->is_first) {
-      runs.pop_back();
-    } else {
-      std::swap(outer_, runs);
-    }
-  }
-  RunScope(const RunScope&) = delete;
-  RunScope& operator=(const RunScope&) = delete;
-
- private:
-  std::vector<SegmentRun*> outer_;
-};
+/// Adds a run to the thread's until the result is destroyed. A repetition begins a list of its own.
+[[nodiscard]] auto entered(Run& run) {
+  auto& runs = segment_runs();
+  auto outer = runs;
+  if (!run.is_first) runs.clear();
+  runs.push_back(&run);
+  return c10::make_scope_exit([&runs, outer = std::move(outer)]() mutable { runs.swap(outer); });
+}
 
 /// A segment after its first forward. Owned by the hooks of that forward's graph.
 class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
@@ -137,7 +126,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   void run_first(const std::vector<at::Tensor>& inputs) {
     Run run{{.is_first = true, .results = results_}, *this};
     {
-      const RunScope scope(run);
+      const auto scope = entered(run);
       segment_->run(inputs);
     }
     state_.forget_unchanged_buffers();
@@ -179,19 +168,16 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
     }
     values_.assign(saved_, {});
     runs_again_ = true;
+    const auto end = c10::make_scope_exit([&] {
+      runs_again_ = false;
+      segment_->drop_outputs();
+    });
     try {
       run_in_first_state();
     } catch (...) {
-      end_run();
       values_.clear();
       throw;
     }
-    end_run();
-  }
-
-  void end_run() {
-    runs_again_ = false;
-    segment_->drop_outputs();
   }
 
   void run_in_first_state() {
@@ -202,9 +188,17 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
       inputs.push_back(std::move(input));
     }
     const at::AutoGradMode grad(true);
-    const ForwardStateScope state(state_);
+    const ForwardState before = state_.current();
+    // Casts of parameters that the forward caches must not outlive it, because an optimizer may
+    // change the parameters.
+    at::autocast::increment_nesting();
+    const auto restore_before = c10::make_scope_exit([&] {
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      before.restore();
+    });
+    state_.restore();
     Run run{{.is_first = false, .results = results_}, *this};
-    const RunScope scope(run);
+    const auto scope = entered(run);
     segment_->run(inputs);
     if (run.saved != saved_) {
       refuse_segment(concat("got ", run.saved, " saved tensors in the second forward, expected ",

@@ -62,16 +62,4 @@ ForwardState ForwardState::current() const {
   return {generators, buffers};
 }
 
-ForwardStateScope::ForwardStateScope(const ForwardState& state) : before_(state.current()) {
-  // Casts of parameters that the forward caches must not outlive it, because an optimizer may
-  // change the parameters.
-  at::autocast::increment_nesting();
-  state.restore();
-}
-
-ForwardStateScope::~ForwardStateScope() {
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  before_.restore();
-}
-
 }  // namespace lockstep::detail

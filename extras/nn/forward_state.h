@@ -40,16 +40,4 @@ class ForwardState {
   std::vector<Buffer> buffers_;
 };
 
-/// Runs a forward in an earlier state. Its destructor restores the state of before.
-class ForwardStateScope {
- public:
-  explicit ForwardStateScope(const ForwardState& state);
-  ~ForwardStateScope();
-  ForwardStateScope(const ForwardStateScope&) = delete;
-  ForwardStateScope& operator=(const ForwardStateScope&) = delete;
-
- private:
-  ForwardState before_;
-};
-
 }  // namespace lockstep::detail
