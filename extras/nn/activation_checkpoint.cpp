@@ -312,21 +312,17 @@ Engine& hooking_engine() {
   return *engine;
 }
 
-void install_hooking_engine() {
-  [[maybe_unused]] static const bool once = [] {
-    hooking_engine();  // finds the engine of before
-    torch::autograd::set_default_engine_stub(&hooking_engine);
-    return true;
-  }();
-}
-
 }  // namespace
 
 std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) { return module.buffers(); }
 
 void run_recomputable(const std::shared_ptr<Segment>& segment,
                       const std::vector<at::Tensor>& inputs, RecomputeOptions options) {
-  install_hooking_engine();
+  [[maybe_unused]] static const bool installed = [] {
+    hooking_engine();  // finds the engine of before
+    torch::autograd::set_default_engine_stub(&hooking_engine);
+    return true;
+  }();
   const auto recorded = std::make_shared<RecordedSegment>(segment, inputs, options);
   recorded->run_first(inputs);
 }
