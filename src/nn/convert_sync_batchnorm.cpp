@@ -7,7 +7,6 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -139,14 +138,6 @@ void expect_kernel_is_called(at::Device device) {
   }
 }
 
-/// A layer to convert.
-struct ConvertibleLayer {
-  std::string name;  ///< within the model
-  std::string line;  ///< description, which must be equal on all ranks
-  const torch::nn::Module* module;
-  std::function<void(const Group&, std::int64_t)> convert;
-};
-
 template <class Norm>
 void convert(Norm& norm, const Group& group, const std::string& name, std::int64_t number) {
   const bool add_weight = !norm.options.affine() && !norm.options.track_running_stats();
@@ -166,30 +157,32 @@ void convert(SyncBatchNormImpl& norm, const Group& group, const std::string& nam
   norm.regroup(c10::make_intrusive<SyncLayer>(group, name, number));
 }
 
-template <class Norm>
-std::optional<ConvertibleLayer> as_layer(const std::string& name, torch::nn::Module& module) {
-  auto* norm = dynamic_cast<Norm*>(&module);
-  if (norm == nullptr) return std::nullopt;
-  return ConvertibleLayer{.name = name,
-                          .line = concat("layer ", name, " ", module),
-                          .module = norm,
-                          .convert = [norm, name](const Group& group, std::int64_t number) {
-                            convert(*norm, group, name, number);
-                          }};
+/// Calls fn with the batch norm that a module is. Returns whether it is one.
+template <class Function>
+bool with_norm(torch::nn::Module& module, const Function& fn) {
+  const auto call = [&](auto* norm) {
+    if (norm != nullptr) fn(*norm);
+    return norm != nullptr;
+  };
+  return call(dynamic_cast<torch::nn::BatchNorm1dImpl*>(&module)) ||
+         call(dynamic_cast<torch::nn::BatchNorm2dImpl*>(&module)) ||
+         call(dynamic_cast<torch::nn::BatchNorm3dImpl*>(&module)) ||
+         call(dynamic_cast<SyncBatchNormImpl*>(&module));
 }
+
+/// A layer to convert.
+struct ConvertibleLayer {
+  std::string name;  ///< within the model
+  torch::nn::Module* module;
+};
 
 std::vector<ConvertibleLayer> find_layers(torch::nn::Module& model) {
   std::vector<ConvertibleLayer> layers;
   model.apply([&](const std::string& name, torch::nn::Module& module) {
-    auto layer = as_layer<torch::nn::BatchNorm1dImpl>(name, module);
-    if (!layer) layer = as_layer<torch::nn::BatchNorm2dImpl>(name, module);
-    if (!layer) layer = as_layer<torch::nn::BatchNorm3dImpl>(name, module);
-    if (!layer) layer = as_layer<SyncBatchNormImpl>(name, module);
-    if (!layer) return;
-    const auto is_same = [&](const ConvertibleLayer& other) {
-      return other.module == layer->module;
-    };
-    if (std::ranges::none_of(layers, is_same)) layers.push_back(std::move(*layer));
+    const bool is_new =
+        std::ranges::find(layers, &module, &ConvertibleLayer::module) == layers.end();
+    if (is_new && with_norm(module, [](const auto&) {}))
+      layers.push_back({.name = name, .module = &module});
   });
   return layers;
 }
@@ -200,11 +193,15 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& model, const Group& group)
   expect_kernel_is_called(group.device());
   const auto layers = find_layers(model);
   std::vector<std::string> lines;
-  for (const auto& layer : layers) lines.push_back(layer.line);
+  for (const auto& [name, module] : layers)
+    lines.push_back(concat("layer ", name, " ", *module));
   detail::agree(group, "convert_sync_batchnorm", lines);
   if (layers.empty()) return 0;
   const auto own = group.split(0);
-  for (std::int64_t number = 1; const auto& layer : layers) layer.convert(own, number++);
+  for (std::int64_t number = 1; const auto& layer : layers) {
+    with_norm(*layer.module, [&](auto& norm) { convert(norm, own, layer.name, number); });
+    ++number;
+  }
   return layers.size();
 }
 
