@@ -346,32 +346,26 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
   update.run([&](const Elements& elements) { run_kernel<Base>(elements, steps, options); });
 }
 
-/// Base would use the undefined tensors of entries that state_of() has created.
-template <class Base>
-void FusedOptimizer<Base>::remove_empty_state() {
-  for (auto& group : this->param_groups_) {
-    for (auto& parameter : group.params()) {
-      auto* const state = detail::find_state(this->state_, parameter);
-      if (state == nullptr || computes_in_float32(parameter)) continue;
-      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
-      if (!tensors.front()->defined()) detail::take_state(this->state_, parameter);
-    }
-  }
-}
-
 /// The step of Base, for the parameters that are not updated in float32.
 template <class Base>
 void FusedOptimizer<Base>::step_of_base() {
   std::vector<std::pair<at::Tensor, at::Tensor>> hidden;
-  for (auto& group : this->param_groups_) {
-    for (auto& parameter : group.params()) {
-      if (!computes_in_float32(parameter)) continue;
-      hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
-    }
-  }
   const auto restore = c10::make_scope_exit([&] {
     for (auto& [parameter, gradient] : hidden) parameter.mutable_grad() = gradient;
   });
+  for (auto& group : this->param_groups_) {
+    for (auto& parameter : group.params()) {
+      if (computes_in_float32(parameter)) {
+        hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
+        continue;
+      }
+      auto* const state = detail::find_state(this->state_, parameter);
+      if (state == nullptr) continue;
+      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
+      // Base would use the undefined tensors of entries that state_of() has created.
+      if (!tensors.front()->defined()) detail::take_state(this->state_, parameter);
+    }
+  }
   Base::step();
 }
 
@@ -393,7 +387,6 @@ at::Tensor FusedOptimizer<Base>::step(torch::optim::Optimizer::LossClosure closu
   if (fits()) {
     for (auto& group : this->param_groups_) step_group(group);
   } else {
-    remove_empty_state();
     step_of_base();
   }
   return loss;

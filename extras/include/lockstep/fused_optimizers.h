@@ -80,7 +80,6 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   void step_group(torch::optim::OptimizerParamGroup& group);
   void step_in_float32(const at::Tensor& parameter);
   void step_of_base();
-  void remove_empty_state();
 
   /// The number of parameters that check_listed_once() has compared. Its initialiser checks those
   /// that the constructors of Base get.
