@@ -103,7 +103,8 @@ at::Tensor BatchCopier::pinned(const at::Tensor& tensor) const {
 std::shared_ptr<BatchCopy> BatchCopier::begin(const Tensors& tensors) {
   const c10::DeviceGuard on(streams_->device);
   const at::NoGradGuard no_grad;
-  forget_complete();
+  // Frees the sources of copies that are complete.
+  while (!running_.empty() && device::is_complete(running_.front()->done)) running_.pop_front();
   auto copy = std::make_shared<BatchCopy>(
       BatchCopy{.owner = streams_->current(), .done = c10::Event(streams_->device.type())});
   for (auto* tensor : tensors) {
@@ -140,11 +141,6 @@ void BatchCopier::finish(const std::shared_ptr<BatchCopy>& copy) {
     }
   }
   copy->copies.clear();
-}
-
-/// Frees the sources of copies that are complete.
-void BatchCopier::forget_complete() {
-  while (!running_.empty() && device::is_complete(running_.front()->done)) running_.pop_front();
 }
 
 namespace {
