@@ -40,7 +40,7 @@ Resumed restore(const Checkpoint& checkpoint, const std::filesystem::path& path,
   });
   try {
     on_all_ranks(
-        [&] { detail::with_file_name(path, [&] { restoration.load_states(checkpoint); }); });
+        [&] { detail::with_file_name(path, [&] { restoration.load_states(); }); });
   } catch (...) {
     restoration.restore_states();
     throw;

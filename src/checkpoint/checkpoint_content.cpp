@@ -266,16 +266,16 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     rate_ = metadata_of(content, rate_key);
     checkpoint.rate.check_state(rate_);
   }
-  if (checkpoint.sampler) {
-    sampler_ = with_prefix(content.tensors, sampler_prefix);
-    if (sampler_.empty()) throw CheckpointError("sampler: is in the program, but not in the file");
-  }
+  State sampler = with_prefix(content.tensors, sampler_prefix);
+  if (checkpoint.sampler && sampler.empty())
+    throw CheckpointError("sampler: is in the program, but not in the file");
   for (const auto& [name, object] : checkpoint.extra) {
     State state = with_prefix(content.tensors, prefix_of_extra(name));
     if (state.empty())
       throw CheckpointError(concat("extra '", name, "': is in the program, but not in the file"));
-    extra_.emplace(name, std::move(state));
+    states_.push_back({concat("extra '", name, '\''), object, std::move(state)});
   }
+  if (checkpoint.sampler) states_.push_back({"sampler", checkpoint.sampler, std::move(sampler)});
   prepare_rank_state(checkpoint, content);
 }
 
@@ -348,7 +348,7 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
         add_change(
             "the strategy starts with its initial state: the file has the state of another "
             "strategy");
-      strategy_ = std::move(state);
+      states_.insert(states_.begin(), {"strategy", checkpoint.strategy, std::move(state)});
     } else if (!own.empty()) {
       add_change("the strategy starts with its initial state: the file has none");
     }
@@ -380,10 +380,10 @@ void Restoration::add_change(const std::string& text) {
   resumed_.changes += text;
 }
 
-void Restoration::load_states(const Checkpoint& checkpoint) {
-  const auto load = [&](const std::string& what, const Stateful& object, const State& state) {
+void Restoration::load_states() {
+  for (auto& [what, object, state, previous] : states_) {
     try {
-      previous_.emplace_back(object, copy_of(object.state()));
+      previous = copy_of(object.state());
       object.load_state(state);
     } catch (const c10::Error& error) {
       throw CheckpointError(concat(what, ": ", error.what_without_backtrace()));
@@ -392,17 +392,14 @@ void Restoration::load_states(const Checkpoint& checkpoint) {
     } catch (const std::exception& error) {
       throw CheckpointError(concat(what, ": ", error.what()));
     }
-  };
-  if (strategy_) load("strategy", checkpoint.strategy, *strategy_);
-  for (const auto& [name, object] : checkpoint.extra)
-    load(concat("extra '", name, '\''), object, extra_.at(name));
-  if (checkpoint.sampler) load("sampler", checkpoint.sampler, sampler_);
+  }
 }
 
 void Restoration::restore_states() const {
-  for (const auto& [object, state] : previous_) {
+  for (const auto& [what, object, state, previous] : states_) {
+    if (!previous) continue;
     try {
-      object.load_state(state);
+      object.load_state(*previous);
     } catch (const std::exception&) {
       // The caller rethrows the first error.
     }

@@ -85,7 +85,7 @@ class Restoration {
   /// Loads the states of strategy, extra objects and sampler, which may throw. restore_states()
   /// reverts that, for when it has thrown on some rank.
   /// Throws: CheckpointError naming the object.
-  void load_states(const Checkpoint& checkpoint);
+  void load_states();
   void restore_states() const;
   /// Loads everything else. Does not throw.
   void apply(const Checkpoint& checkpoint);
@@ -93,6 +93,14 @@ class Restoration {
   const Resumed& resumed() const { return resumed_; }
 
  private:
+  /// A state that load_states() loads into an object.
+  struct ObjectState {
+    std::string what;  ///< for messages
+    Stateful object;
+    State state;
+    std::optional<State> previous{};  ///< before it was loaded
+  };
+
   void compare_denormals(const safetensors::Content& content);
   void prepare_model(const Checkpoint& checkpoint, safetensors::Content& content);
   void prepare_optimizer_state(const Checkpoint& checkpoint, const safetensors::Content& content);
@@ -105,10 +113,7 @@ class Restoration {
   ModelCopies copies_;
   PreparedOptimizer optimizer_;
   std::string rate_;
-  State sampler_;
-  std::optional<State> strategy_;
-  std::map<std::string, State> extra_;
-  std::vector<std::pair<Stateful, State>> previous_;  ///< objects' states before load_states()
+  std::vector<ObjectState> states_;
   at::Tensor random_;
   Resumed resumed_;
 };
