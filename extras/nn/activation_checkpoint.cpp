@@ -220,7 +220,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   bool compares_outputs_;
   ForwardState state_;  ///< before the first forward
   std::vector<Input> inputs_;
-  std::vector<std::any> results_;  ///< of once_per_forward() in the first forward
+  std::vector<std::any> results_;       ///< of once_per_forward() in the first forward
   std::vector<std::uint64_t> digests_;  ///< of the first forward's outputs
   std::size_t saved_ = 0;               ///< tensors that autograd saved in the first forward
   bool complete_ = false;               ///< the first forward has ended

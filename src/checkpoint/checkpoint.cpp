@@ -31,16 +31,14 @@ namespace {
 /// Restores the objects of a checkpoint, all or none. on_all_ranks: all_or_none() of the group.
 template <class OnAllRanks>
 Resumed restore(const Checkpoint& checkpoint, const std::filesystem::path& path,
-                safetensors::Content content, int rank, int ranks,
-                const OnAllRanks& on_all_ranks) {
+                safetensors::Content content, int rank, int ranks, const OnAllRanks& on_all_ranks) {
   Restoration restoration;
   on_all_ranks([&] {
     restoration = detail::with_file_name(
         path, [&] { return Restoration(checkpoint, std::move(content), rank, ranks); });
   });
   try {
-    on_all_ranks(
-        [&] { detail::with_file_name(path, [&] { restoration.load_states(); }); });
+    on_all_ranks([&] { detail::with_file_name(path, [&] { restoration.load_states(); }); });
   } catch (...) {
     restoration.restore_states();
     throw;

@@ -246,7 +246,8 @@ void load_dict(Optimizer& optimizer, const GenericDict& states,
 
 std::optional<GenericDict> detail::fields_of(OptimizerParamState& state, FieldFormat format) {
   GenericDict fields = empty_dict();
-  if (!visit_known(state, Writer{.dict = fields, .is_python = format == FieldFormat::python})) return std::nullopt;
+  if (!visit_known(state, Writer{.dict = fields, .is_python = format == FieldFormat::python}))
+    return std::nullopt;
   return fields;
 }
 

@@ -78,9 +78,9 @@ void Reader::read(const Entry& entry, std::span<std::byte> values) const {
 
 void Reader::read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t count = pread(fd_.get(), bytes.data(),
-                                std::min(bytes.size(), std::size_t{1} << 30),
-                                static_cast<off_t>(offset));
+    const ssize_t count =
+        pread(fd_.get(), bytes.data(), std::min(bytes.size(), std::size_t{1} << 30),
+              static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("read", errno);
     if (count == 0) throw CheckpointError(concat(path_, ": became shorter while it was read"));

@@ -193,8 +193,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& model, const Group& group)
   expect_kernel_is_called(group.device());
   const auto layers = find_layers(model);
   std::vector<std::string> lines;
-  for (const auto& [name, module] : layers)
-    lines.push_back(concat("layer ", name, " ", *module));
+  for (const auto& [name, module] : layers) lines.push_back(concat("layer ", name, " ", *module));
   detail::agree(group, "convert_sync_batchnorm", lines);
   if (layers.empty()) return 0;
   const auto own = group.split(0);
