@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
-#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/enum_names.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -198,18 +198,16 @@ void ElementwiseStep::update(const at::Tensor& parameter, const Elements& elemen
 namespace lockstep::inline v0_2 {
 namespace {
 
-constexpr std::array mode_names{"nearest", "master", "stochastic", "kahan"};
+constexpr detail::EnumNames<LowPrecision::kahan> mode_names("nearest", "master", "stochastic",
+                                                            "kahan");
 
 }  // namespace
 
-std::string_view name(LowPrecision mode) { return mode_names.at(static_cast<std::size_t>(mode)); }
+std::string_view name(LowPrecision mode) { return mode_names.of(mode); }
 
 LowPrecision parse_low_precision(std::string_view text) {
-  for (std::size_t i = 0; i < mode_names.size(); ++i) {
-    if (text == mode_names[i]) return static_cast<LowPrecision>(i);
-  }
-  detail::throw_invalid("parse_low_precision", "got '", text,
-                        "', expected nearest, master, stochastic or kahan");
+  return detail::as_operation("parse_low_precision",
+                              [&] { return mode_names.parse("parse_low_precision:", text); });
 }
 
 bool LowPrecisionOptimizer::computes_in_float32(const at::Tensor& parameter) const {
