@@ -55,11 +55,8 @@ Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {
   const std::vector<std::byte> bytes = read_file(path);
   if (begins_with(bytes, jpeg_magic)) return decode_jpeg(bytes, file, wanted);
   if (begins_with(bytes, png_magic)) return decode_png(bytes, file, wanted);
-  std::string found;
-  for (std::size_t i = 0; i < std::min<std::size_t>(4, bytes.size()); ++i) {
-    if (i > 0) found += ' ';
-    found += hex(std::to_integer<unsigned>(bytes[i]), 2);
-  }
+  const auto found = joined(std::span(bytes).first(std::min<std::size_t>(4, bytes.size())), " ",
+                            [](std::byte byte) { return hex(std::to_integer<unsigned>(byte), 2); });
   throw DataError(concat(file, ": offset 0: expected a JPEG or PNG image, found ",
                          bytes.empty() ? "the end" : found));
 }
