@@ -1,6 +1,6 @@
 #include "lockstep/samplers.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -157,10 +157,9 @@ std::map<std::string, at::Tensor> DistributedSampler::state() const {
     epoch = state.epoch;
     done = state.done + rows * state.ranks();
   }
-  at::Tensor position = at::empty({2}, at::kLong);
-  position[0] = static_cast<std::int64_t>(epoch);
-  position[1] = static_cast<std::int64_t>(done);
-  return {{position_name, position}};
+  return {
+      {position_name,
+       at::tensor({static_cast<std::int64_t>(epoch), static_cast<std::int64_t>(done)}, at::kLong)}};
 }
 
 void DistributedSampler::load_state(const std::map<std::string, at::Tensor>& state) {

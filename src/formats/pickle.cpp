@@ -3,8 +3,10 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <c10/util/strides.h>
+#include <endian.h>
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -75,8 +77,7 @@ class Pickler {
 
   void put_real(double value) {
     put(Opcode::real);
-    put_number(value);
-    std::reverse(out_.end() - sizeof(double), out_.end());
+    put_number(htobe64(std::bit_cast<std::uint64_t>(value)));
   }
 
   void put_text(std::string_view text) {

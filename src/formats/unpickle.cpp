@@ -5,8 +5,10 @@
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
+#include <endian.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <iterator>
@@ -188,13 +190,7 @@ class Unpickler {
     return value;
   }
 
-  double real() {
-    std::string bytes(take(sizeof(double)));
-    std::reverse(bytes.begin(), bytes.end());
-    double value;
-    std::memcpy(&value, bytes.data(), sizeof(double));
-    return value;
-  }
+  double real() { return std::bit_cast<double>(be64toh(number<std::uint64_t>())); }
 
   std::string_view line() {
     const std::size_t end = bytes_.find('\n', next_);
