@@ -394,30 +394,30 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       const auto& options = optimizer.param_groups()[g].options();
       const json& found = description["groups"][g].at("options");
       check_options(found, archived(options, "", none), g);
-      own.options_.push_back(archive_of(options));
+      own.options.push_back(archive_of(options));
       OutputArchive archive = decode_all(found, state.tensors, OutputArchive());
-      prepared.options_.push_back(bytes_of(archive));
+      prepared.options.push_back(bytes_of(archive));
     }
 
     // The optimizer parses the file's options and state on trial.
-    std::swap(own.state_, optimizer.state());
+    std::swap(own.state, optimizer.state());
     try {
-      load_options(optimizer, prepared.options_);
+      load_options(optimizer, prepared.options);
       restore_states(optimizer, description, state.tensors, names);
     } catch (...) {
       own.apply(optimizer);
       throw;
     }
-    std::swap(prepared.state_, optimizer.state());
+    std::swap(prepared.state, optimizer.state());
     own.apply(optimizer);
-    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state_);
+    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state);
     return prepared;
   });
 }
 
 void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
-  load_options(optimizer, options_);
-  optimizer.state() = std::move(state_);
+  load_options(optimizer, options);
+  optimizer.state() = std::move(state);
 }
 
 }  // namespace lockstep::detail
