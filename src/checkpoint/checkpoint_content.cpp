@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "core/environment.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
@@ -385,12 +386,10 @@ void Restoration::load_states() {
     try {
       previous = copy_of(object.state());
       object.load_state(state);
-    } catch (const c10::Error& error) {
-      throw CheckpointError(concat(what, ": ", error.what_without_backtrace()));
     } catch (const CommError&) {
       throw;
     } catch (const std::exception& error) {
-      throw CheckpointError(concat(what, ": ", error.what()));
+      throw CheckpointError(concat(what, ": ", without_backtrace(error.what())));
     }
   }
 }

@@ -6,13 +6,13 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "device/comm_stream.h"
@@ -150,11 +150,9 @@ namespace {
   const ErrorDetails of_loader{.operation = "PrefetchLoader"};
   try {
     throw;
-  } catch (const c10::Error& error) {
-    std::throw_with_nested(
-        DataError(concat(where, ": ", error.what_without_backtrace()), of_loader));
   } catch (const std::exception& error) {
-    std::throw_with_nested(DataError(concat(where, ": ", error.what()), of_loader));
+    std::throw_with_nested(
+        DataError(concat(where, ": ", without_backtrace(error.what())), of_loader));
   } catch (...) {
     std::throw_with_nested(
         DataError(concat(where, ": an exception that is not a std::exception"), of_loader));
