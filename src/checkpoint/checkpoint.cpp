@@ -164,7 +164,7 @@ void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
   const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
-    for (const auto& [name, tensor] : detail::future_tensors(checkpoint, group_.size()))
+    for (const auto& [name, tensor] : detail::future_tensors(checkpoint))
       copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
     write_ = std::async(std::launch::async, [memory = copy_] {
       setpriority(PRIO_PROCESS, 0, 19);  // lowers the priority of this thread only

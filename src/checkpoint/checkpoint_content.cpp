@@ -216,8 +216,8 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   return content;
 }
 
-std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks) {
-  auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint) {
+  auto tensors = content_of(checkpoint, {}, 0, 1).tensors;
   if (checkpoint.optimizer) tensors.merge(future_state(*checkpoint.optimizer, checkpoint.model));
   return tensors;
 }

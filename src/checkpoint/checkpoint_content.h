@@ -56,7 +56,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
 /// The tensors that rank 0 will write after the optimizer's first step. Only names, sizes and
 /// dtypes are valid.
 /// Throws: CheckpointError with the name of the tensor.
-std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks);
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint);
 
 /// The rank that wrote a tensor; nullopt for a shared tensor. From its name.
 std::optional<int> owner_of(std::string_view tensor);
