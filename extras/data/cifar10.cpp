@@ -1,9 +1,8 @@
-#include <ATen/ops/empty.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "extras/data/images/image.h"
 #include "extras/data/select_rows.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
@@ -19,10 +19,10 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-constexpr std::size_t image_side = 32;
-constexpr std::size_t image_bytes = 3 * image_side * image_side;
+constexpr std::int64_t image_side = 32;
+constexpr std::int64_t image_bytes = 3 * image_side * image_side;
 constexpr std::size_t record_bytes = 1 + image_bytes;
-constexpr std::uint8_t image_classes = 10;
+constexpr int image_classes = 10;
 constexpr int max_batches = 5;
 
 std::filesystem::path batch_file(const std::filesystem::path& root, int number) {
@@ -45,48 +45,40 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& root,
   return files;
 }
 
-/// Appends a file's records.
-void append(const std::filesystem::path& path, std::vector<char>& records) {
+/// Throws: DataError unless the bytes of a file are images with labels.
+void check_records(const std::filesystem::path& path, std::span<const std::byte> bytes) {
   const std::string file = path.string();
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in) throw DataError(detail::concat(file, ": cannot open: ", std::strerror(errno)));
-  const std::streamoff end = in.tellg();
-  const std::size_t size = end > 0 ? static_cast<std::size_t>(end) : 0;
-  const std::size_t whole = size / record_bytes * record_bytes;
-  if (size == 0 || whole != size)
+  const std::size_t whole = bytes.size() / record_bytes * record_bytes;
+  if (bytes.empty() || whole != bytes.size())
     throw DataError(detail::concat(file, ": offset ", whole, ": expected an image of ",
-                                   record_bytes, " bytes, found the end after ", size - whole));
-  const std::size_t before = records.size();
-  records.resize(before + size);
-  in.seekg(0);
-  if (!in.read(records.data() + before, static_cast<std::streamsize>(size)))
-    throw DataError(detail::concat(file, ": offset ", in.gcount(), ": expected ", size,
-                                   " bytes, found the end: ", std::strerror(errno)));
-  for (std::size_t at = 0; at < size; at += record_bytes) {
-    const auto label = static_cast<std::uint8_t>(records[before + at]);
+                                   record_bytes, " bytes, found the end after ",
+                                   bytes.size() - whole));
+  for (std::size_t at = 0; at < bytes.size(); at += record_bytes) {
+    const int label = std::to_integer<int>(bytes[at]);
     if (label >= image_classes)
       throw DataError(detail::concat(file, ": offset ", at, ": expected a label from 0 to ",
-                                     image_classes - 1, ", found ", static_cast<int>(label)));
+                                     image_classes - 1, ", found ", label));
   }
 }
 
 }  // namespace
 
 Cifar10::Cifar10(const std::filesystem::path& root, Split split) {
-  std::vector<char> records;
+  std::vector<std::vector<std::byte>> files;  // memory of the views
+  std::vector<at::Tensor> images;
+  std::vector<at::Tensor> targets;
   detail::as_operation("Cifar10", [&] {
-    for (const auto& file : files_of(root, split)) append(file, records);
+    for (const auto& path : files_of(root, split)) {
+      auto& bytes = files.emplace_back(detail::read_file(path));
+      check_records(path, bytes);
+      const auto count = static_cast<std::int64_t>(bytes.size() / record_bytes);
+      const auto records = at::from_blob(bytes.data(), {count, record_bytes}, at::kByte);
+      targets.push_back(records.select(1, 0));
+      images.push_back(records.narrow(1, 1, image_bytes));
+    }
   });
-  const auto count = static_cast<std::int64_t>(records.size() / record_bytes);
-  images_ = at::empty({count, 3, image_side, image_side}, at::kByte);
-  targets_ = at::empty({count}, at::kLong);
-  auto* image = images_.mutable_data_ptr<std::uint8_t>();
-  auto* target = targets_.mutable_data_ptr<std::int64_t>();
-  for (std::size_t at = 0; at < records.size(); at += record_bytes) {
-    *target++ = static_cast<std::uint8_t>(records[at]);
-    std::memcpy(image, records.data() + at + 1, image_bytes);
-    image += image_bytes;
-  }
+  images_ = at::cat(images).view({-1, 3, image_side, image_side});
+  targets_ = at::cat(targets).to(at::kLong);
 }
 
 Cifar10::Cifar10(at::Tensor images, at::Tensor targets)

@@ -6,7 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+struct gzFile_s;
 
 namespace lockstep::inline v0_2::detail {
 
@@ -19,11 +22,8 @@ class IdxFile {
   /// expected sizes of all dimensions except the first.
   IdxFile(const std::filesystem::path& folder, const std::string& name,
           std::span<const std::uint32_t> inner);
-  ~IdxFile();
-  IdxFile(const IdxFile&) = delete;
-  IdxFile& operator=(const IdxFile&) = delete;
 
-  const std::string& path() const;
+  const std::string& path() const { return path_; }
   /// Per dimension. The last dimension varies fastest.
   const std::vector<std::uint32_t>& sizes() const { return sizes_; }
   std::size_t header_bytes() const { return 4 + 4 * sizes_.size(); }
@@ -33,8 +33,15 @@ class IdxFile {
   void read(std::span<std::uint8_t> values);
 
  private:
-  class ByteReader;
-  std::unique_ptr<ByteReader> reader_;
+  /// Fills the span, or less at the end of the file. Returns the number of bytes.
+  std::size_t read_some(std::span<std::uint8_t> bytes);
+  std::uint32_t read_u32(std::string_view what);
+  /// The most bytes that the file can hold.
+  std::size_t most_bytes() const;
+
+  std::string path_;
+  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
+  std::size_t offset_ = 0;  ///< of the next byte, in the uncompressed content
   std::vector<std::uint32_t> sizes_;
   std::size_t value_bytes_ = 1;
 };

@@ -11,23 +11,6 @@ constexpr double min_area = 0.08;
 constexpr double max_ratio = 4.0 / 3.0;
 constexpr int attempts = 10;
 
-/// A sequence of random numbers in [0, 1), which depends only on the bits.
-class RandomNumbers {
- public:
-  explicit RandomNumbers(std::uint64_t bits) : bits_(bits) {}
-  double operator()() {
-    bits_ = mix(bits_);
-    return static_cast<double>(bits_ >> 11) * 0x1p-53;
-  }
-  /// An integer in [0, max].
-  std::int64_t up_to(std::int64_t max) {
-    return static_cast<std::int64_t>((*this)() * static_cast<double>(max + 1));
-  }
-
- private:
-  std::uint64_t bits_;
-};
-
 Crop middle(ImageSize image, ImageSize part) {
   return {.top = (image.height - part.height) / 2,
           .left = (image.width - part.width) / 2,
@@ -45,7 +28,14 @@ Crop centre_crop(ImageSize image, double fraction) {
 }
 
 Crop random_crop(ImageSize image, std::uint64_t bits) {
-  RandomNumbers random(bits);
+  // In [0, 1), and an integer in [0, max].
+  const auto random = [&] {
+    bits = mix(bits);
+    return static_cast<double>(bits >> 11) * 0x1p-53;
+  };
+  const auto random_up_to = [&](std::int64_t max) {
+    return static_cast<std::int64_t>(random() * static_cast<double>(max + 1));
+  };
   const bool flipped = random() < 0.5;
   const auto height = static_cast<double>(image.height);
   const auto width = static_cast<double>(image.width);
@@ -55,8 +45,8 @@ Crop random_crop(ImageSize image, std::uint64_t bits) {
     const ImageSize part{.height = rounded(std::sqrt(area / ratio)),
                          .width = rounded(std::sqrt(area * ratio))};
     if (part.height > image.height || part.width > image.width) continue;
-    return {.top = random.up_to(image.height - part.height),
-            .left = random.up_to(image.width - part.width),
+    return {.top = random_up_to(image.height - part.height),
+            .left = random_up_to(image.width - part.width),
             .size = part,
             .flipped = flipped};
   }

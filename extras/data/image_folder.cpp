@@ -117,18 +117,11 @@ ImageFolder::ImageFolder(const fs::path& root, ImageFolderOptions options) : opt
 
 at::Tensor ImageFolder::read(std::size_t index) const {
   const fs::path& path = file(index);
-  if (options_.size == 0) {
-    Image image = detail::read_image(path, std::identity());
-    if (image.size != listing_->stored)
-      throw DataError(concat(path.string(), ": is ", text_of(image.size), ", expected ",
-                             text_of(listing_->stored), " as ", file(0).string(),
-                             "; set ImageFolderOptions::size to scale all images to one size"));
-    return crop_and_scale(image, {.size = listing_->stored}, 0);
-  }
   ImageSize stored;
   Crop crop;
   Image image = detail::read_image(path, [&](ImageSize size) {
-    stored = size;
+    stored = crop.size = size;
+    if (options_.size == 0) return size;
     crop = options_.crop == ImageCrop::random
                ? detail::random_crop(size, detail::bits_of(options_.seed, *epoch_, index))
                : detail::centre_crop(size, options_.centre);
@@ -139,6 +132,10 @@ at::Tensor ImageFolder::read(std::size_t index) const {
     return ImageSize{.height = min_side(size.height, crop.size.height),
                      .width = min_side(size.width, crop.size.width)};
   });
+  if (options_.size == 0 && image.size != listing_->stored)
+    throw DataError(concat(path.string(), ": is ", text_of(image.size), ", expected ",
+                           text_of(listing_->stored), " as ", file(0).string(),
+                           "; set ImageFolderOptions::size to scale all images to one size"));
   return crop_and_scale(image, detail::scaled(crop, stored, image.size), options_.size);
 }
 

@@ -22,22 +22,16 @@ constexpr int digit_classes = 10;
 at::Tensor as_targets(detail::IdxFile& labels) {
   std::vector<std::uint8_t> values(labels.value_bytes());
   labels.read(values);
-  const auto wrong = std::find_if(values.begin(), values.end(),
-                                  [](std::uint8_t label) { return label >= digit_classes; });
+  const auto wrong =
+      std::ranges::find_if(values, [](std::uint8_t label) { return label >= digit_classes; });
   if (wrong != values.end())
     throw DataError(detail::concat(
         labels.path(), ": offset ",
         labels.header_bytes() + static_cast<std::size_t>(wrong - values.begin()),
         ": expected a label from 0 to ", digit_classes - 1, ", found ", static_cast<int>(*wrong)));
   at::Tensor targets = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), targets.mutable_data_ptr<std::int64_t>());
+  std::ranges::copy(values, targets.mutable_data_ptr<std::int64_t>());
   return targets;
-}
-
-at::Tensor as_images(detail::IdxFile& images) {
-  at::Tensor tensor = at::empty({images.sizes()[0], 1, digit_side, digit_side}, at::kByte);
-  images.read({tensor.mutable_data_ptr<std::uint8_t>(), images.value_bytes()});
-  return tensor;
 }
 
 }  // namespace
@@ -52,7 +46,8 @@ Mnist::Mnist(const std::filesystem::path& root, Split split) {
       throw DataError(detail::concat(labels.path(), ": offset 4: expected ", images.sizes()[0],
                                      " labels as ", images.path(), " has images, found ",
                                      labels.sizes()[0]));
-    images_ = as_images(images);
+    images_ = at::empty({images.sizes()[0], 1, digit_side, digit_side}, at::kByte);
+    images.read({images_.mutable_data_ptr<std::uint8_t>(), images.value_bytes()});
     targets_ = as_targets(labels);
   });
 }

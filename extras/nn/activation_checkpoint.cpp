@@ -2,6 +2,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -93,37 +95,18 @@ class RecordedSegment;
 
 /// A run of a segment on this thread.
 struct Run final : SegmentRun {
-  Run(RecordedSegment& of, bool is_first) : SegmentRun(is_first), segment(of) {}
-
-  void keep_result(const std::any& result) override;
-  const std::any& next_result() override;
-
   RecordedSegment& segment;
-  std::size_t saved = 0;         ///< tensors that autograd has saved so far
-  std::size_t results_used = 0;  ///< of once_per_forward()
+  std::size_t saved = 0;  ///< tensors that autograd has saved so far
 };
 
-class RunScope {
- public:
-  explicit RunScope(Run& run) {
-    auto& runs = segment_runs();
-    if (!run.is_first()) std::swap(outer_, runs);
-    runs.push_back(&run);
-  }
-  ~RunScope() {
-    auto& runs = segment_runs();
-    if (runs.back()->is_first()) {
-      runs.pop_back();
-    } else {
-      std::swap(outer_, runs);
-    }
-  }
-  RunScope(const RunScope&) = delete;
-  RunScope& operator=(const RunScope&) = delete;
-
- private:
-  std::vector<SegmentRun*> outer_;
-};
+/// Adds a run to the thread's until the result is destroyed. A repetition begins a list of its own.
+[[nodiscard]] auto entered(Run& run) {
+  auto& runs = segment_runs();
+  auto outer = runs;
+  if (!run.is_first) runs.clear();
+  runs.push_back(&run);
+  return c10::make_scope_exit([&runs, outer = std::move(outer)]() mutable { runs.swap(outer); });
+}
 
 /// A segment after its first forward. Owned by the hooks of that forward's graph.
 class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
@@ -132,9 +115,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
                   const RecomputeOptions& options)
       : segment_(std::move(segment)),
         compares_outputs_(options.compare_outputs),
-        state_{.random = RandomState(generators_of(inputs, options.generators)),
-               .autocast = {},
-               .buffers = BufferState(options.buffers)} {
+        state_(generators_of(inputs, options.generators), options.buffers) {
     // Within an outer segment, the hooks of that segment save the inputs.
     for (const auto& input : inputs) {
       inputs_.push_back({.saved = SavedVariable(input, /*is_output=*/false),
@@ -143,12 +124,12 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   }
 
   void run_first(const std::vector<at::Tensor>& inputs) {
-    Run run(*this, /*is_first=*/true);
+    Run run{{.is_first = true, .results = results_}, *this};
     {
-      const RunScope scope(run);
+      const auto scope = entered(run);
       segment_->run(inputs);
     }
-    state_.buffers.forget_unchanged();
+    state_.forget_unchanged_buffers();
     saved_ = run.saved;
     if (compares_outputs_) digests_ = digests_of(*segment_);
     complete_ = true;
@@ -173,16 +154,6 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
     values_[index] = {.tensor = tensor.detach(), .version = version_of_saved(tensor)};
   }
 
-  void keep_result(const std::any& result) { results_.push_back(result); }
-  const std::any& result(std::size_t index) const {
-    if (index >= results_.size()) {
-      refuse_segment(
-          "got a SyncBatchNorm layer in the second forward that was not in the first, expected the "
-          "same layers: the segment must depend on its inputs and parameters only");
-    }
-    return results_[index];
-  }
-
  private:
   struct Input {
     SavedVariable saved;
@@ -197,19 +168,16 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
     }
     values_.assign(saved_, {});
     runs_again_ = true;
+    const auto end = c10::make_scope_exit([&] {
+      runs_again_ = false;
+      segment_->drop_outputs();
+    });
     try {
       run_in_first_state();
     } catch (...) {
-      end_run();
       values_.clear();
       throw;
     }
-    end_run();
-  }
-
-  void end_run() {
-    runs_again_ = false;
-    segment_->drop_outputs();
   }
 
   void run_in_first_state() {
@@ -220,9 +188,17 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
       inputs.push_back(std::move(input));
     }
     const at::AutoGradMode grad(true);
-    const ForwardStateScope state(state_);
-    Run run(*this, /*is_first=*/false);
-    const RunScope scope(run);
+    const ForwardState before = state_.current();
+    // Casts of parameters that the forward caches must not outlive it, because an optimizer may
+    // change the parameters.
+    at::autocast::increment_nesting();
+    const auto restore_before = c10::make_scope_exit([&] {
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      before.restore();
+    });
+    state_.restore();
+    Run run{{.is_first = false, .results = results_}, *this};
+    const auto scope = entered(run);
     segment_->run(inputs);
     if (run.saved != saved_) {
       refuse_segment(concat("got ", run.saved, " saved tensors in the second forward, expected ",
@@ -244,7 +220,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   bool compares_outputs_;
   ForwardState state_;  ///< before the first forward
   std::vector<Input> inputs_;
-  std::vector<std::any> results_;
+  std::vector<std::any> results_;       ///< of once_per_forward() in the first forward
   std::vector<std::uint64_t> digests_;  ///< of the first forward's outputs
   std::size_t saved_ = 0;               ///< tensors that autograd saved in the first forward
   bool complete_ = false;               ///< the first forward has ended
@@ -252,10 +228,6 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   std::vector<Kept> values_;    ///< of the second forward; each until the backward has used it
   std::recursive_mutex mutex_;  ///< autograd has a thread for each device
 };
-
-void Run::keep_result(const std::any& result) { segment.keep_result(result); }
-
-const std::any& Run::next_result() { return segment.result(results_used++); }
 
 /// Hooks of a tensor that the first forward saved.
 class FirstHooks final : public SavedVariableHooks {
@@ -326,7 +298,7 @@ class HookingEngine final : public Engine {
     const auto& runs = segment_runs();
     if (runs.empty()) return engine_.get_default_saved_variable_hooks();
     auto& run = static_cast<Run&>(*runs.back());
-    if (run.is_first()) return std::make_unique<FirstHooks>(run);
+    if (run.is_first) return std::make_unique<FirstHooks>(run);
     return std::make_unique<SecondHooks>(run);
   }
 
@@ -340,21 +312,17 @@ Engine& hooking_engine() {
   return *engine;
 }
 
-void install_hooking_engine() {
-  [[maybe_unused]] static const bool once = [] {
-    hooking_engine();  // finds the engine of before
-    torch::autograd::set_default_engine_stub(&hooking_engine);
-    return true;
-  }();
-}
-
 }  // namespace
 
 std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) { return module.buffers(); }
 
 void run_recomputable(const std::shared_ptr<Segment>& segment,
                       const std::vector<at::Tensor>& inputs, RecomputeOptions options) {
-  install_hooking_engine();
+  [[maybe_unused]] static const bool installed = [] {
+    hooking_engine();  // finds the engine of before
+    torch::autograd::set_default_engine_stub(&hooking_engine);
+    return true;
+  }();
   const auto recorded = std::make_shared<RecordedSegment>(segment, inputs, options);
   recorded->run_first(inputs);
 }

@@ -6,6 +6,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <array>
@@ -74,8 +75,14 @@ struct Kernel<torch::optim::SGD> {
   }
 };
 
+/// at::_fused_adam_() and at::_fused_adamw_().
+using FusedAdamStep = void(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                           at::TensorList, at::TensorList, double, double, double, double, double,
+                           bool, bool, const std::optional<at::Tensor>&,
+                           const std::optional<at::Tensor>&);
+
 /// Adam and AdamW, which differ in the weight decay.
-template <class AdamOptions, class AdamState, auto kFused>
+template <class AdamOptions, class AdamState, FusedAdamStep* kFused>
 struct AdamKernel {
   using Options = AdamOptions;
   using State = AdamState;
@@ -89,31 +96,18 @@ struct AdamKernel {
   }
   static void run(const KernelArguments& lists, const Options& options, bool /*is_first*/) {
     const auto [beta1, beta2] = options.betas();
-    kFused(lists, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-           options.amsgrad());
+    kFused(lists.parameters, lists.gradients, lists.state[0], lists.state[1], lists.state[2],
+           lists.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+           options.amsgrad(), false, {}, {});
   }
 };
 
-void fused_adam(const KernelArguments& lists, double lr, double beta1, double beta2,
-                double weight_decay, double eps, bool amsgrad) {
-  at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
-                   lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
-                   false);
-}
-
-void fused_adamw(const KernelArguments& lists, double lr, double beta1, double beta2,
-                 double weight_decay, double eps, bool amsgrad) {
-  at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
-                    lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
-                    false);
-}
-
 template <>
 struct Kernel<torch::optim::Adam>
-    : AdamKernel<torch::optim::AdamOptions, torch::optim::AdamParamState, fused_adam> {};
+    : AdamKernel<torch::optim::AdamOptions, torch::optim::AdamParamState, at::_fused_adam_> {};
 template <>
 struct Kernel<torch::optim::AdamW>
-    : AdamKernel<torch::optim::AdamWOptions, torch::optim::AdamWParamState, fused_adamw> {};
+    : AdamKernel<torch::optim::AdamWOptions, torch::optim::AdamWParamState, at::_fused_adamw_> {};
 
 template <class Base>
 const typename Kernel<Base>::Options& own(const OptimizerOptions& options) {
@@ -123,6 +117,17 @@ const typename Kernel<Base>::Options& own(const OptimizerOptions& options) {
 template <class Base>
 typename Kernel<Base>::State& own(OptimizerParamState& state) {
   return static_cast<typename Kernel<Base>::State&>(state);
+}
+
+template <class Base>
+void run_kernel(const ElementwiseOptimizer::Elements& elements, std::vector<at::Tensor> steps,
+                const typename Kernel<Base>::Options& options) {
+  KernelArguments lists{.parameters = {elements.values},
+                        .gradients = {elements.gradient},
+                        .state = {},
+                        .steps = std::move(steps)};
+  for (std::size_t i = 0; i < elements.state.size(); ++i) lists.state[i] = {elements.state[i]};
+  Kernel<Base>::run(lists, options, elements.is_first);
 }
 
 bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
@@ -178,10 +183,9 @@ bool FusedOptimizer<Base>::fits() const {
           !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
         return false;
       }
-      const auto entry = this->state().find(parameter.unsafeGetTensorImpl());
-      if (entry == this->state().end()) continue;
-      const auto tensors =
-          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
+      auto* const state = detail::find_state(this->state(), parameter);
+      if (state == nullptr) continue;
+      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
       const auto fits = [&](const at::Tensor* tensor) {
         return !tensor->defined() || has_same_layout(parameter, *tensor);
       };
@@ -230,9 +234,8 @@ auto FusedOptimizer<Base>::place_of(const at::Tensor& parameter) const -> std::o
 }
 
 template <class Base>
-const OptimizerOptions* FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
-  const auto place = place_of(parameter);
-  return place ? &this->param_groups()[place->group].options() : nullptr;
+const OptimizerOptions& FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
+  return this->param_groups()[place_of(parameter).value().group].options();
 }
 
 template <class Base>
@@ -271,7 +274,7 @@ OptimizerParamState& FusedOptimizer<Base>::entry_of(const at::Tensor& parameter)
 
 template <class Base>
 bool FusedOptimizer<Base>::has(const at::Tensor& parameter) const {
-  return options_of(parameter) != nullptr;
+  return place_of(parameter).has_value();
 }
 
 template <class Base>
@@ -283,7 +286,7 @@ std::vector<at::Tensor*> FusedOptimizer<Base>::tensors_of(const at::Tensor& para
 
 template <class Base>
 std::vector<at::Tensor*> FusedOptimizer<Base>::state_of(const at::Tensor& parameter) {
-  return tensors_of(parameter, *options_of(parameter));
+  return tensors_of(parameter, options_of(parameter));
 }
 
 template <class Base>
@@ -306,13 +309,7 @@ std::vector<at::Tensor> FusedOptimizer<Base>::step_of(const at::Tensor& paramete
 
 template <class Base>
 void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& elements) {
-  KernelArguments lists{.parameters = {elements.values},
-                        .gradients = {elements.gradient},
-                        .state = {},
-                        .steps = step_of(parameter)};
-  for (std::size_t i = 0; i < elements.state.size(); ++i)
-    lists.state[i].push_back(elements.state[i]);
-  Kernel<Base>::run(lists, own<Base>(*options_of(parameter)), elements.is_first);
+  run_kernel<Base>(elements, step_of(parameter), own<Base>(options_of(parameter)));
 }
 
 template <class Base>
@@ -324,12 +321,10 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
     fail_in_float32(mode, parameter, "which is not dense in memory", "a dense one");
   if (gradient.layout() != at::kStrided)
     fail_in_float32(mode, parameter, "with a sparse gradient", "a dense gradient");
-  const auto place = place_of(parameter).value();
-  const auto& options = own<Base>(this->param_groups()[place.group].options());
+  const auto& options = own<Base>(options_of(parameter));
   auto& entry = entry_of(parameter);
   auto& fields = dynamic_cast<detail::LowPrecisionFields&>(entry);
   const auto tensors = tensors_of(parameter, options);
-  const bool is_first = !tensors.empty() && !tensors.front()->defined();
   begin_update(parameter);
   const auto steps = step_of(parameter);
   std::int64_t step = 0;
@@ -348,51 +343,30 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
       .stream = {.step = static_cast<std::uint32_t>(step),
                  .parameter = static_cast<std::uint32_t>(origin.parameter)},
       .first = origin.begin};
-  update.run([&](const detail::FloatElements& elements) {
-    KernelArguments lists{.parameters = {elements.values},
-                          .gradients = {elements.gradient},
-                          .state = {},
-                          .steps = steps};
-    for (std::size_t k = 0; k < elements.state.size(); ++k) lists.state[k] = {elements.state[k]};
-    Kernel<Base>::run(lists, options, is_first);
-  });
-}
-
-/// Base would use the undefined tensors of entries that state_of() has created.
-template <class Base>
-void FusedOptimizer<Base>::remove_empty_state() {
-  for (auto& group : this->param_groups_) {
-    for (auto& parameter : group.params()) {
-      const auto entry = this->state_.find(parameter.unsafeGetTensorImpl());
-      if (entry == this->state_.end()) continue;
-      if (computes_in_float32(parameter)) continue;
-      const auto tensors =
-          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
-      if (!tensors.front()->defined()) this->state_.erase(entry);
-    }
-  }
+  update.run([&](const Elements& elements) { run_kernel<Base>(elements, steps, options); });
 }
 
 /// The step of Base, for the parameters that are not updated in float32.
 template <class Base>
 void FusedOptimizer<Base>::step_of_base() {
   std::vector<std::pair<at::Tensor, at::Tensor>> hidden;
+  const auto restore = c10::make_scope_exit([&] {
+    for (auto& [parameter, gradient] : hidden) parameter.mutable_grad() = gradient;
+  });
   for (auto& group : this->param_groups_) {
     for (auto& parameter : group.params()) {
-      if (!computes_in_float32(parameter)) continue;
-      hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
+      if (computes_in_float32(parameter)) {
+        hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
+        continue;
+      }
+      auto* const state = detail::find_state(this->state_, parameter);
+      if (state == nullptr) continue;
+      const auto tensors = Kernel<Base>::tensors(own<Base>(*state), own<Base>(group.options()));
+      // Base would use the undefined tensors of entries that state_of() has created.
+      if (!tensors.front()->defined()) detail::take_state(this->state_, parameter);
     }
   }
-  const auto restore = [&] {
-    for (auto& [parameter, gradient] : hidden) parameter.mutable_grad() = gradient;
-  };
-  try {
-    Base::step();
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
+  Base::step();
 }
 
 template <class Base>
@@ -413,7 +387,6 @@ at::Tensor FusedOptimizer<Base>::step(torch::optim::Optimizer::LossClosure closu
   if (fits()) {
     for (auto& group : this->param_groups_) step_group(group);
   } else {
-    remove_empty_state();
     step_of_base();
   }
   return loss;

@@ -36,9 +36,11 @@ at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& tensor,
 
 }  // namespace
 
-void LowPrecisionUpdate::run(const std::function<void(const FloatElements&)>& kernel) const {
+void LowPrecisionUpdate::run(
+    const std::function<void(const ElementwiseOptimizer::Elements&)>& kernel) const {
   // Each write of a part must not count as a change of the parameter.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
+  const bool is_first = !state.empty() && !state.front()->defined();
   const auto keep = [&](at::Tensor& tensor, at::ScalarType dtype, bool zero) {
     if (!tensor.defined() && zero)
       tensor = at::zeros_like(parameter, parameter.options().dtype(dtype));
@@ -64,7 +66,10 @@ void LowPrecisionUpdate::run(const std::function<void(const FloatElements&)>& ke
     const auto in = [&](const at::Tensor& tensor) { return tensor.narrow(0, begin, count); };
     const auto buffer = [&](std::int64_t row) { return buffers[row].narrow(0, 0, count); };
     const auto of_parameter = in(parameters);
-    FloatElements elements{.values = {}, .gradient = buffer(0).copy_(in(gradients)), .state = {}};
+    ElementwiseOptimizer::Elements elements{.values = {},
+                                            .gradient = buffer(0).copy_(in(gradients)),
+                                            .state = {},
+                                            .is_first = is_first};
 
     switch (mode) {
       case LowPrecision::master:

@@ -12,13 +12,6 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Float32 values of some elements, which a kernel updates in place. All are flat.
-struct FloatElements {
-  at::Tensor values;
-  at::Tensor gradient;
-  std::vector<at::Tensor> state;
-};
-
 /// One update of a parameter of bfloat16 or float16 that is computed in float32.
 struct LowPrecisionUpdate {
   LowPrecision mode;
@@ -32,8 +25,8 @@ struct LowPrecisionUpdate {
   kernels::RandomStream stream;  ///< of the parameter
   std::size_t first;             ///< index of the first element
 
-  /// Calls the kernel for consecutive elements, and stores what it computes.
-  void run(const std::function<void(const FloatElements&)>& kernel) const;
+  /// Calls the kernel for consecutive elements in float32, and stores what it computes.
+  void run(const std::function<void(const ElementwiseOptimizer::Elements&)>& kernel) const;
 };
 
 }  // namespace lockstep::detail

@@ -27,11 +27,6 @@ constexpr const char* weight_name = "weight";
 constexpr const char* values_prefix = "values/";
 constexpr std::int64_t grain = 1 << 15;  ///< elements that are worth a thread
 
-at::ScalarType dtype_of_average(const at::Tensor& tensor) {
-  const bool is_lower = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
-  return is_lower ? at::kFloat : tensor.scalar_type();
-}
-
 /// Not at::lerp_, whose bits depend on the number of threads: its last elements of each thread take
 /// another path than vectors do.
 template <class T>
@@ -72,8 +67,6 @@ std::vector<NamedTensor> each_once(std::vector<NamedTensor> tensors) {
   return tensors;
 }
 
-at::Tensor count_of(std::int64_t value) { return at::scalar_tensor(value, at::kLong); }
-
 }  // namespace
 
 MovingAverage::MovingAverage(const ModelView& model, MovingAverageOptions options)
@@ -87,8 +80,9 @@ MovingAverage::MovingAverage(const ModelView& model, MovingAverageOptions option
     if (tensor.layout() != at::kStrided || tensor.is_complex())
       throw_invalid("MovingAverage", "got '", name, "' of type ", tensor.toString(),
                     ", expected a dense real tensor");
-    const auto options_of_average = tensor.options().dtype(dtype_of_average(tensor));
-    at::Tensor average = at::empty_like(tensor.detach(), options_of_average);
+    const bool is_lower = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+    const auto dtype = is_lower ? at::kFloat : tensor.scalar_type();
+    at::Tensor average = at::empty_like(tensor.detach(), tensor.options().dtype(dtype));
     average.copy_(tensor);
     entries_.push_back({.name = name, .tensor = tensor, .average = average, .trained = {}});
   };
@@ -160,7 +154,7 @@ AppliedAverage::~AppliedAverage() { average_.restore(); }
 
 State MovingAverage::state() const {
   check_not_applied("MovingAverage::state");
-  State state{{updates_name, count_of(updates_)},
+  State state{{updates_name, at::scalar_tensor(updates_, at::kLong)},
               {weight_name, at::scalar_tensor(weight_, at::kDouble)}};
   for (const auto& entry : entries_)
     state.emplace(concat(values_prefix, entry.name), entry.average);

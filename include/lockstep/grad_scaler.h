@@ -109,9 +109,9 @@ class GradScaler {
     bool is_finite();
   };
 
-  void unscale(torch::optim::Optimizer& optimizer, const char* operation);
-  template <class Step>
-  bool step_unless_infinite(torch::optim::Optimizer& optimizer, const Step& step);
+  /// stepped: the optimizer, or the DistributedOptimizer that has it.
+  template <class Stepped>
+  bool step_unless_infinite(torch::optim::Optimizer& optimizer, Stepped& stepped);
 
   Group group_;
   GradScalerOptions options_;

@@ -181,7 +181,6 @@ class BatchCopier {
 
  private:
   struct Streams;
-  void forget_complete();
 
   bool pin_memory_;
   std::unique_ptr<Streams> streams_;

@@ -28,15 +28,23 @@ using detail::Restoration;
 
 namespace {
 
-/// Runs load, and restores the previous states if it throws.
-template <class Load>
-void load_states(const Restoration& restoration, const Load& load) {
+/// Restores the objects of a checkpoint, all or none. on_all_ranks: all_or_none() of the group.
+template <class OnAllRanks>
+Resumed restore(const Checkpoint& checkpoint, const std::filesystem::path& path,
+                safetensors::Content content, int rank, int ranks, const OnAllRanks& on_all_ranks) {
+  Restoration restoration;
+  on_all_ranks([&] {
+    restoration = detail::with_file_name(
+        path, [&] { return Restoration(checkpoint, std::move(content), rank, ranks); });
+  });
   try {
-    load();
+    on_all_ranks([&] { detail::with_file_name(path, [&] { restoration.load_states(); }); });
   } catch (...) {
     restoration.restore_states();
     throw;
   }
+  detail::with_file_name(path, [&] { restoration.apply(checkpoint); });
+  return restoration.resumed();
 }
 
 }  // namespace
@@ -66,18 +74,13 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
 Resumed Checkpoint::load(const std::filesystem::path& path) const {
   return detail::as_operation("load", [&] {
     safetensors::Content content = safetensors::read(path);
-    return detail::with_file_name(path, [&] {
-      if (strategy.ranks() > 1) {
-        throw CheckpointError(detail::concat(
-            "load(path) for a single process: got a strategy of ", strategy.ranks(),
-            " ranks, expected load(path, group) on all of them: each has its own residuals and "
-            "random state"));
-      }
-      Restoration restoration(*this, std::move(content), 0, 1);
-      load_states(restoration, [&] { restoration.load_states(*this); });
-      restoration.apply(*this);
-      return restoration.resumed();
-    });
+    if (strategy.ranks() > 1) {
+      throw CheckpointError(detail::concat(
+          path.string(), ": load(path) for a single process: got a strategy of ", strategy.ranks(),
+          " ranks, expected load(path, group) on all of them: each has its own residuals and "
+          "random state"));
+    }
+    return restore(*this, path, std::move(content), 0, 1, [](const auto& fn) { fn(); });
   });
 }
 
@@ -85,17 +88,8 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
   return detail::as_operation("load", [&] {
     const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
     safetensors::Content content = detail::read_on_all_ranks(path, group.host());
-    Restoration restoration;
-    all_or_none(group, [&] {
-      restoration = detail::with_file_name(
-          path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
-    });
-    load_states(restoration, [&] {
-      all_or_none(group,
-                  [&] { detail::with_file_name(path, [&] { restoration.load_states(*this); }); });
-    });
-    restoration.apply(*this);
-    return restoration.resumed();
+    return restore(*this, path, std::move(content), group.rank(), group.size(),
+                   [&](const auto& fn) { all_or_none(group, fn); });
   });
 }
 
@@ -170,7 +164,7 @@ void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
   const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
-    for (const auto& [name, tensor] : detail::future_tensors(checkpoint, group_.size()))
+    for (const auto& [name, tensor] : detail::future_tensors(checkpoint))
       copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
     write_ = std::async(std::launch::async, [memory = copy_] {
       setpriority(PRIO_PROCESS, 0, 19);  // lowers the priority of this thread only

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "core/environment.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
@@ -38,15 +39,6 @@ constexpr std::string_view strategy_prefix = "strategy/";
 constexpr const char* random_name = "random";
 
 std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
-
-/// The tensors whose names begin with prefix. Removes the prefix from the names.
-State with_prefix(const safetensors::Content& content, std::string_view prefix) {
-  State state;
-  for (auto entry = content.tensors.lower_bound(std::string(prefix));
-       entry != content.tensors.end() && entry->first.starts_with(prefix); ++entry)
-    state.emplace(entry->first.substr(prefix.size()), entry->second);
-  return state;
-}
 
 const std::string& metadata_of(const safetensors::Content& content, const char* key) {
   const auto found = content.metadata.find(key);
@@ -92,20 +84,6 @@ bool saved_flushed(const safetensors::Content& content) {
       concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
 }
 
-/// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
-at::Tensor tensor_of(const std::string& text) {
-  auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
-  return bytes;
-}
-
-std::string text_in(const at::Tensor& bytes) {
-  if (bytes.scalar_type() != at::kByte)
-    throw CheckpointError(concat("optimizer: expected Byte, found ", bytes.scalar_type()));
-  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
-  return {begin, begin + bytes.numel()};
-}
-
 std::string prefix_of_extra(const std::string& name) {
   // With '/' one name could be the prefix of another.
   if (name.empty() || name.find('/') != std::string::npos)
@@ -121,7 +99,7 @@ bool has_residual(const State& state) {
 /// received, so that their sum over all ranks does not change. All other values are the same on
 /// every rank. own: the strategy's current state, which has every name.
 State redistributed(const safetensors::Content& content, const State& own) {
-  State state = with_prefix(content, concat(prefix_of(0), strategy_prefix));
+  State state = with_prefix(content.tensors, concat(prefix_of(0), strategy_prefix));
   std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
   if (state.empty()) return state;
   for (const auto& [name, tensor] : own) {
@@ -159,6 +137,27 @@ std::string ranks_text(std::int64_t first, std::int64_t last) {
 }
 
 }  // namespace
+
+State with_prefix(const State& tensors, std::string_view prefix) {
+  State state;
+  for (auto entry = tensors.lower_bound(std::string(prefix));
+       entry != tensors.end() && entry->first.starts_with(prefix); ++entry)
+    state.emplace(entry->first.substr(prefix.size()), entry->second);
+  return state;
+}
+
+at::Tensor tensor_of(const std::string& text) {
+  auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
+  return bytes;
+}
+
+std::string text_in(const at::Tensor& bytes) {
+  if (bytes.scalar_type() != at::kByte)
+    throw CheckpointError(concat("optimizer: expected Byte, found ", bytes.scalar_type()));
+  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
+  return {begin, begin + bytes.numel()};
+}
 
 State copy_of(const State& state) {
   State copy;
@@ -217,8 +216,8 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   return content;
 }
 
-std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks) {
-  auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint) {
+  auto tensors = content_of(checkpoint, {}, 0, 1).tensors;
   if (checkpoint.optimizer) tensors.merge(future_state(*checkpoint.optimizer, checkpoint.model));
   return tensors;
 }
@@ -268,16 +267,16 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     rate_ = metadata_of(content, rate_key);
     checkpoint.rate.check_state(rate_);
   }
-  if (checkpoint.sampler) {
-    sampler_ = with_prefix(content, sampler_prefix);
-    if (sampler_.empty()) throw CheckpointError("sampler: is in the program, but not in the file");
-  }
+  State sampler = with_prefix(content.tensors, sampler_prefix);
+  if (checkpoint.sampler && sampler.empty())
+    throw CheckpointError("sampler: is in the program, but not in the file");
   for (const auto& [name, object] : checkpoint.extra) {
-    State state = with_prefix(content, prefix_of_extra(name));
+    State state = with_prefix(content.tensors, prefix_of_extra(name));
     if (state.empty())
       throw CheckpointError(concat("extra '", name, "': is in the program, but not in the file"));
-    extra_.emplace(name, std::move(state));
+    states_.push_back({concat("extra '", name, '\''), object, std::move(state)});
   }
+  if (checkpoint.sampler) states_.push_back({"sampler", checkpoint.sampler, std::move(sampler)});
   prepare_rank_state(checkpoint, content);
 }
 
@@ -319,7 +318,7 @@ void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
   for (const auto& [name, tensor] : content.tensors)
     if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
   if (differs_by_rank && saved_by_ == ranks_) {
-    const auto own = with_prefix(content, prefix_of(rank_));
+    const auto own = with_prefix(content.tensors, prefix_of(rank_));
     if (const auto found = own.find(optimizer_key); found != own.end()) {
       // This rank's optimizer may have state of other parameters than rank 0's.
       state = {.description = text_in(found->second), .tensors = {}};
@@ -335,12 +334,11 @@ void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
 void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
                                      const safetensors::Content& content) {
   if (saved_by_ != ranks_)
-    add_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
-                      ranks_));
+    add_change(concat("saved by ", plural(saved_by_, "rank"), ", resumed by ", ranks_));
   if (checkpoint.strategy) {
     const State own = checkpoint.strategy.state();
     State state = saved_by_ == ranks_
-                      ? with_prefix(content, concat(prefix_of(rank_), strategy_prefix))
+                      ? with_prefix(content.tensors, concat(prefix_of(rank_), strategy_prefix))
                       : redistributed(content, own);
     if (!state.empty()) {
       if (!has_residual(own) && has_residual(state))
@@ -351,7 +349,7 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
         add_change(
             "the strategy starts with its initial state: the file has the state of another "
             "strategy");
-      strategy_ = std::move(state);
+      states_.insert(states_.begin(), {"strategy", checkpoint.strategy, std::move(state)});
     } else if (!own.empty()) {
       add_change("the strategy starts with its initial state: the file has none");
     }
@@ -383,29 +381,24 @@ void Restoration::add_change(const std::string& text) {
   resumed_.changes += text;
 }
 
-void Restoration::load_states(const Checkpoint& checkpoint) {
-  const auto load = [&](const std::string& what, const Stateful& object, const State& state) {
+void Restoration::load_states() {
+  for (auto& [what, object, state, previous] : states_) {
     try {
-      previous_.emplace_back(object, copy_of(object.state()));
+      previous = copy_of(object.state());
       object.load_state(state);
-    } catch (const c10::Error& error) {
-      throw CheckpointError(concat(what, ": ", error.what_without_backtrace()));
     } catch (const CommError&) {
       throw;
     } catch (const std::exception& error) {
-      throw CheckpointError(concat(what, ": ", error.what()));
+      throw CheckpointError(concat(what, ": ", without_backtrace(error.what())));
     }
-  };
-  if (strategy_) load("strategy", checkpoint.strategy, *strategy_);
-  for (const auto& [name, object] : checkpoint.extra)
-    load(concat("extra '", name, '\''), object, extra_.at(name));
-  if (checkpoint.sampler) load("sampler", checkpoint.sampler, sampler_);
+  }
 }
 
 void Restoration::restore_states() const {
-  for (const auto& [object, state] : previous_) {
+  for (const auto& [what, object, state, previous] : states_) {
+    if (!previous) continue;
     try {
-      object.load_state(state);
+      object.load_state(*previous);
     } catch (const std::exception&) {
       // The caller rethrows the first error.
     }

@@ -36,6 +36,14 @@ auto with_file_name(const std::filesystem::path& path, const Function& fn) {
   }
 }
 
+/// The tensors whose names begin with prefix. Removes the prefix from the names.
+State with_prefix(const State& tensors, std::string_view prefix);
+
+/// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
+at::Tensor tensor_of(const std::string& text);
+/// Throws: CheckpointError for a tensor of another dtype.
+std::string text_in(const at::Tensor& bytes);
+
 /// A copy that does not share memory with the state.
 State copy_of(const State& state);
 
@@ -48,7 +56,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
 /// The tensors that rank 0 will write after the optimizer's first step. Only names, sizes and
 /// dtypes are valid.
 /// Throws: CheckpointError with the name of the tensor.
-std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks);
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint);
 
 /// The rank that wrote a tensor; nullopt for a shared tensor. From its name.
 std::optional<int> owner_of(std::string_view tensor);
@@ -77,7 +85,7 @@ class Restoration {
   /// Loads the states of strategy, extra objects and sampler, which may throw. restore_states()
   /// reverts that, for when it has thrown on some rank.
   /// Throws: CheckpointError naming the object.
-  void load_states(const Checkpoint& checkpoint);
+  void load_states();
   void restore_states() const;
   /// Loads everything else. Does not throw.
   void apply(const Checkpoint& checkpoint);
@@ -85,6 +93,14 @@ class Restoration {
   const Resumed& resumed() const { return resumed_; }
 
  private:
+  /// A state that load_states() loads into an object.
+  struct ObjectState {
+    std::string what;  ///< for messages
+    Stateful object;
+    State state;
+    std::optional<State> previous{};  ///< before it was loaded
+  };
+
   void compare_denormals(const safetensors::Content& content);
   void prepare_model(const Checkpoint& checkpoint, safetensors::Content& content);
   void prepare_optimizer_state(const Checkpoint& checkpoint, const safetensors::Content& content);
@@ -97,10 +113,7 @@ class Restoration {
   ModelCopies copies_;
   PreparedOptimizer optimizer_;
   std::string rate_;
-  State sampler_;
-  std::optional<State> strategy_;
-  std::map<std::string, State> extra_;
-  std::vector<std::pair<Stateful, State>> previous_;  ///< objects' states before load_states()
+  std::vector<ObjectState> states_;
   at::Tensor random_;
   Resumed resumed_;
 };

@@ -28,8 +28,6 @@ using safetensors::Piece;
 
 constexpr std::int64_t chunk_bytes = std::int64_t{1} << 20;
 
-at::Tensor empty_bytes(std::int64_t count) { return at::empty({count}, at::kByte); }
-
 /// A byte tensor that shares the memory of a tensor.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())},
@@ -42,32 +40,37 @@ struct RankEntry {
   Entry entry;
 };
 
-/// A rank's message about its tensors: their number of bytes, then their header.
-std::string describe(const std::vector<Piece>& pieces, const std::string& file) {
-  Header header;
-  for (const Piece& piece : pieces) header.entries.push_back(piece.entry);
-  std::string text = safetensors::write_header(header, file);
-  const std::uint64_t bytes = header.entries.empty() ? 0 : header.entries.back().end;
-  std::memcpy(text.data(), &bytes, safetensors::length_bytes);
-  return text;
-}
+/// A rank's tensors, and those of all ranks in the order of the file, the same on every rank.
+struct RankTensors {
+  std::vector<Piece> own;
+  std::vector<RankEntry> all;
+};
 
-/// All ranks' tensors in the order of the file, the same on every rank.
-std::vector<RankEntry> all_entries(const std::vector<std::string>& descriptions,
-                                   const std::string& file) {
-  std::vector<RankEntry> entries;
-  for (std::size_t rank = 0; rank < descriptions.size(); ++rank) {
-    std::uint64_t bytes = 0;
-    std::memcpy(&bytes, descriptions[rank].data(), safetensors::length_bytes);
-    Header header = safetensors::parse_header(
-        std::string_view(descriptions[rank]).substr(safetensors::length_bytes), bytes, file);
-    for (Entry& entry : header.entries)
-      entries.push_back({.rank = static_cast<int>(rank), .entry = std::move(entry)});
-  }
-  std::stable_sort(entries.begin(), entries.end(), [](const RankEntry& a, const RankEntry& b) {
-    return safetensors::before_in_file(a.entry, b.entry);
+/// Ranks: all.
+/// Throws: CheckpointError, on every rank, with file and tensor.
+RankTensors tensors_of_ranks(const safetensors::Content& own, const std::string& file,
+                             const Group& group) {
+  RankTensors tensors;
+  std::string text;  // the number of bytes of this rank's tensors, then their header
+  all_or_none(group, [&] {
+    tensors.own = safetensors::pieces_of(own, file);
+    Header header;
+    for (const Piece& piece : tensors.own) header.entries.push_back(piece.entry);
+    text = safetensors::write_header(header, file);
+    const std::uint64_t bytes = header.entries.empty() ? 0 : header.entries.back().end;
+    std::memcpy(text.data(), &bytes, safetensors::length_bytes);
   });
-  return entries;
+  const std::vector<std::string> texts = gather(text, group);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, texts[rank].data(), safetensors::length_bytes);
+    Header header = safetensors::parse_header(
+        std::string_view(texts[rank]).substr(safetensors::length_bytes), bytes, file);
+    for (Entry& entry : header.entries)
+      tensors.all.push_back({.rank = static_cast<int>(rank), .entry = std::move(entry)});
+  }
+  std::ranges::stable_sort(tensors.all, safetensors::before_in_file, &RankEntry::entry);
+  return tensors;
 }
 
 }  // namespace
@@ -75,27 +78,21 @@ std::vector<RankEntry> all_entries(const std::vector<std::string>& descriptions,
 void write_from_all_ranks(const std::filesystem::path& path, const safetensors::Content& own,
                           const Group& group) {
   const bool writes = group.rank() == 0;
-  std::vector<Piece> pieces;
-  std::string description;
-  all_or_none(group, [&] {
-    pieces = safetensors::pieces_of(own, path.string());
-    description = describe(pieces, path.string());
-  });
-  const std::vector<RankEntry> entries = all_entries(gather(description, group), path.string());
+  const RankTensors tensors = tensors_of_ranks(own, path.string(), group);
 
   std::optional<AtomicFile> file;
-  const at::Tensor chunk = empty_bytes(chunk_bytes);
+  const at::Tensor chunk = at::empty({chunk_bytes}, at::kByte);
   all_or_none(group, [&] {
     if (!writes) return;
     Header header{.entries = {}, .metadata = own.metadata};
-    for (const RankEntry& item : entries) header.entries.push_back(item.entry);
+    for (const RankEntry& item : tensors.all) header.entries.push_back(item.entry);
     const std::string first = safetensors::write_header(header, path.string());
     file.emplace(path, AtomicFile::Use::checkpoint);
     file->write(first);
   });
 
-  auto next = pieces.begin();
-  for (const RankEntry& item : entries) {
+  auto next = tensors.own.begin();
+  for (const RankEntry& item : tensors.all) {
     const bool is_own = item.rank == group.rank();
     const at::Tensor values = is_own ? next++->values : at::Tensor();
     if (item.rank == 0) {
@@ -123,30 +120,26 @@ void write_from_all_ranks(const std::filesystem::path& path, const safetensors::
 safetensors::Content gather_content(const std::filesystem::path& path, safetensors::Content own,
                                     const Group& group) {
   const bool collects = group.rank() == 0;
-  std::vector<Piece> pieces;
-  std::string description;
-  all_or_none(group, [&] {
-    if (!collects) pieces = safetensors::pieces_of(own, path.string());
-    description = describe(pieces, path.string());
-  });
-  const std::vector<RankEntry> entries = all_entries(gather(description, group), path.string());
+  const RankTensors tensors =
+      tensors_of_ranks(collects ? safetensors::Content() : own, path.string(), group);
   std::vector<at::Tensor> received;
   all_or_none(group, [&] {
-    for (const RankEntry& item : entries)
+    for (const RankEntry& item : tensors.all)
       received.push_back(collects ? safetensors::empty_for(item.entry, path.string())
                                   : at::Tensor());
   });
 
-  auto next = pieces.begin();
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const bool is_own = entries[i].rank == group.rank();
+  auto next = tensors.own.begin();
+  for (std::size_t i = 0; i < tensors.all.size(); ++i) {
+    const auto& [rank, entry] = tensors.all[i];
+    const bool is_own = rank == group.rank();
     const at::Tensor values = is_own ? next++->values : received[i];
-    if (collects) own.tensors.emplace(entries[i].entry.name, values);
-    if (entries[i].entry.begin == entries[i].entry.end) continue;
+    if (collects) own.tensors.emplace(entry.name, values);
+    if (entry.begin == entry.end) continue;
     if (is_own)
       group.send(as_bytes(values), 0).wait();
     else if (collects)
-      group.recv(as_bytes(values), entries[i].rank).wait();
+      group.recv(as_bytes(values), rank).wait();
   }
   return own;
 }

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <iomanip>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -7,6 +8,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
+#include "core/environment.h"
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
@@ -23,7 +25,7 @@ using detail::concat;
 
 constexpr std::string_view name_prefix = "checkpoint-";
 constexpr std::string_view name_suffix = ".safetensors";
-constexpr std::size_t name_digits = 6;
+constexpr int name_digits = 6;
 
 /// Reads a file and compares its digests.
 void verify(const std::filesystem::path& path) {
@@ -44,9 +46,8 @@ CheckpointFolder::CheckpointFolder(std::filesystem::path folder, Keep keep)
 }
 
 std::filesystem::path CheckpointFolder::path_of(std::int64_t number) const {
-  std::string digits = std::to_string(number);
-  if (digits.size() < name_digits) digits.insert(0, name_digits - digits.size(), '0');
-  return folder_ / concat(name_prefix, digits, name_suffix);
+  return folder_ /
+         concat(name_prefix, std::setfill('0'), std::setw(name_digits), number, name_suffix);
 }
 
 std::set<std::int64_t> CheckpointFolder::numbers() const {

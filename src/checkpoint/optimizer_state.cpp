@@ -1,8 +1,6 @@
 #include "checkpoint/optimizer_state.h"
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
@@ -112,16 +110,6 @@ c10::IValue decode(const json& value, const Tensors& tensors) {
   throw CheckpointError(concat("cannot read ", value.dump()));
 }
 
-json encode_all(InputArchive& archive, const std::string& where, Tensors& tensors) {
-  json fields = json::object();
-  for (const std::string& key : archive.keys()) {
-    c10::IValue value;
-    archive.read(key, value);
-    fields[key] = encode(value, where + key, tensors);
-  }
-  return fields;
-}
-
 OutputArchive decode_all(const json& fields, const Tensors& tensors, const OutputArchive& within) {
   OutputArchive archive(within.compilation_unit());
   for (const auto& [key, value] : fields.items()) archive.write(key, decode(value, tensors));
@@ -140,11 +128,6 @@ InputArchive reopen(const std::string& bytes) {
   InputArchive read;
   read.load_from(stream);
   return read;
-}
-
-/// LibTorch cannot serialize the state of LBFGS after its first step.
-bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
-  return class_of(optimizer) == typeid(torch::optim::LBFGS);
 }
 
 template <class Part>
@@ -220,7 +203,13 @@ void check_fields(const json& fields, const std::string& name, const at::Tensor&
 template <class Part>
 json archived(const Part& part, const std::string& where, Tensors& tensors) {
   InputArchive archive = reopen(archive_of(part));
-  return encode_all(archive, where, tensors);
+  json fields = json::object();
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    fields[key] = encode(value, where + key, tensors);
+  }
+  return fields;
 }
 
 /// Without the copies of an archive where the class of the state is known.
@@ -277,7 +266,7 @@ void restore_states(torch::optim::Optimizer& optimizer, const json& description,
     for (std::size_t p = 0; p < group.params().size(); ++p) {
       const std::string& name = name_of(group.params()[p], names);
       if (!states.contains(name)) continue;
-      c10::impl::GenericDict fields(c10::StringType::get(), c10::AnyType::get());
+      auto fields = empty_dict();
       for (const auto& [key, value] : states.at(name).items())
         fields.insert(key, decode(value, tensors));
       auto state = read_state(optimizer, group.options(), fields,
@@ -336,7 +325,8 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
     for (const at::Tensor& parameter : groups[g].params()) {
       const std::string& name = name_of(parameter, names);
       parameters.push_back(name);
-      if (description.at("state").contains(name) && !is_lbfgs(optimizer))
+      if (description.at("state").contains(name) &&
+          class_of(optimizer) != typeid(torch::optim::LBFGS))
         check_fields(description.at("state").at(name), name, state_like(optimizer, parameter),
                      state.tensors);
     }
@@ -404,30 +394,30 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       const auto& options = optimizer.param_groups()[g].options();
       const json& found = description["groups"][g].at("options");
       check_options(found, archived(options, "", none), g);
-      own.options_.push_back(archive_of(options));
+      own.options.push_back(archive_of(options));
       OutputArchive archive = decode_all(found, state.tensors, OutputArchive());
-      prepared.options_.push_back(bytes_of(archive));
+      prepared.options.push_back(bytes_of(archive));
     }
 
     // The optimizer parses the file's options and state on trial.
-    std::swap(own.state_, optimizer.state());
+    std::swap(own.state, optimizer.state());
     try {
-      load_options(optimizer, prepared.options_);
+      load_options(optimizer, prepared.options);
       restore_states(optimizer, description, state.tensors, names);
     } catch (...) {
       own.apply(optimizer);
       throw;
     }
-    std::swap(prepared.state_, optimizer.state());
+    std::swap(prepared.state, optimizer.state());
     own.apply(optimizer);
-    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state_);
+    if (const auto* sharded = ShardedParameters::of(optimizer)) sharded->cut(prepared.state);
     return prepared;
   });
 }
 
 void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
-  load_options(optimizer, options_);
-  optimizer.state() = std::move(state_);
+  load_options(optimizer, options);
+  optimizer.state() = std::move(state);
 }
 
 }  // namespace lockstep::detail

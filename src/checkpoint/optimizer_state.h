@@ -33,17 +33,12 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
                                                const ModelView& model);
 
 /// A state that an optimizer has parsed successfully and that apply() can install.
-class PreparedOptimizer {
- public:
+struct PreparedOptimizer {
+  ParamStates state;
+  std::vector<std::string> options;  ///< an archive for each parameter group
+
   /// Does not throw. The optimizer must be the one that was prepared.
   void apply(torch::optim::Optimizer& optimizer);
-
- private:
-  friend PreparedOptimizer prepare_optimizer(const OptimizerState& state,
-                                             torch::optim::Optimizer& optimizer,
-                                             const ModelView& model);
-  ParamStates state_;
-  std::vector<std::string> options_;  ///< an archive for each parameter group
 };
 
 /// Compares class, groups, parameters, options, shapes and dtypes with the optimizer's, and lets it

@@ -1,11 +1,8 @@
 #include "lockstep/several_optimizers.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string_view>
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/optimizer_state.h"
@@ -34,24 +31,18 @@ State StatefulOptimizer::state() const {
         "set shard = Shard::none for it");
   }
   const auto own = detail::optimizer_state(optimizer_, model_);
-  State state;
-  for (const auto& [name, tensor] : own.tensors)
-    state.emplace(name.substr(std::string_view(detail::optimizer_prefix).size()), tensor);
-  auto text = at::empty({static_cast<std::int64_t>(own.description.size())}, at::kByte);
-  std::ranges::copy(own.description, text.data_ptr<std::uint8_t>());
-  state.emplace(description_name, text);
+  State state = detail::with_prefix(own.tensors, detail::optimizer_prefix);
+  state.emplace(description_name, detail::tensor_of(own.description));
   return state;
 }
 
 void StatefulOptimizer::load_state(const State& state) {
   detail::OptimizerState own;
   for (const auto& [name, tensor] : state) {
-    if (name == description_name && tensor.scalar_type() == at::kByte) {
-      const auto* begin = tensor.const_data_ptr<std::uint8_t>();
-      own.description.assign(begin, begin + tensor.numel());
-    } else {
+    if (name == description_name && tensor.scalar_type() == at::kByte)
+      own.description = detail::text_in(tensor);
+    else
       own.tensors.emplace(concat(detail::optimizer_prefix, name), tensor);
-    }
   }
   detail::prepare_optimizer(own, optimizer_, model_).apply(optimizer_);
 }
@@ -87,12 +78,7 @@ void SeveralStateful::load_state(const State& state) const {
   const State before = detail::copy_of(this->state());
   std::size_t begun = 0;
   const auto load = [&](std::size_t i, const State& all) {
-    const auto prefix = index_prefix(i);
-    State own;
-    for (const auto& [name, tensor] : all) {
-      if (name.starts_with(prefix)) own.emplace(name.substr(prefix.size()), tensor);
-    }
-    objects_[i].load_state(own);
+    objects_[i].load_state(detail::with_prefix(all, index_prefix(i)));
   };
   try {
     while (begun < objects_.size()) load(begun++, state);

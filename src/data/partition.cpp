@@ -18,9 +18,7 @@
 namespace lockstep::inline v0_2 {
 
 IndexRange partition_contiguous(std::size_t size, ShardSpec shard) {
-  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    detail::throw_invalid("partition_contiguous", "got rank ", shard.rank, " of ", shard.ranks,
-                          ", expected 0 <= rank < ranks");
+  detail::check_shard("partition_contiguous", shard);
   const std::size_t each = size / static_cast<std::size_t>(shard.ranks);
   const std::size_t first = each * static_cast<std::size_t>(shard.rank);
   return {.first = first, .last = first + each};

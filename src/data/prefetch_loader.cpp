@@ -6,13 +6,13 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 
 #include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "device/comm_stream.h"
@@ -103,7 +103,8 @@ at::Tensor BatchCopier::pinned(const at::Tensor& tensor) const {
 std::shared_ptr<BatchCopy> BatchCopier::begin(const Tensors& tensors) {
   const c10::DeviceGuard on(streams_->device);
   const at::NoGradGuard no_grad;
-  forget_complete();
+  // Frees the sources of copies that are complete.
+  while (!running_.empty() && device::is_complete(running_.front()->done)) running_.pop_front();
   auto copy = std::make_shared<BatchCopy>(
       BatchCopy{.owner = streams_->current(), .done = c10::Event(streams_->device.type())});
   for (auto* tensor : tensors) {
@@ -142,11 +143,6 @@ void BatchCopier::finish(const std::shared_ptr<BatchCopy>& copy) {
   copy->copies.clear();
 }
 
-/// Frees the sources of copies that are complete.
-void BatchCopier::forget_complete() {
-  while (!running_.empty() && device::is_complete(running_.front()->done)) running_.pop_front();
-}
-
 namespace {
 
 /// Rethrows the current exception, nested in a DataError.
@@ -154,11 +150,9 @@ namespace {
   const ErrorDetails of_loader{.operation = "PrefetchLoader"};
   try {
     throw;
-  } catch (const c10::Error& error) {
-    std::throw_with_nested(
-        DataError(concat(where, ": ", error.what_without_backtrace()), of_loader));
   } catch (const std::exception& error) {
-    std::throw_with_nested(DataError(concat(where, ": ", error.what()), of_loader));
+    std::throw_with_nested(
+        DataError(concat(where, ": ", without_backtrace(error.what())), of_loader));
   } catch (...) {
     std::throw_with_nested(
         DataError(concat(where, ": an exception that is not a std::exception"), of_loader));

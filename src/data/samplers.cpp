@@ -1,6 +1,6 @@
 #include "lockstep/samplers.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -45,6 +45,12 @@ void shuffle(std::span<std::size_t> order, std::uint64_t seed, std::uint64_t epo
 
 }  // namespace
 
+void detail::check_shard(const char* operation, ShardSpec shard) {
+  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
+    throw_invalid(operation, "got rank ", shard.rank, " of ", shard.ranks,
+                  ", expected 0 <= rank < ranks");
+}
+
 std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::uint64_t epoch) {
   std::vector<std::size_t> order(size);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -84,9 +90,7 @@ struct DistributedSampler::State {
 };
 
 DistributedSampler::DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options) {
-  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    detail::throw_invalid("DistributedSampler", "got rank ", shard.rank, " of ", shard.ranks,
-                          ", expected 0 <= rank < ranks");
+  detail::check_shard("DistributedSampler", shard);
   state_ = std::make_shared<State>(State{.size = size, .shard = shard, .options = options});
 }
 
@@ -153,10 +157,9 @@ std::map<std::string, at::Tensor> DistributedSampler::state() const {
     epoch = state.epoch;
     done = state.done + rows * state.ranks();
   }
-  at::Tensor position = at::empty({2}, at::kLong);
-  position[0] = static_cast<std::int64_t>(epoch);
-  position[1] = static_cast<std::int64_t>(done);
-  return {{position_name, position}};
+  return {
+      {position_name,
+       at::tensor({static_cast<std::int64_t>(epoch), static_cast<std::int64_t>(done)}, at::kLong)}};
 }
 
 void DistributedSampler::load_state(const std::map<std::string, at::Tensor>& state) {
@@ -182,9 +185,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
 
 EvaluationSampler::EvaluationSampler(std::size_t size, ShardSpec shard)
     : shard_(shard), size_(size) {
-  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    detail::throw_invalid("EvaluationSampler", "got rank ", shard.rank, " of ", shard.ranks,
-                          ", expected 0 <= rank < ranks");
+  detail::check_shard("EvaluationSampler", shard);
   reset();
 }
 

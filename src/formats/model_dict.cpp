@@ -1,6 +1,4 @@
-#include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/core/jit_type.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -23,7 +21,7 @@ using detail::concat;
 using detail::tensors_of;
 
 c10::IValue state_dict(const ModelView& model) {
-  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  auto dict = detail::empty_dict();
   for (const auto& [name, tensor] : tensors_of(model)) dict.insert(name, tensor.detach());
   return dict;
 }
@@ -175,7 +173,7 @@ NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
 
 NotLoaded load_state_dict(const ModelView& model, const std::map<std::string, at::Tensor>& tensors,
                           const LoadOptions& options) {
-  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  auto dict = detail::empty_dict();
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
   return load_state_dict(model, c10::IValue(dict), options);
 }

@@ -28,34 +28,29 @@ namespace {
 using c10::IValue;
 using c10::impl::GenericDict;
 using detail::concat;
+using detail::empty_dict;
 using detail::FieldFormat;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-GenericDict empty_dict() { return GenericDict(c10::AnyType::get(), c10::AnyType::get()); }
 c10::impl::GenericList empty_list() { return c10::impl::GenericList(c10::AnyType::get()); }
 
 /// Visitor that writes each field.
 struct Writer {
   GenericDict& dict;
-  FieldFormat format = FieldFormat::python;
+  bool is_python = true;  ///< whether the format is that of Python
 
   void operator()(const char* name, double value) const {
-    if (format == FieldFormat::python)
-      dict.insert(name, value);
-    else
-      dict.insert(name, at::scalar_tensor(value, at::kDouble));
+    dict.insert(name, is_python ? IValue(value) : IValue(at::scalar_tensor(value, at::kDouble)));
   }
   void operator()(const char* name, bool value) const { dict.insert(name, value); }
   void operator()(const char* name, const std::tuple<double, double>& value) const {
     dict.insert(name, c10::ivalue::Tuple::create(std::get<0>(value), std::get<1>(value)));
   }
   void operator()(const char* name, std::int64_t step) const {
-    if (format == FieldFormat::python)
-      dict.insert(name, at::scalar_tensor(static_cast<double>(step), at::kFloat));
-    else
-      dict.insert(name, step);
+    const auto count = static_cast<double>(step);
+    dict.insert(name, is_python ? IValue(at::scalar_tensor(count, at::kFloat)) : IValue(step));
   }
   void operator()(const char* name, const at::Tensor& value) const {
     if (value.defined()) dict.insert(name, value);
@@ -63,10 +58,7 @@ struct Writer {
   void operator()(const char* name, const std::deque<at::Tensor>& values) const {
     auto list = empty_list();
     for (const at::Tensor& value : values) list.push_back(value);
-    if (format == FieldFormat::python)
-      dict.insert(name, list);
-    else
-      dict.insert(name, c10::ivalue::Tuple::create(list.vec()));
+    dict.insert(name, is_python ? IValue(list) : IValue(c10::ivalue::Tuple::create(list.vec())));
   }
   template <class Value>
   void operator()(const char* name, const detail::Count<Value>& count) const {
@@ -254,7 +246,8 @@ void load_dict(Optimizer& optimizer, const GenericDict& states,
 
 std::optional<GenericDict> detail::fields_of(OptimizerParamState& state, FieldFormat format) {
   GenericDict fields = empty_dict();
-  if (!visit_known(state, Writer{.dict = fields, .format = format})) return std::nullopt;
+  if (!visit_known(state, Writer{.dict = fields, .is_python = format == FieldFormat::python}))
+    return std::nullopt;
   return fields;
 }
 

@@ -3,8 +3,11 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <c10/util/strides.h>
+#include <endian.h>
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -74,8 +77,7 @@ class Pickler {
 
   void put_real(double value) {
     put(Opcode::real);
-    put_number(value);
-    std::reverse(out_.end() - sizeof(double), out_.end());
+    put_number(htobe64(std::bit_cast<std::uint64_t>(value)));
   }
 
   void put_text(std::string_view text) {
@@ -125,21 +127,23 @@ class Pickler {
   void put_tensor(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.layout() != at::kStrided)
       throw CheckpointError("cannot store a tensor that is undefined or not dense");
-    const StorageName* const typed = find_dtype(storage_names, tensor.scalar_type());
-    const StorageName* const untyped = find_dtype(untyped_dtype_names, tensor.scalar_type());
-    if (typed == nullptr && untyped == nullptr)
-      throw CheckpointError(concat("cannot store dtype ", tensor.scalar_type()));
-    put_global("torch._utils", typed != nullptr ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    const auto dtype = tensor.scalar_type();
+    const auto* const typed = std::ranges::find(storage_names, dtype, &StorageName::dtype);
+    const auto* const untyped = std::ranges::find(untyped_dtype_names, dtype, &StorageName::dtype);
+    const bool is_typed = typed != std::end(storage_names);
+    if (!is_typed && untyped == std::end(untyped_dtype_names))
+      throw CheckpointError(concat("cannot store dtype ", dtype));
+    put_global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     put(Opcode::mark);
     put(Opcode::mark);
     put_text("storage");
-    if (typed != nullptr)
+    if (is_typed)
       put_torch_global(typed->name);
     else
       put_global(untyped_storage_module, untyped_storage_name);
     put_text(std::to_string(key_of(tensor)));
     put_text("cpu");
-    put_integer(typed != nullptr ? tensor.numel() : static_cast<std::int64_t>(tensor.nbytes()));
+    put_integer(is_typed ? tensor.numel() : static_cast<std::int64_t>(tensor.nbytes()));
     put(Opcode::tuple);
     put(Opcode::persistent);
     put_integer(0);
@@ -149,16 +153,9 @@ class Pickler {
     put_global("collections", "OrderedDict");
     put(Opcode::empty_tuple);
     put(Opcode::reduce);
-    if (typed == nullptr) put_torch_global(untyped->name);
+    if (!is_typed) put_torch_global(untyped->name);
     put(Opcode::tuple);
     put(Opcode::reduce);
-  }
-
-  template <std::size_t size>
-  static const StorageName* find_dtype(const StorageName (&names)[size], at::ScalarType dtype) {
-    for (const StorageName& entry : names)
-      if (entry.dtype == dtype) return &entry;
-    return nullptr;
   }
 
   void put_torch_global(std::string_view name) {

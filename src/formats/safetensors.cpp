@@ -1,5 +1,6 @@
 #include "formats/safetensors.h"
 
+#include <c10/util/accumulate.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,8 +39,7 @@ std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
     entry.digest = detail::digest(bytes_of(values));
     pieces.push_back({.entry = std::move(entry), .values = std::move(values)});
   }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return before_in_file(a.entry, b.entry); });
+  std::ranges::stable_sort(pieces, before_in_file, &Piece::entry);
   return pieces;
 }
 
@@ -57,40 +57,30 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
 
 Reader::Reader(const std::filesystem::path& path)
     : path_(path.string()), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (fd_ < 0) fail("open", errno);
-  try {
-    const std::uint64_t bytes = size();
-    std::array<std::byte, length_bytes> buffer{};
-    const std::span first = std::span(buffer).first(std::min<std::size_t>(bytes, length_bytes));
-    read_at(0, first);
-    text_.resize(header_length(first, bytes, path_));
-    read_at(length_bytes, std::as_writable_bytes(std::span(text_)));
-    value_bytes_ = bytes - length_bytes - text_.size();
-    header_ = parse_header(text_, value_bytes_, path_);
-  } catch (...) {
-    close(fd_);
-    throw;
-  }
+  if (!fd_) fail("open", errno);
+  struct stat status {};
+  if (fstat(fd_.get(), &status) != 0) fail("read", errno);
+  if (!S_ISREG(status.st_mode)) throw CheckpointError(concat(path_, ": is not a regular file"));
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  std::array<std::byte, length_bytes> buffer{};
+  const std::span first = std::span(buffer).first(std::min<std::size_t>(bytes, length_bytes));
+  read_at(0, first);
+  text_.resize(header_length(first, bytes, path_));
+  read_at(length_bytes, std::as_writable_bytes(std::span(text_)));
+  value_bytes_ = bytes - length_bytes - text_.size();
+  header_ = parse_header(text_, value_bytes_, path_);
 }
-
-Reader::~Reader() { close(fd_); }
 
 void Reader::read(const Entry& entry, std::span<std::byte> values) const {
   read_at(length_bytes + text_.size() + entry.begin, values);
   check_values(entry, values, path_);
 }
 
-std::uint64_t Reader::size() const {
-  struct stat status {};
-  if (fstat(fd_, &status) != 0) fail("read", errno);
-  if (!S_ISREG(status.st_mode)) throw CheckpointError(concat(path_, ": is not a regular file"));
-  return static_cast<std::uint64_t>(status.st_size);
-}
-
 void Reader::read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t count = pread(fd_, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30),
-                                static_cast<off_t>(offset));
+    const ssize_t count =
+        pread(fd_.get(), bytes.data(), std::min(bytes.size(), std::size_t{1} << 30),
+              static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("read", errno);
     if (count == 0) throw CheckpointError(concat(path_, ": became shorter while it was read"));
@@ -157,18 +147,8 @@ std::string_view dtype_name(std::string_view file, const Entry& entry) {
 }
 
 std::uint64_t bytes_of(const Entry& entry) {
-  std::uint64_t bytes = c10::elementSize(entry.dtype);
-  for (const std::int64_t size : entry.shape) bytes *= static_cast<std::uint64_t>(size);
-  return bytes;
-}
-
-std::string digests_of(const std::vector<Entry>& entries) {
-  std::string digests;
-  for (const Entry& entry : entries) {
-    if (!digests.empty()) digests += ' ';
-    digests += digits_of(entry.digest.value());
-  }
-  return digests;
+  return c10::elementSize(entry.dtype) *
+         static_cast<std::uint64_t>(c10::multiply_integers(entry.shape));
 }
 
 }  // namespace
@@ -182,7 +162,9 @@ std::string write_header(Header& header, std::string_view file) {
       text += nlohmann::json(key).dump() + ':' + value.dump();
     };
     add(header_digest_key, std::string(digest_digits, '0'));
-    add(value_digests_key, digests_of(header.entries));
+    add(value_digests_key, detail::joined(header.entries, " ", [](const Entry& entry) {
+          return digits_of(entry.digest.value());
+        }));
     for (const auto& [key, note] : header.metadata) {
       if (key == header_digest_key || key == value_digests_key)
         throw CheckpointError(concat(file, ": note '", key, "': the name is reserved"));

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/model_files.h"
 
@@ -117,9 +118,6 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& tensor);
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path);
-  ~Reader();
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
 
   /// The text of the header.
   const std::string& text() const { return text_; }
@@ -130,12 +128,11 @@ class Reader {
   void read(const Entry& entry, std::span<std::byte> values) const;
 
  private:
-  std::uint64_t size() const;
   void read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
   [[noreturn]] void fail(const char* action, int error) const;
 
   std::string path_;
-  int fd_;
+  detail::Descriptor fd_;
   std::string text_;
   std::uint64_t value_bytes_ = 0;
   Header header_;

@@ -159,9 +159,8 @@ class Parser {
     if (value.is_string())
       for (const DTypeName& known : dtype_names)
         if (known.name == value.get_ref<const std::string&>()) return known.type;
-    std::string names;
-    for (const DTypeName& known : dtype_names) names += concat(' ', known.name);
-    fail("tensor '", name, "': expected a dtype of", names, ", found ", value.dump(),
+    fail("tensor '", name, "': expected a dtype of ",
+         detail::joined(dtype_names, " ", &DTypeName::name), ", found ", value.dump(),
          ": convert the tensor where the file was written");
   }
 

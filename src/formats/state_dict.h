@@ -3,6 +3,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
@@ -30,6 +31,10 @@ auto as_checkpoint_error(std::string_view where, const Function& fn) {
   } catch (const c10::Error& error) {
     throw CheckpointError(concat(where, ": ", error.what_without_backtrace()));
   }
+}
+
+inline c10::impl::GenericDict empty_dict() {
+  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
 /// Throws: CheckpointError if no values can be copied into this tensor of a model.

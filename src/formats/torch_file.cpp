@@ -42,21 +42,6 @@ auto with_path(const std::filesystem::path& path, const Function& fn) {
   }
 }
 
-void check_is_zip(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (error || !std::filesystem::exists(status))
-    throw CheckpointError(concat("cannot open: ", error ? error.message() : "No such file"));
-  if (!std::filesystem::is_regular_file(status)) throw CheckpointError("is not a regular file");
-  std::string first(4, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw CheckpointError("cannot open");
-  file.read(first.data(), static_cast<std::streamsize>(first.size()));
-  if (!first.starts_with("PK"))
-    throw CheckpointError(
-        "is not a zip file of torch.save; save files of PyTorch before 1.6 again");
-}
-
 template <class Number>
 Number number_at(const std::string& bytes, std::size_t place) {
   Number number = 0;
@@ -71,17 +56,27 @@ Number number_at(const std::string& bytes, std::size_t place) {
 // compress, so no record can be larger than the file.
 // Source: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, sections 4.3.12 to 4.3.16
 
-/// Throws: CheckpointError if the directory has a record that is larger than the file.
-void check_record_sizes(const std::filesystem::path& path) {
+/// Throws: CheckpointError if the file is no zip file, or its directory has a record that is larger
+/// than the file.
+void check_zip(const std::filesystem::path& path) {
   constexpr std::size_t end_bytes = 22, most_comment = 0xffff, locator_bytes = 20, entry_bytes = 46;
-  const std::size_t size = std::filesystem::file_size(path);
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (error || !std::filesystem::exists(status))
+    throw CheckpointError(concat("cannot open: ", error ? error.message() : "No such file"));
+  if (!std::filesystem::is_regular_file(status)) throw CheckpointError("is not a regular file");
   std::ifstream file(path, std::ios::binary);
+  if (!file) throw CheckpointError("cannot open");
+  const std::size_t size = std::filesystem::file_size(path);
   const auto read = [&](std::uint64_t offset, std::uint64_t count) {
     std::string bytes(offset < size ? std::min(count, size - offset) : 0, '\0');
     file.seekg(static_cast<std::streamoff>(offset));
     file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return bytes;
   };
+  if (!read(0, 2).starts_with("PK"))
+    throw CheckpointError(
+        "is not a zip file of torch.save; save files of PyTorch before 1.6 again");
   const std::size_t last = std::min(size, end_bytes + most_comment + locator_bytes);
   const std::string tail = read(size - last, last);
   const std::size_t end = tail.rfind("PK\5\6", last < end_bytes ? 0 : last - end_bytes);
@@ -177,8 +172,7 @@ c10::IValue read_torch_file(const std::filesystem::path& path,
                             std::map<std::string, std::string>* skipped) {
   detail::SkippedValues found;
   c10::IValue value = with_path(path, [&] {
-    check_is_zip(path);
-    check_record_sizes(path);
+    check_zip(path);
     return TorchFile(path).read(found);
   });
   if (skipped != nullptr) {

@@ -5,8 +5,10 @@
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
+#include <endian.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <iterator>
@@ -188,13 +190,7 @@ class Unpickler {
     return value;
   }
 
-  double real() {
-    std::string bytes(take(sizeof(double)));
-    std::reverse(bytes.begin(), bytes.end());
-    double value;
-    std::memcpy(&value, bytes.data(), sizeof(double));
-    return value;
-  }
+  double real() { return std::bit_cast<double>(be64toh(number<std::uint64_t>())); }
 
   std::string_view line() {
     const std::size_t end = bytes_.find('\n', next_);
@@ -335,24 +331,25 @@ class Unpickler {
     return result;
   }
 
-  /// The list or dict on top, to which values are added; null if it is already part of another
+  /// The list or dict on top, to which the value is added; null if it is already part of another
   /// value.
-  Container* open_container(bool wanted) {
+  Container* extended_by(const c10::IValue& value, bool wanted) {
+    Container extended;
+    add_part(extended, value);
     if (!wanted) fail("expected a list or dict to add to, found ", kind(top()));
     Container& container = containers_.at(top().internalToPointer());
-    if (!container.sealed) return &container;
-    container.other = "an addition to a list or dict that is already part of another value";
-    return nullptr;
+    if (container.sealed) {
+      container.other = "an addition to a list or dict that is already part of another value";
+      return nullptr;
+    }
+    container.depth = std::max(container.depth, extended.depth);
+    return &container;
   }
 
   void append(const std::vector<c10::IValue>& values) {
     if (is_other(top())) return;
     for (const c10::IValue& value : values) {
-      Container extended;
-      add_part(extended, value);
-      Container* const container = open_container(top().isList());
-      if (container == nullptr) return;
-      container->depth = std::max(container->depth, extended.depth);
+      if (extended_by(value, top().isList()) == nullptr) return;
       top().toList().push_back(value);
     }
   }
@@ -361,11 +358,8 @@ class Unpickler {
     if (values.size() % 2 != 0) fail("expected pairs of key and value, found an odd number");
     if (is_other(top())) return;
     for (std::size_t i = 0; i < values.size(); i += 2) {
-      Container extended;
-      add_part(extended, values[i + 1]);
-      Container* const container = open_container(top().isGenericDict());
+      Container* const container = extended_by(values[i + 1], top().isGenericDict());
       if (container == nullptr) return;
-      container->depth = std::max(container->depth, extended.depth);
       if (!values[i].isString() && !values[i].isInt()) {
         container->other = concat("a key that is ", kind(values[i]));
         continue;
@@ -522,7 +516,7 @@ class Unpickler {
              !__builtin_add_overflow(end, extent, &end) &&
              !__builtin_mul_overflow(count, std::max<std::int64_t>(size[i], 1), &count);
     }
-    const bool empty = std::find(size.begin(), size.end(), 0) != size.end();
+    const bool empty = std::ranges::find(size, 0) != size.end();
     if (!fits || (!empty && end >= storage.numel()))
       fail("expected a tensor within its storage of ", storage.numel(), " elements, found offset ",
            offset, ", sizes ", at::IntArrayRef(size), ", strides ", at::IntArrayRef(stride));

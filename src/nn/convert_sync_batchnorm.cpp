@@ -7,7 +7,6 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,18 +45,21 @@ using detail::concat;
 using detail::NormTensors;
 using detail::SyncLayer;
 
+/// A hook that leaves the gradients unchanged.
+struct TensorHook : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    return gradients;
+  }
+};
+
 /// The hook on a tensor of a converted torch::nn::BatchNorm. Refers to the SyncLayer.
-struct SyncLayerHook : torch::autograd::FunctionPreHook {
+struct SyncLayerHook : TensorHook {
   SyncLayerHook(c10::intrusive_ptr<SyncLayer> sync_layer,
                 std::weak_ptr<const torch::nn::Module> batch_norm, bool on_added_weight)
       : layer(std::move(sync_layer)),
         module(std::move(batch_norm)),
         weight_is_added(on_added_weight) {}
-
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    return gradients;
-  }
 
   /// Whether the layer is in evaluation mode. Without running statistics, LibTorch then also passes
   /// training = true, but the statistics must be those of this rank's batch.
@@ -72,11 +74,7 @@ struct SyncLayerHook : torch::autograd::FunctionPreHook {
 };
 
 /// The hook of expect_kernel_is_called() on a tensor.
-struct Probe : torch::autograd::FunctionPreHook {
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    return gradients;
-  }
+struct Probe : TensorHook {
   bool found = false;
 };
 
@@ -115,31 +113,18 @@ at::Tensor batch_norm_kernel(const at::Tensor& input, const OptionalTensor& weig
   }
   if (training && detail::is_recomputing()) {
     // The first forward has updated the running statistics.
-    const auto copy = [](const at::Tensor& running) {
-      return running.defined() ? running.clone() : running;
-    };
-    return at::native::batch_norm(input, tensors.weight, bias, copy(tensors.running_mean),
-                                  copy(tensors.running_var), training, momentum, eps,
-                                  cudnn_enabled);
+    for (auto* running : {&tensors.running_mean, &tensors.running_var})
+      if (running->defined()) *running = running->clone();
   }
-  return at::native::batch_norm(input, tensors.weight, bias, running_mean, running_var, training,
-                                momentum, eps, cudnn_enabled);
+  return at::native::batch_norm(input, tensors.weight, bias, tensors.running_mean,
+                                tensors.running_var, training, momentum, eps, cudnn_enabled);
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
-}
-// Called where autograd is disabled, as in inference mode.
-TORCH_LIBRARY_IMPL(aten, CPU, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
-TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
+TORCH_LIBRARY_FRAGMENT(aten, library) {
+  using enum c10::DispatchKey;
+  // The last three are called where autograd is disabled, as in inference mode.
+  for (const auto key : {AutogradCPU, AutogradCUDA, AutogradPrivateUse1, CPU, CUDA, PrivateUse1})
+    library.impl("batch_norm", key, TORCH_FN(batch_norm_kernel));
 }
 
 void expect_kernel_is_called(at::Device device) {
@@ -152,14 +137,6 @@ void expect_kernel_is_called(at::Device device) {
         "lockstep::SyncBatchNorm layers in the model instead");
   }
 }
-
-/// A layer to convert.
-struct ConvertibleLayer {
-  std::string name;  ///< within the model
-  std::string line;  ///< description, which must be equal on all ranks
-  const torch::nn::Module* module;
-  std::function<void(const Group&, std::int64_t)> convert;
-};
 
 template <class Norm>
 void convert(Norm& norm, const Group& group, const std::string& name, std::int64_t number) {
@@ -180,30 +157,32 @@ void convert(SyncBatchNormImpl& norm, const Group& group, const std::string& nam
   norm.regroup(c10::make_intrusive<SyncLayer>(group, name, number));
 }
 
-template <class Norm>
-std::optional<ConvertibleLayer> as_layer(const std::string& name, torch::nn::Module& module) {
-  auto* norm = dynamic_cast<Norm*>(&module);
-  if (norm == nullptr) return std::nullopt;
-  return ConvertibleLayer{.name = name,
-                          .line = concat("layer ", name, " ", module),
-                          .module = norm,
-                          .convert = [norm, name](const Group& group, std::int64_t number) {
-                            convert(*norm, group, name, number);
-                          }};
+/// Calls fn with the batch norm that a module is. Returns whether it is one.
+template <class Function>
+bool with_norm(torch::nn::Module& module, const Function& fn) {
+  const auto call = [&](auto* norm) {
+    if (norm != nullptr) fn(*norm);
+    return norm != nullptr;
+  };
+  return call(dynamic_cast<torch::nn::BatchNorm1dImpl*>(&module)) ||
+         call(dynamic_cast<torch::nn::BatchNorm2dImpl*>(&module)) ||
+         call(dynamic_cast<torch::nn::BatchNorm3dImpl*>(&module)) ||
+         call(dynamic_cast<SyncBatchNormImpl*>(&module));
 }
+
+/// A layer to convert.
+struct ConvertibleLayer {
+  std::string name;  ///< within the model
+  torch::nn::Module* module;
+};
 
 std::vector<ConvertibleLayer> find_layers(torch::nn::Module& model) {
   std::vector<ConvertibleLayer> layers;
   model.apply([&](const std::string& name, torch::nn::Module& module) {
-    auto layer = as_layer<torch::nn::BatchNorm1dImpl>(name, module);
-    if (!layer) layer = as_layer<torch::nn::BatchNorm2dImpl>(name, module);
-    if (!layer) layer = as_layer<torch::nn::BatchNorm3dImpl>(name, module);
-    if (!layer) layer = as_layer<SyncBatchNormImpl>(name, module);
-    if (!layer) return;
-    const auto is_same = [&](const ConvertibleLayer& other) {
-      return other.module == layer->module;
-    };
-    if (std::none_of(layers.begin(), layers.end(), is_same)) layers.push_back(std::move(*layer));
+    const bool is_new =
+        std::ranges::find(layers, &module, &ConvertibleLayer::module) == layers.end();
+    if (is_new && with_norm(module, [](const auto&) {}))
+      layers.push_back({.name = name, .module = &module});
   });
   return layers;
 }
@@ -214,11 +193,14 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& model, const Group& group)
   expect_kernel_is_called(group.device());
   const auto layers = find_layers(model);
   std::vector<std::string> lines;
-  for (const auto& layer : layers) lines.push_back(layer.line);
+  for (const auto& [name, module] : layers) lines.push_back(concat("layer ", name, " ", *module));
   detail::agree(group, "convert_sync_batchnorm", lines);
   if (layers.empty()) return 0;
   const auto own = group.split(0);
-  for (std::int64_t number = 1; const auto& layer : layers) layer.convert(own, number++);
+  for (std::int64_t number = 1; const auto& layer : layers) {
+    with_norm(*layer.module, [&](auto& norm) { convert(norm, own, layer.name, number); });
+    ++number;
+  }
   return layers.size();
 }
 

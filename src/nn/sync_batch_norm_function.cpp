@@ -15,9 +15,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <any>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/text.h"
@@ -27,6 +29,9 @@
 
 namespace lockstep::inline v0_2::detail {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 template <class... Parts>
 [[noreturn]] void refuse_in_layer(const SyncLayer& layer, const Parts&... what) {
@@ -51,6 +56,11 @@ at::Tensor header_of(const at::Tensor& input, const SyncLayer& layer) {
   return header;
 }
 
+/// The dtype in which elements are computed.
+at::ScalarType compute_dtype(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 /// C means and C sums of squared deviations, of this rank's values, in double.
 at::Tensor local_statistics(const at::Tensor& input) {
   const auto channels = input.size(1);
@@ -59,8 +69,8 @@ at::Tensor local_statistics(const at::Tensor& input) {
   if (count == 0) return row;
   // Computes the mean and then the deviations from it, in double, and rounds both to the input's
   // dtype.
-  const auto dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto [mean, variance] = at::batch_norm_update_stats(input.to(dtype), {}, {}, 0);
+  const auto [mean, variance] =
+      at::batch_norm_update_stats(input.to(compute_dtype(input)), {}, {}, 0);
   row.narrow(0, 0, channels).copy_(mean);
   row.narrow(0, channels, channels).copy_(variance).mul_(count);
   return row;
@@ -109,8 +119,21 @@ void expect_same_layer(const double* rows, const SyncLayer& layer) {
   }
 }
 
-}  // namespace
+/// Statistics of a batch over all ranks. Bitwise equal on every rank.
+struct BatchStatistics {
+  at::Tensor mean;      ///< double [C]
+  at::Tensor variance;  ///< double [C], divided by count
+  std::int64_t count;   ///< values per channel over all ranks
+};
 
+/// Statistics of an input [N, C, …] over all ranks. A rank's part may be empty. Gathers each rank's
+/// count, mean and sum of squared deviations, and combines them in rank order.
+///
+/// Ranks: all of the layer's group.
+/// Throws: InvalidArgument, on every rank, when ranks are in different layers, or have inputs of
+/// different dtypes.
+/// Source: Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample
+/// variances, 1979.
 BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer) {
   const auto channels = input.size(1);
   const auto [headers, values] = gather_statistics(input, layer);
@@ -138,35 +161,27 @@ BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer
   return batch;
 }
 
+/// Sums two tensors of doubles [C] over ranks, in rank order.
+/// Ranks: all of the layer's group.
+/// Throws: InvalidArgument, on every rank, when ranks are in different layers.
 std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::Tensor& b,
                                                  const SyncLayer& layer) {
   const auto number = static_cast<double>(layer.number);
   const auto sums = at::cat(
       {a, b, at::full({1}, number, a.options()), at::full({1}, number * number, a.options())});
   layer.group.all_reduce(sums).wait();
-  if (!sums.is_cpu()) {
-    // To read the device's memory, every layer would wait for the device.
-    return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
-  }
-  // The numbers are equal on all ranks if, and only if, their variance is zero. Doubles represent
-  // these sums exactly.
-  const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
-  if (last[0] * last[0] != last[1] * layer.group.size()) {
-    refuse_in_layer(layer,
-                    "ranks must run the same layers in the same order: another rank is in "
-                    "another layer's backward");
+  // To read the device's memory, every layer would wait for the device.
+  if (sums.is_cpu()) {
+    // The numbers are equal on all ranks if, and only if, their variance is zero. Doubles represent
+    // these sums exactly.
+    const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
+    if (last[0] * last[0] != last[1] * layer.group.size()) {
+      refuse_in_layer(layer,
+                      "ranks must run the same layers in the same order: another rank is in "
+                      "another layer's backward");
+    }
   }
   return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
-}
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-/// The dtype in which elements are computed.
-at::ScalarType compute_dtype(const at::Tensor& input) {
-  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 /// Reshapes [C] to [1, C, 1, …].

@@ -3,35 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
-#include <utility>
-
 #include "lockstep/sync_batch_norm.h"
 
 namespace lockstep::inline v0_2::detail {
-
-/// Statistics of a batch over all ranks. Bitwise equal on every rank.
-struct BatchStatistics {
-  at::Tensor mean;      ///< double [C]
-  at::Tensor variance;  ///< double [C], divided by count
-  std::int64_t count;   ///< values per channel over all ranks
-};
-
-/// Statistics of an input [N, C, …] over all ranks. A rank's part may be empty. Gathers each rank's
-/// count, mean and sum of squared deviations, and combines them in rank order.
-///
-/// Ranks: all of the layer's group.
-/// Throws: InvalidArgument, on every rank, when ranks are in different layers, or have inputs of
-/// different dtypes.
-/// Source: Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample
-/// variances, 1979.
-BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer);
-
-/// Sums two tensors of doubles [C] over ranks, in rank order.
-/// Ranks: all of the layer's group.
-/// Throws: InvalidArgument, on every rank, when ranks are in different layers.
-std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::Tensor& b,
-                                                 const SyncLayer& layer);
 
 /// The tensors of a batch norm. Those that it does not have are undefined.
 struct NormTensors {

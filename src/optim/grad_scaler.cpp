@@ -106,7 +106,12 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return (lower ? loss.to(at::kFloat) : loss) * static_cast<double>(scale_);
 }
 
-void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operation) {
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  constexpr const char* operation = "GradScaler::unscale_";
+  if (!options_.enabled) return;
+  if (unscaled_.contains(&optimizer)) {
+    throw_invalid(operation, "got a second call for one optimizer, expected update() between them");
+  }
   detail::check_listed_once(optimizer, operation);  // a gradient would be divided twice
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
   for (const auto& parameter : detail::all_parameters(optimizer)) {
@@ -134,15 +139,6 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operati
   unscaled_.emplace(&optimizer, Unscaled{.found_inf = std::move(found_inf)});
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  constexpr const char* operation = "GradScaler::unscale_";
-  if (!options_.enabled) return;
-  if (unscaled_.contains(&optimizer)) {
-    throw_invalid(operation, "got a second call for one optimizer, expected update() between them");
-  }
-  unscale(optimizer, operation);
-}
-
 void GradScaler::unscale_(DistributedOptimizer& optimizer) {
   if (!options_.enabled) return;
   if (!unscaled_.contains(&optimizer.optimizer())) optimizer.average_gradients();
@@ -150,8 +146,13 @@ void GradScaler::unscale_(DistributedOptimizer& optimizer) {
   optimizer.model_->reducer().keep_averages();
 }
 
-template <class Step>
-bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const Step& step) {
+template <class Stepped>
+bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, Stepped& stepped) {
+  if (!options_.enabled) {
+    stepped.step();
+    return true;
+  }
+  if (!unscaled_.contains(&optimizer)) unscale_(stepped);
   auto& unscaled = unscaled_.at(&optimizer);
   if (unscaled.stepped) {
     throw_invalid("GradScaler::step",
@@ -160,7 +161,7 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const 
   unscaled.stepped = true;
   const bool is_finite = unscaled.is_finite();
   if (is_finite) {
-    step();
+    stepped.step();
   } else if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
     sharded->discard_gradients();
   }
@@ -173,17 +174,11 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
                   "got the optimizer of a DistributedOptimizer, expected the DistributedOptimizer: "
                   "pass that, whose step() also averages gradients or parameters");
   }
-  const auto take = [&] { optimizer.step(); };
-  if (!options_.enabled) return take(), true;
-  if (!unscaled_.contains(&optimizer)) unscale_(optimizer);
-  return step_unless_infinite(optimizer, take);
+  return step_unless_infinite(optimizer, optimizer);
 }
 
 bool GradScaler::step(DistributedOptimizer& optimizer) {
-  const auto take = [&] { optimizer.step(); };
-  if (!options_.enabled) return take(), true;
-  if (!unscaled_.contains(&optimizer.optimizer())) unscale_(optimizer);
-  return step_unless_infinite(optimizer.optimizer(), take);
+  return step_unless_infinite(optimizer.optimizer(), optimizer);
 }
 
 void GradScaler::update() {

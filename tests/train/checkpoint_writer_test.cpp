@@ -79,7 +79,7 @@ TEST_P(Prepared, IsWhatTheFirstStepBrings) {
   Training training(GetParam());
   training.model->unused.set_requires_grad(false);
   const Checkpoint checkpoint{.model = *training.model, .optimizer = *training.optimizer};
-  const auto foretold = detail::future_tensors(checkpoint, 1);
+  const auto foretold = detail::future_tensors(checkpoint);
   training.step(0);
   const auto found = detail::content_of(checkpoint, {}, 0, 1).tensors;
   EXPECT_EQ(foretold.size(), found.size());

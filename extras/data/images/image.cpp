@@ -20,7 +20,9 @@ bool begins_with(std::span<const std::byte> bytes, std::span<const unsigned char
   return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
 }
 
-std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
+}  // namespace
+
+std::vector<std::byte> read_file(const std::filesystem::path& path) {
   const std::string file = path.string();
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
@@ -38,8 +40,6 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
   return bytes;
 }
 
-}  // namespace
-
 void check_size(ImageSize size, std::size_t bytes, std::int64_t pixels_per_byte,
                 const std::string& file) {
   const auto max_bytes = static_cast<std::size_t>(max_pixels / pixels_per_byte);
@@ -52,14 +52,11 @@ void check_size(ImageSize size, std::size_t bytes, std::int64_t pixels_per_byte,
 
 Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {
   const std::string file = path.string();
-  const std::vector<std::byte> bytes = bytes_of(path);
+  const std::vector<std::byte> bytes = read_file(path);
   if (begins_with(bytes, jpeg_magic)) return decode_jpeg(bytes, file, wanted);
   if (begins_with(bytes, png_magic)) return decode_png(bytes, file, wanted);
-  std::string found;
-  for (std::size_t i = 0; i < std::min<std::size_t>(4, bytes.size()); ++i) {
-    if (i > 0) found += ' ';
-    found += hex(std::to_integer<unsigned>(bytes[i]), 2);
-  }
+  const auto found = joined(std::span(bytes).first(std::min<std::size_t>(4, bytes.size())), " ",
+                            [](std::byte byte) { return hex(std::to_integer<unsigned>(byte), 2); });
   throw DataError(concat(file, ": offset 0: expected a JPEG or PNG image, found ",
                          bytes.empty() ? "the end" : found));
 }

@@ -36,6 +36,10 @@ std::string images_available();
 /// without libjpeg and libpng.
 Image read_image(const std::filesystem::path& path, const WantedSize& wanted);
 
+/// The bytes of a regular file.
+/// Throws: DataError with the file and the system's error.
+std::vector<std::byte> read_file(const std::filesystem::path& path);
+
 /// Larger images are rejected: a damaged header could require all memory.
 inline constexpr std::int64_t max_pixels = std::int64_t{1} << 28;
 

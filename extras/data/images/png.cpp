@@ -1,6 +1,7 @@
 #include <png.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "core/text.h"
 #include "extras/data/images/image.h"
@@ -8,23 +9,11 @@
 
 namespace lockstep::inline v0_2::detail {
 
-namespace {
-
-/// Owns the decoder state of libpng's simplified API.
-struct Handle {
-  Handle() { image.version = PNG_IMAGE_VERSION; }
-  ~Handle() { png_image_free(&image); }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  png_image image{};
-};
-
-}  // namespace
-
 Image decode_png(std::span<const std::byte> bytes, const std::string& file,
                  const WantedSize& wanted) {
-  Handle handle;
-  png_image& image = handle.image;
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  const std::unique_ptr<png_image, decltype(&png_image_free)> decoder(&image, png_image_free);
   const auto fail = [&] {
     throw DataError(concat(file, ": is a damaged or truncated PNG image: ", image.message));
   };

@@ -81,13 +81,12 @@ class SegmentOf final : public Segment {
 
   SegmentOf(Function function, Args... args)
       : function_(std::move(function)), args_(std::move(args)...) {
-    for_each_argument([](at::Tensor& tensor) { tensor = at::Tensor(); });
+    set_tensors(args_, std::vector<at::Tensor>(sizeof...(Args)));
   }
 
   void run(const std::vector<at::Tensor>& inputs) override {
     std::tuple<Args...> args = args_;
-    auto next = inputs.begin();
-    std::apply([&](auto&... all) { (set(all, next), ...); }, args);
+    set_tensors(args, inputs);
     output_.emplace(std::apply(
         [&](auto&... all) -> Output { return run_forward_of(function_, all...); }, args));
   }
@@ -100,19 +99,13 @@ class SegmentOf final : public Segment {
   Output take_output() { return *std::exchange(output_, std::nullopt); }
 
  private:
-  template <class T>
-  static void set(T& argument, std::vector<at::Tensor>::const_iterator& next) {
-    if constexpr (std::same_as<T, at::Tensor>) argument = *next++;
-  }
-
-  template <class Visit>
-  void for_each_argument(const Visit& visit) {
-    const auto visit_one = [&](auto& argument) {
-      if constexpr (std::same_as<std::remove_cvref_t<decltype(argument)>, at::Tensor>) {
-        visit(argument);
-      }
+  /// Replaces the tensors among the arguments, in order.
+  static void set_tensors(std::tuple<Args...>& args, const std::vector<at::Tensor>& tensors) {
+    auto next = tensors.begin();
+    const auto set = [&]<class T>(T& argument) {
+      if constexpr (std::same_as<T, at::Tensor>) argument = *next++;
     };
-    std::apply([&](auto&... all) { (visit_one(all), ...); }, args_);
+    std::apply([&](auto&... all) { (set(all), ...); }, args);
   }
 
   Function function_;

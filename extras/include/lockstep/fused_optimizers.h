@@ -72,7 +72,7 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   bool fits() const;
   std::optional<Place> place_of(const at::Tensor& parameter) const;
   Origin origin_of(const at::Tensor& parameter) const;
-  const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter) const;
+  const torch::optim::OptimizerOptions& options_of(const at::Tensor& parameter) const;
   torch::optim::OptimizerParamState& entry_of(const at::Tensor& parameter);
   std::vector<at::Tensor*> tensors_of(const at::Tensor& parameter,
                                       const torch::optim::OptimizerOptions& options);
@@ -80,7 +80,6 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   void step_group(torch::optim::OptimizerParamGroup& group);
   void step_in_float32(const at::Tensor& parameter);
   void step_of_base();
-  void remove_empty_state();
 
   /// The number of parameters that check_listed_once() has compared. Its initialiser checks those
   /// that the constructors of Base get.
