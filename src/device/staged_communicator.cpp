@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <exception>
+#include <functional>
 #include <thread>
 
 #include "comm/waiting.h"
@@ -17,6 +18,8 @@ namespace lockstep::inline v0_2::device {
 /// The host's side of one operation. Input and output are the same tensor for an operation in
 /// place.
 struct StagedCommunicator::Transfer {
+  bool has_input() const { return is_complete(copied); }
+
   at::Tensor input;
   at::Tensor output;
   c10::Event copied;                 ///< the input is on the host
@@ -45,7 +48,7 @@ void StagedCommunicator::copy_to_host(const Operation& operation, Transfer& tran
 detail::Task StagedCommunicator::exchange(detail::TaskRequest& request,
                                           std::shared_ptr<Transfer> transfer) {
   detail::Turn turn(exchanges_);
-  co_await detail::until([&] { return is_complete(transfer->copied); });
+  co_await detail::until(std::bind_front(&Transfer::has_input, transfer.get()));
   co_await turn;
   request.set_source(co_await exchange_on_host(request.operation(), *transfer));
   copy_to_device(request.operation(), transfer);

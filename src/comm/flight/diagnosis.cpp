@@ -230,12 +230,13 @@ class Search {
     }
   }
 
-  /// The ranks that a rank waits for, directly or not, itself included if it is in a cycle. With
-  /// each, the rank before it on a shortest way.
-  static std::map<int, int> reached(const std::map<int, PendingWait>& waits, int from) {
+  /// The ranks that a rank waits for, directly or not, itself included if it is in a cycle, until
+  /// one of them is `to`. With each, the rank before it on a shortest way.
+  static std::map<int, int> reached(const std::map<int, PendingWait>& waits, int from,
+                                    int to = -1) {
     std::map<int, int> before;
     std::vector<int> queue{from};
-    for (std::size_t i = 0; i < queue.size(); ++i) {
+    for (std::size_t i = 0; i < queue.size() && !before.contains(to); ++i) {
       const auto at = waits.find(queue[i]);
       if (at == waits.end()) continue;
       for (const int next : at->second.missing) {
@@ -252,7 +253,7 @@ class Search {
     keep_endless(waits);
     std::set<int> best;
     for (const auto& [start, wait] : waits) {
-      const auto before = reached(waits, start);
+      const auto before = reached(waits, start, start);
       if (!before.contains(start)) continue;
       std::set<int> cycle{start};
       for (int rank = before.at(start); rank != start; rank = before.at(rank)) cycle.insert(rank);
@@ -264,7 +265,7 @@ class Search {
     const int of_cycle = *best.begin();
     const auto reached_from_cycle = reached(waits, of_cycle);
     for (const auto& [rank, wait] : waits) {
-      if (reached_from_cycle.contains(rank) && reached(waits, rank).contains(of_cycle)) {
+      if (reached_from_cycle.contains(rank) && reached(waits, rank, of_cycle).contains(of_cycle)) {
         together.insert(rank);
       }
     }

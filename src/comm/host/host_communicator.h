@@ -76,7 +76,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   Work begin_recv(Operation&& operation);
   /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
-  /// Takes messages from the mailboxes of members from which this rank has an open receive.
+  /// Takes messages from the mailboxes of members from which this rank has an open receive. In
+  /// host_message_request.cpp, as what follows.
   void take_messages();
   /// Takes the message of the mailbox. Returns whether there was one.
   bool take_from(int source);
