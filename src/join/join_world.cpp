@@ -32,6 +32,7 @@ std::string started_by(const Launcher& launcher) {
   return concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
                 launcher.size);
 }
+
 /// Of a world of several ranks that another launcher has started.
 Way way_of(const Launcher& launcher, Backend backend) {
   const auto prefix = started_by(launcher);

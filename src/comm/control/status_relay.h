@@ -64,7 +64,7 @@ class StatusRelay {
   void on_frame(const Frame& frame) noexcept;
 
  private:
-  /// A `lockstep status` that has asked this rank.
+  /// A `lockstep status` that has asked this rank. It closes the socket when it has all answers.
   struct Client {
     detail::Descriptor socket;
     std::uint32_t id;

@@ -134,9 +134,12 @@ bool MpiTransport::progress() {
     if (message->receiving) MPI_Get_count(&all.statuses[i], MPI_BYTE, &bytes);
     message->bytes += static_cast<std::size_t>(bytes);
     if (--message->parts == 0) all.complete.add(std::move(message->done), message->bytes);
-    message = nullptr;
   }
-  std::erase(all.requests, MPI_REQUEST_NULL);  // MPI_Testsome() has set the finished ones
+  for (std::size_t i = 0; i < all.requests.size(); ++i) {
+    // MPI_Testsome() has set the finished ones, also those of a call that failed.
+    if (all.requests[i] == MPI_REQUEST_NULL) all.messages[i] = nullptr;
+  }
+  std::erase(all.requests, MPI_REQUEST_NULL);
   std::erase(all.messages, nullptr);
   all.complete.call();
   return true;
