@@ -12,6 +12,7 @@
 import argparse
 import json
 import os
+import queue
 import socket
 import statistics
 import time
@@ -213,7 +214,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    rounds = start(train, options)
+    if options.ranks == 1 and not options.address:  # without another process, which would load PyTorch once more
+        results = queue.SimpleQueue()
+        train(0, options, free_port(), results)
+        rounds = results.get()
+    else:
+        rounds = start(train, options)
     if rounds is None:
         return
     print(json.dumps({"model": options.model, "ranks": options.ranks, "threads": options.threads,

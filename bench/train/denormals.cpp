@@ -61,6 +61,13 @@ std::shared_ptr<Layers> make_model() {
       nn::Linear(pixels, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(), nn::Linear(256, 10)));
 }
 
+/// The share of numbers that are denormals, told by their bits: arithmetic may flush them.
+double share_of_denormals(const at::Tensor& numbers) {
+  const at::Tensor magnitude = numbers.detach().view(at::kInt).bitwise_and(0x7fffffff);
+  const at::Tensor are_denormal = magnitude.gt(0).logical_and(magnitude.lt(0x00800000));
+  return are_denormal.to(at::kDouble).mean().item<double>();
+}
+
 class Run {
  public:
   Run(const Settings& settings, const lockstep::Group& world)
@@ -86,6 +93,9 @@ class Run {
     wall_.push_back(end.wall - begin.wall);
     processor_.push_back(end.processor - begin.processor);
   }
+
+  /// Of the weights that read pixels.
+  double denormals() const { return share_of_denormals(model_->parameters().front()); }
 
   /// Of the steps since the last call, on the slowest rank: the median time, and the least
   /// processor time.
@@ -154,7 +164,8 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   if (world.rank() != 0) return;
   nlohmann::ordered_json result = {
       {"ranks", world.size()},
-      {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())}};
+      {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())},
+      {"share_of_denormals", run.denormals()}};
   add_growth(result, "", wall);
   add_growth(result, "cpu_", processor);
   std::cout << result.dump() << std::endl;

@@ -76,7 +76,8 @@ class NcclLibrary {
   Symbol find(const char* name) const;
   int checked_version() const;
 
-  // In this order: an older library is refused by its version before its functions are looked for.
+  // Members in the order of their initialisation: the library, its version, then all other
+  // functions, which an older library may lack.
   std::string path_;
   void* library_ = load();
 

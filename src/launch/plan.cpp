@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -243,8 +242,8 @@ Division divide_cores(const Topology& topology, int ranks, Bind bind) {
 
   std::map<int, std::size_t> units_of_node;
   for (const auto& unit : units) ++units_of_node[unit.node];
-  const auto in_order = std::views::values(units_of_node);
-  std::vector<std::size_t> nodes(in_order.begin(), in_order.end());
+  std::vector<std::size_t> nodes;
+  for (const auto& [node, units_in_it] : units_of_node) nodes.push_back(units_in_it);
   if (count < nodes.size()) nodes = {units.size()};  // slices may cross nodes
   const auto taken = ranks_by_node(nodes, count);
   std::size_t smallest = units.size();  // slice of a rank, in units
