@@ -120,8 +120,8 @@ void write_from_all_ranks(const std::filesystem::path& path, const safetensors::
 safetensors::Content gather_content(const std::filesystem::path& path, safetensors::Content own,
                                     const Group& group) {
   const bool collects = group.rank() == 0;
-  const RankTensors tensors =
-      tensors_of_ranks(collects ? safetensors::Content() : own, path.string(), group);
+  const safetensors::Content none;
+  const RankTensors tensors = tensors_of_ranks(collects ? none : own, path.string(), group);
   std::vector<at::Tensor> received;
   all_or_none(group, [&] {
     for (const RankEntry& item : tensors.all)

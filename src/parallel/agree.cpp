@@ -23,6 +23,7 @@ std::string join(std::span<const std::string> lines) {
   return text;
 }
 
+/// The rank is that of the group.
 LineDifference describe_difference(const std::vector<Lines>& all) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
