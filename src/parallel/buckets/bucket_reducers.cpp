@@ -91,7 +91,7 @@ ExchangeRound::ExchangeRound(BucketReducers& reducers, SyncTarget target, std::i
 void ExchangeRound::begin_next() {
   const CommStreamScope on_comm_stream(reducers_.comm_stream_);
   const auto position = entries_.size();
-  const auto index = reducers_.at(position);
+  const auto index = reducers_.index_at(position);
   entries_.emplace_back();
   next_in_slot_ = 0;
   if (reducers_.target(index, step_) != target_) return;
@@ -116,7 +116,7 @@ bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
   const auto& entry = entries_[position];
   if (entry.task.finished() && !entry.work.pending()) return false;
   if (slot >= reducers_.size()) return true;
-  return advances_in_slot(slot, position) && !reducers_.is_all_reduce(reducers_.at(position));
+  return advances_in_slot(slot, position) && !reducers_.is_all_reduce(reducers_.index_at(position));
 }
 
 /// Advances the exchanges of the current slot. Returns false when one would block.
@@ -136,7 +136,8 @@ bool ExchangeRound::run_slot(Blocking blocking) {
 void ExchangeRound::advance(std::size_t position) {
   auto& entry = entries_[position];
   try {
-    entry.work = reducers_.advance(reducers_.at(position), target_, entry.task, entry.stage++);
+    entry.work =
+        reducers_.advance(reducers_.index_at(position), target_, entry.task, entry.stage++);
   } catch (const InvalidArgument&) {
     // Every rank has this error here, so the other exchanges can be completed, and the group stays
     // usable.

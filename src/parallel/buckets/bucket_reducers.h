@@ -150,7 +150,7 @@ class BucketReducers {
   std::span<const BucketReducer> all() const { return reducers_; }
 
   /// The index of the bucket at a position of the exchange order, and the position of an index.
-  std::size_t at(std::size_t position) const { return order_[position]; }
+  std::size_t index_at(std::size_t position) const { return order_[position]; }
   std::size_t position(std::size_t index) const { return positions_[index]; }
 
   /// Sets the exchange order to the order in which rank 0's buckets became ready. Only the first

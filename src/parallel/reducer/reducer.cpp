@@ -230,7 +230,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
   if (!may_begin(*backward)) return;
   // Every hook also advances later stages of earlier buckets.
   while (round.may_begin() && round.next() < reducers_.size() &&
-         backward->missing[reducers_.at(round.next())] == 0) {
+         backward->missing[reducers_.index_at(round.next())] == 0) {
     begin_next(*backward);
   }
 }
@@ -255,7 +255,7 @@ void Reducer::begin_agreement(Backward& backward) {
 /// Begins the exchange of the next bucket of gradients.
 void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
-  const auto bucket = reducers_.at(backward.round.next());
+  const auto bucket = reducers_.index_at(backward.round.next());
   const bool exchanges = reducers_.target(bucket, step_) == SyncTarget::gradients;
   if (exchanges && reducers_.comm_stream()) {
     order(backward.streams, reducers_.comm_stream()->current());
