@@ -4,6 +4,10 @@
 set(LOCKSTEP_MPI OFF)
 if(LOCKSTEP_WITH_MPI STREQUAL AUTO)
   find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_COMPILER AND NOT MPI_CXX_FOUND)
+    message(WARNING "Lockstep is built without MPI: ${MPI_CXX_COMPILER} is there, but CMake could not link a program with it. "
+                    "Configure an empty folder anew; -DLOCKSTEP_WITH_MPI=ON says why it fails, OFF is silent.")
+  endif()
 elseif(LOCKSTEP_WITH_MPI)
   find_package(MPI REQUIRED COMPONENTS CXX)
 endif()
