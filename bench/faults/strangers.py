@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import subprocess
+import threading
 import time
 
 import pages
@@ -117,6 +118,7 @@ def attack(job, kept):
 
 
 _undisturbed = {}
+_undisturbed_lock = threading.Lock()
 
 
 def wrong_end(job, code, connections):
@@ -134,8 +136,9 @@ def wrong_end(job, code, connections):
 
 def run_case(case, options, hosts):
     """The outcome of a job that is attacked, as a row of the table."""
-    if not _undisturbed and case.kind:
-        row = run_case(Stranger(case.launcher, None), options, hosts)
+    if case.kind:
+        with _undisturbed_lock:  # else two jobs would share its folder
+            row = {"problem": None} if _undisturbed else run_case(Stranger(case.launcher, None), options, hosts)
         if row["problem"]:
             return row | {"case": case}
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
