@@ -51,7 +51,7 @@ def as_usual():
 class Disturbance:
     """What is done to a job of the fault matrix. Classes that derive from it are dataclasses."""
 
-    # What `Job` asks of files that may be left.
+    # `Job` reads these to know which files may be left.
     victim, mode, logs = "rank", "light", False
 
     @property

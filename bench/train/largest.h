@@ -28,7 +28,7 @@ double slowest_seconds(const Group& world, const Fn& fn) {
                  world);
 }
 
-/// What all ranks do at the same time, again and again.
+/// Work that all ranks repeat at the same time.
 struct Timed {
   std::string name;
   std::function<void()> run;

@@ -21,13 +21,6 @@ struct ShardSpec {
   int ranks = 1;
 };
 
-namespace detail {
-
-/// Throws: InvalidArgument of the operation unless 0 <= rank < ranks.
-void check_shard(const char* operation, ShardSpec shard);
-
-}  // namespace detail
-
 /// How a pass treats the last samples if there are fewer than one per rank.
 enum class Tail : std::uint8_t {
   pad,  ///< the order is padded from its beginning: every sample is drawn, some twice

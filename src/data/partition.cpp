@@ -13,6 +13,7 @@
 #include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "data/check_shard.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

@@ -12,6 +12,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "data/check_shard.h"
 #include "data/data_position.h"
 #include "group/instances.h"
 #include "lockstep/error.h"

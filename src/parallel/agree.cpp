@@ -23,8 +23,8 @@ std::string join(std::span<const std::string> lines) {
   return text;
 }
 
-/// The rank is that of the group.
-LineDifference describe_difference(const std::vector<Lines>& all) {
+/// all: the lines of each rank of the group.
+LineDifference describe_difference(const std::vector<Lines>& all, const Group& group) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
   for (std::size_t i = 0; i < longest; ++i) {
@@ -48,7 +48,7 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
     const auto count = [](const Variant& variant) { return variant.ranks.size(); };
     const auto majority = std::ranges::max_element(variants, {}, count);
     const auto differing = majority == variants.begin() ? majority + 1 : variants.begin();
-    return {.text = text, .rank = differing->ranks.front()};
+    return {.text = text, .rank = group.communicator().world_rank(differing->ranks.front())};
   }
   return {.text = "the lines are equal, but their digests differ"};
 }
@@ -76,9 +76,7 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   if (equal) return std::nullopt;
   std::vector<Lines> lines_of_ranks;
   for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(lines_in(of_rank));
-  auto different = describe_difference(lines_of_ranks);
-  if (different.rank >= 0) different.rank = group.communicator().world_rank(different.rank);
-  return different;
+  return describe_difference(lines_of_ranks, group);
 }
 
 void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,

@@ -294,8 +294,8 @@ class Search {
   std::map<int, Diagnosis::Edge> edges_;
 };
 
-/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s" or "its
-/// process is stopped (SIGSTOP or a debugger); its last operation is …".
+/// Describes what a rank does, as "it has waited in all_reduce #17 of the world for 3.1 s". Of a
+/// stopped one: "its process is stopped (SIGSTOP or a debugger); its last operation is …".
 std::string activity_text(const ObservedRank& rank) {
   const auto& record = *rank.record;
   const auto& wait = record.wait();

@@ -52,7 +52,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
   HostRankContext& context() const override { return *context_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
-  /// What this rank publishes while it waits for the operation.
+  /// Describes the wait for the operation, for this rank to publish.
   Waited waited(const Operation& operation) const;
   /// The members' world ranks, for error texts.
   std::span<const int> world_ranks() const { return world_ranks_; }

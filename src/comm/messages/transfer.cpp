@@ -105,9 +105,9 @@ class Moves final : public Transfer {
     return operation().output + operation().received_begin(source) * element();
   }
 
-  /// Sends or receives a part in pieces. window: pieces in transit at the same time. begin: begins
-  /// the message of a piece: its first byte in the part, its length, and the flag that becomes 1
-  /// when the message is complete.
+  /// Sends or receives a part in pieces. window: pieces in transit at the same time. begin() begins
+  /// the message of a piece. It gets the first byte in the part, the length, and a flag. The flag
+  /// becomes 1 when the message is complete.
   Task in_pieces(std::size_t bytes, std::size_t window, auto begin) {
     auto& done = in_transit_.emplace_back(window, std::uint8_t{1});
     const std::size_t piece = pieces().of_parts ? pieces().bytes : bytes;

@@ -109,7 +109,7 @@ void on_stack_signal(int /*signal*/, siginfo_t* info, void* context) {
   errno = error;
 }
 
-/// What arrives with stack_signal() from this process.
+/// The siginfo of a stack_signal() from this process.
 siginfo_t info_with(int value) noexcept {
   siginfo_t info;
   std::memset(&info, 0, sizeof info);

@@ -116,7 +116,7 @@ class GradientSet {
   /// some_in_step: some ranks took part in the exchange from their step().
   void finish_exchange(std::int64_t step, bool some_in_step);
 
-  /// What ranks compare by the all_reduce of the participation flags.
+  /// The all_reduce of the participation flags compares these between ranks.
   struct Checks {
     Compared<std::uint64_t> parameters;  ///< ConsistencyCheck; options if nothing is exchanged
     Compared<std::uint64_t> positions;   ///< PositionCheck

@@ -16,7 +16,7 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// What vectors add to the norm of all of them as one: the power of their norm, or the largest
+/// The share of a tensor in the norm of all as one vector: the power of its norm, or its largest
 /// magnitude.
 double term_of(const at::Tensor& values, double type) {
   if (values.is_sparse()) return term_of(values.coalesce()._values(), type);
