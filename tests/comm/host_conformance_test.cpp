@@ -6,28 +6,10 @@
 #include "lockstep/denormals.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
-#include "tests/comm/oracle.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-/// Every input is in group memory, and the output of one rank is not.
-void check_all_gather_into_one_ordinary_output(const std::shared_ptr<Communicator>& group) {
-  constexpr std::size_t count = 50'001;
-  const auto size = static_cast<std::size_t>(group->size());
-  const Buffer input(*group, Place::group, make_input(DType::f32, count, group->rank(), 1));
-  const Buffer output(*group, group->rank() == 0 ? Place::elsewhere : Place::group,
-                      Bytes(size * count * sizeof(float)));
-  group->all_gather(input.data(), output.data(), count, DType::f32).wait();
-  Bytes expected;
-  for (int rank = 0; rank < group->size(); ++rank) {
-    const auto part = make_input(DType::f32, count, rank, 1);
-    expected.insert(expected.end(), part.begin(), part.end());
-  }
-  output.expect(expected, "all_gather");
-  group->barrier().wait();  // no rank leaves while another one still writes
-}
 
 // The accesses of a step with share_memory, without LibTorch, so that the thread sanitizer sees
 // them: src/parallel/update/shared_update.cpp orders them by the same collectives.
@@ -87,10 +69,6 @@ TEST_P(HostConformance, Threads) {
   run_ranks(GetParam(), [](const auto& group) { check_backend(*group); });
 }
 TEST_P(HostConformance, Processes) { expect_processes(GetParam(), "conformance"); }
-
-TEST_P(HostConformance, AllGatherIntoOneOrdinaryOutput) {
-  run_ranks(GetParam(), check_all_gather_into_one_ordinary_output);
-}
 
 TEST_P(HostConformance, NewGroups) {
   run_ranks(GetParam(), [](const auto& group) { check_new_group(*group); });
