@@ -102,27 +102,21 @@ class Waits : public ::testing::Test {
   void begin(int rank, std::uint64_t sequence) {
     block_.membership(rank).issued.store(sequence + 1);
   }
+  /// The rank waits in a barrier, or in a message.
   PublishedWait wait(int rank, std::uint64_t sequence) {
-    return {arena_.rank(rank), waited(rank, Collective::barrier, sequence)};
+    return wait(rank, Collective::barrier, -1, sequence);
   }
-  host::Waited waited(int rank, Collective collective, std::uint64_t sequence) {
-    return {.group = arena_.offset_of(block_.base()),
-            .members = 3,
-            .member = rank,
-            .collective = collective,
-            .sequence = sequence};
+  PublishedWait wait(int rank, Collective collective, int peer, std::uint64_t sequence = 1) {
+    return {arena_.rank(rank),
+            {.group = arena_.offset_of(block_.base()),
+             .members = 3,
+             .member = rank,
+             .collective = collective,
+             .peer = peer,
+             .sequence = sequence}};
   }
-  host::Waited message(int rank, Collective collective, int peer) {
-    auto message = waited(rank, collective, 1);
-    message.peer = peer;
-    return message;
-  }
-  host::Waited message_from_rank_0() { return message(1, Collective::recv, 0); }
   std::optional<detail::Deadlock> found_by(int rank) const {
     return detail::find_deadlock(host::live_waits(arena_), rank);
-  }
-  PublishedWait wait(int rank, Collective collective, int peer) {
-    return {arena_.rank(rank), message(rank, collective, peer)};
   }
 
   std::shared_ptr<host::World> world_ = host::World::create(3);
@@ -142,12 +136,13 @@ TEST_F(Waits, ForRanksThatComputeOrHaveBegunTheOperationAreNoDeadlock) {
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);
-  auto second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
+  std::unique_ptr<PublishedWait> second(new PublishedWait(wait(1, Collective::recv, 0)));
   const auto found = found_by(0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found, found_by(1));
   EXPECT_EQ(found->rank_at_fault(), 1);
-  second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
+  second.reset();
+  second.reset(new PublishedWait(wait(1, Collective::recv, 0)));
   EXPECT_NE(found, found_by(0));
   second.reset();
   EXPECT_FALSE(found_by(0));
@@ -160,7 +155,7 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
   std::thread ranks([&] {
     while (!over) {
       { const auto first = wait(0, 2); }
-      { const PublishedWait second(arena_.rank(1), message_from_rank_0()); }
+      { const auto second = wait(1, Collective::recv, 0); }
     }
   });
   int found = 0;

@@ -11,12 +11,10 @@
 namespace lockstep::testing {
 namespace {
 
-/// Expects these fields of the error of every rank, and such a cause where one is given.
-void expect_fields(int n, const RankFunction& fn, const std::string& fields,
-                   const ::testing::Matcher<const std::string&>& cause = ::testing::_) {
-  EXPECT_THAT(errors_of_ranks(n, fn, fields_of), Each(fields));
-  EXPECT_THAT(errors_of_ranks(n, fn, [](const Error& error) { return error.cause(); }),
-              Each(cause));
+/// The fields of every rank's error, and its cause.
+std::vector<std::string> causes_of_ranks(int n, const RankFunction& fn) {
+  return errors_of_ranks(
+      n, fn, [](const Error& error) { return fields_of(error) + ": " + error.cause(); });
 }
 
 TEST(ErrorFields, OfATimeout) {
@@ -43,14 +41,15 @@ TEST(ErrorFields, OfErrorsOfAllRanks) {
     const auto dtype = group->rank() == 1 ? DType::f64 : DType::f32;
     group->all_reduce(floats + 32 * group->rank(), 8, dtype, ReduceOp::sum).wait();
   };
-  expect_fields(3, differs, "communication by rank 1 in all_reduce #1, cause communication",
-                StartsWith("collective #1 differs between ranks: rank 1 got all_reduce"));
+  EXPECT_THAT(causes_of_ranks(3, differs),
+              Each(StartsWith("communication by rank 1 in all_reduce #1, cause communication: "
+                              "collective #1 differs between ranks: rank 1 got all_reduce")));
   const auto fails = [](const auto& group) {
     if (group->rank() == 1) group->fail("disk full");
     group->barrier().wait();
   };
-  expect_fields(3, fails, "communication by rank 1 in barrier #1, cause general",
-                "rank 1: disk full");
+  EXPECT_THAT(causes_of_ranks(3, fails),
+              Each("communication by rank 1 in barrier #1, cause general: rank 1: disk full"));
   const auto fails_on_another_host = [](const auto& group) {
     if (group->rank() == 0) {
       group->fail_with(
@@ -58,9 +57,11 @@ TEST(ErrorFields, OfErrorsOfAllRanks) {
     }
     group->barrier().wait();
   };
-  expect_fields(2, fails_on_another_host, "communication by rank 7 in barrier #1, cause general");
+  EXPECT_THAT(errors_of_ranks(2, fails_on_another_host, fields_of),
+              Each("communication by rank 7 in barrier #1, cause general"));
   const auto refused = [](const auto& group) { group->broadcast(floats, 8, DType::f32, 9).wait(); };
-  expect_fields(2, refused, "invalid_argument by rank -1 in broadcast, cause invalid_argument");
+  EXPECT_THAT(errors_of_ranks(2, refused, fields_of),
+              Each("invalid_argument by rank -1 in broadcast, cause invalid_argument"));
   const auto waits_in_another_group = [](const auto& group) {
     const auto other = group->split(0, 0);
     (group->rank() == 0 ? *group : *other).barrier().wait();
