@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "comm/messages/options.h"
+#include "core/system/files.h"
 #include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
 #include "tests/message_of.h"
@@ -115,21 +116,13 @@ TEST_F(OfMpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
   EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for other processes of this job"));
 }
 
-/// The available memory of the machine, in GiB.
-double available_memory() {
-  std::ifstream in("/proc/meminfo");
-  for (std::string name; in >> name;) {
-    double kib = 0;
-    if (name == "MemAvailable:" && in >> kib) return kib / (1 << 20);
-  }
-  return 0;
-}
-
 TEST_F(Mpi, MoreElementsThanAnIntCounts) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "too many elements for a sanitizer";
 #endif
-  if (const auto gib = available_memory(); gib < 12) GTEST_SKIP() << gib << " GiB of 12";
+  const auto memory = detail::fields("/proc/meminfo");
+  const auto gib = std::stod(memory.at("MemAvailable")) / (1 << 20);
+  if (gib < 12) GTEST_SKIP() << gib << " GiB of 12";
   expect_well(command(2, "many-elements"), {{2, "all right\n"}});
 }
 
