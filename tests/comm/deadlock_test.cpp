@@ -13,12 +13,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// Expects such an error of every rank.
-void expect_deadlock(int n, const RankFunction& fn,
-                     const ::testing::Matcher<const std::string&>& error) {
-  EXPECT_THAT(what_ranks_threw(n, fn, 10min), Each(error));
-}
-
 Work sum(Communicator& group) {
   return group.all_reduce(floats + 16 * group.rank(), 8, DType::f32, ReduceOp::sum);
 }
@@ -34,13 +28,14 @@ TEST(Deadlock, OfTwoGroupsIsNamedOnEveryRankWithItsWrappers) {
     const SourceScope scope(group, source);
     sum(group).wait();
   };
-  expect_deadlock(
-      2, waits,
+  expect_errors(
+      2,
       HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
                 "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
                 "group 1 (ranks 0, 1) (bucket 3 of the gradients of DistributedDataParallel #1) "
                 "for rank 0; issue the operations of groups that share ranks in the same order "
-                "on all of them"));
+                "on all of them"),
+      waits, 10min);
 }
 
 TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
@@ -51,30 +46,32 @@ TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
     for (int i = 0; i < 40; ++i) works.push_back(sum(group));
     for (auto& work : works) work.wait();
   };
-  expect_deadlock(2, waits, HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world"));
+  expect_errors(2, HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world"), waits, 10min);
 }
 
 TEST(Deadlock, OfMessagesIsFound) {
   const auto receives = [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); };
-  expect_deadlock(
-      1, receives,
-      HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"));
+  expect_errors(1,
+                HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"),
+                receives, 10min);
   const auto with_a_collective = [&](const auto& world) {
     if (world->rank() == 0) world->barrier().wait();
     receives(world);
   };
-  expect_deadlock(2, with_a_collective,
-                  HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
-                            "recv #1 from rank 0 of the world for rank 0"));
+  expect_errors(2,
+                HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
+                          "recv #1 from rank 0 of the world for rank 0"),
+                with_a_collective, 10min);
   const auto from_any_source = [&](const auto& world) {
     if (world->rank() == 0) world->recv(floats, 1, DType::f32, any_source).wait();
     receives(world);
   };
-  expect_deadlock(
-      3, from_any_source,
+  expect_errors(
+      3,
       AllOf(HasSubstr("deadlock: "),
             HasSubstr("rank 0 waits in recv #1 from any rank of the world for ranks 1, 2"),
-            HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")));
+            HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")),
+      from_any_source, 10min);
 }
 
 /// Publishes a wait of a rank until the end of the scope.

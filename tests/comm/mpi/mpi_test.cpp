@@ -30,8 +30,7 @@ TEST_P(MpiConformance, Holds) {
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                          ::testing::Values(MpiCase{1, "auto"}, MpiCase{2, "auto"},
                                            MpiCase{3, "auto"}, MpiCase{4, "auto"},
-                                           MpiCase{7, "auto"}, MpiCase{2, "auto", "wait"},
-                                           MpiCase{3, "ring", "wait"},
+                                           MpiCase{7, "auto"}, MpiCase{3, "ring", "wait"},
                                            MpiCase{3, "auto", "wait", true},
                                            MpiCase{3, "ring", "thread", true}),
                          [](const auto& test) {
@@ -152,10 +151,9 @@ using MpiProgress = Mpi;
 const Launched::Variables by_thread{{"LOCKSTEP_PROGRESS", "thread"}};
 
 TEST_F(MpiProgress, OperationsCompleteWhileRanksCompute) {
-  for (const int n : {2, 4}) expect_well(command(n, "overlap"), {}, by_thread);
-  for (const std::string hosts : {"aabb", "aab", "abc"}) {
-    expect_well(command(static_cast<int>(hosts.size()), "overlap", "", hosts), {}, by_thread);
-  }
+  for (const auto* hosts : {"", "aabb"})
+    expect_well(command(4, "overlap", "", hosts), {}, by_thread);
+  expect_well(command(3, "overlap", "", "aab"), {}, by_thread);
 }
 
 TEST_F(MpiProgress, NothingIsHiddenWhereRanksThatWaitMakeIt) {
