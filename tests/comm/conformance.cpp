@@ -101,10 +101,13 @@ Bytes reduced_halves(std::vector<Bytes> inputs, const Case& c, Wire wire, Reduce
   return op == ReduceOp::sum ? multiplied(DType::f32, whole, ranks / hosts) : whole;
 }
 
+const Bytes& own_bytes(const Communicator& group, const std::vector<Bytes>& of_ranks) {
+  return of_ranks[static_cast<std::size_t>(group.rank())];
+}
+
 void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  const Buffer data(group, place_of(c, group, mixed), own_bytes(group, inputs));
   group.all_reduce(data.data(), c.count, c.dtype, op).wait();
   data.expect(reduced(inputs, c, op), c.text(group, concat("all_reduce ", name(op))));
 }
@@ -136,7 +139,7 @@ void unify_nans(std::byte* floats, std::size_t count) {
 
 void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op,
                        const std::vector<Bytes>& inputs) {
-  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer data(group, c.place, own_bytes(group, inputs));
   group.all_reduce(data.data(), c.count, op, wire).wait();
   unify_nans(data.data(), c.count);
   auto expected = reduced_halves(inputs, c, wire, op);
@@ -156,11 +159,10 @@ std::vector<Bytes> multiplied_by_factors(DType dtype, std::vector<Bytes> inputs)
 /// Root's buffer has the reduction, the others' are unchanged.
 void reduce(Communicator& group, Case c, Reduction reduction, int root, bool mixed) {
   auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  const Buffer data(group, place_of(c, group, mixed), own_bytes(group, inputs));
   group.reduce(data.data(), c.count, c.dtype, reduction, root).wait();
   const auto what = c.text(group, concat("reduce ", name(reduction.op), " to ", root));
-  if (group.rank() != root) return data.expect(inputs[rank], what);
+  if (group.rank() != root) return data.expect(own_bytes(group, inputs), what);
   if (reduction.op == ReduceOp::premultiplied_sum) inputs = multiplied_by_factors(c.dtype, inputs);
   c.sums.ring = false;
   data.expect(reduced(inputs, c, reduction.op), what);
@@ -190,7 +192,7 @@ void premultiplied(Communicator& group, const Case& c) {
 
 void broadcast(Communicator& group, const Case& c, int root) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer data(group, c.place, own_bytes(group, inputs));
   group.broadcast(data.data(), c.count, c.dtype, root).wait();
   data.expect(inputs[static_cast<std::size_t>(root)],
               c.text(group, concat("broadcast from ", root)));
@@ -239,7 +241,7 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
 void gather(Communicator& group, const Case& c, int root, bool varying, bool mixed = false) {
   const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
-  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer input(group, c.place, own_bytes(group, inputs));
   const bool has_output = root < 0 || group.rank() == root;
   const Bytes expected = has_output ? joined(inputs) : Bytes();
   const auto place = mixed && group.rank() % 2 == 0 ? Place::elsewhere : c.place;
@@ -256,7 +258,7 @@ void gather(Communicator& group, const Case& c, int root, bool varying, bool mix
 void scatter(Communicator& group, const Case& c, int root, bool varying) {
   const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
-  const auto& mine = inputs[static_cast<std::size_t>(group.rank())];
+  const auto& mine = own_bytes(group, inputs);
   const bool is_root = group.rank() == root;
   const Buffer input(group, c.place, is_root ? joined(inputs) : Bytes());
   const Buffer output(group, c.place, Bytes(mine.size()));

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <numeric>
@@ -8,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/oracle.h"
 #include "tests/message_of.h"

@@ -8,7 +8,6 @@
 #include <exception>
 #include <thread>
 
-#include "lockstep/error.h"
 #include "tests/message_of.h"
 #include "tests/ranks.h"
 

@@ -170,7 +170,7 @@ TEST(DisturbedMeeting, RankJoinsAgainAfterRefusalsAndLostConnections) {
   offer.count = 1;
   offer.listening = false;
   auto rank_1 = joining(offer, rank_of(1, 2, "b"));
-  std::this_thread::sleep_for(1500ms);  // while all connections are refused
+  std::this_thread::sleep_for(500ms);  // while all connections are refused
   const auto listening = listening_on(offer.addresses[0]);
   const control::Frame yes{.kind = control::Kind::accepted,
                            .payload = control::bytes_of(control::Greeting{.heartbeat = 2000})};

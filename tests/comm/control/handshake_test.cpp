@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "comm/control/control.h"
-#include "tests/comm/control/meeting.h"
 #include "tests/comm/control/relay.h"
 #include "tests/matchers.h"
 

@@ -5,11 +5,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <utility>
 
 #include "tests/launch/launched.h"
 #include "tests/mpirun.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 

@@ -4,7 +4,6 @@
 
 #include "comm/messages/options.h"
 #include "core/system/files.h"
-#include "lockstep/error.h"
 #include "tests/comm/mpi/mpi_job.h"
 #include "tests/message_of.h"
 
