@@ -24,16 +24,6 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalConformance,
                          ::testing::Values("aabb", "aba", "abba", "abcacba", "abbbc"),
                          [](const auto& test) { return test.param; });
 
-TEST_F(Hierarchical, IsWhatTheHostsAsk) {
-  const auto backend = [](const std::string& hosts) {
-    return Launched(command(3, "which-backend", "", hosts)).wait().out;
-  };
-  EXPECT_EQ(backend("aab"), "hierarchical\nhierarchical\nhierarchical\n");
-  EXPECT_EQ(backend("aaa"), "host\nhost\nhost\n");
-  const auto line = network() + "\n";
-  EXPECT_EQ(backend("abc"), line + line + line);
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Hierarchical, ErrorOf,
     ::testing::Values(

@@ -170,7 +170,6 @@ const std::map<std::string_view, Behaviour> behaviours{
        await_release();
        return 1;
      }},
-    {"which-backend", joined([](Communicator& group) { say(std::string(group.backend())); })},
     {"halves-over-the-link", saying_on_rank_0(halves_over_the_link)},
     {"both-ways-over-the-link", saying_on_rank_0(both_ways_over_the_link)},
     // Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
