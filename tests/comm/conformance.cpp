@@ -54,13 +54,6 @@ std::vector<Bytes> by_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& 
   return sums;
 }
 
-template <class Value>
-void multiply(Bytes& values, std::size_t above, std::size_t below) {
-  const auto factor = static_cast<Value>(above) / static_cast<Value>(below);
-  for (std::size_t i = 0; i < values.size() / sizeof(Value); ++i)
-    reinterpret_cast<Value*>(values.data())[i] *= factor;
-}
-
 /// Short inputs are eager: each rank gets them with the announcements.
 bool is_short(const Case& c, std::size_t ranks) {
   return c.count * size_of(c.dtype) <= std::min<std::size_t>(2048, 65536 / ranks);
@@ -75,10 +68,7 @@ Bytes reduced(const std::vector<Bytes>& inputs, const Case& c, ReduceOp op) {
   const auto sums = floats ? by_hosts(c.dtype, without_average, inputs, c) : inputs;
   if (sums.size() == inputs.size()) return reduce_all(c.dtype, op, inputs, c.count);
   Bytes whole = reduce_all(c.dtype, without_average, sums, c.count);
-  if (!average) return whole;
-  c.dtype == DType::f32 ? multiply<float>(whole, 1, inputs.size())
-                        : multiply<double>(whole, 1, inputs.size());
-  return whole;
+  return average ? multiplied(c.dtype, whole, 1 / static_cast<double>(inputs.size())) : whole;
 }
 
 /// The same of a reduce_scatter of so many elements. It sums host by host where each host has
@@ -104,16 +94,20 @@ Bytes reduced_halves(std::vector<Bytes> inputs, const Case& c, Wire wire, Reduce
   }
   wire.clip = 0;
   auto sums = by_hosts(DType::f32, ReduceOp::sum, inputs, c);
-  for (auto& sum : sums) multiply<float>(sum, sums.size(), inputs.size());
-  Bytes whole = reduce_rounded(wire, op, sums, c.count);
-  if (op == ReduceOp::sum) multiply<float>(whole, inputs.size(), sums.size());
-  return whole;
+  const auto ranks = static_cast<double>(inputs.size());
+  const auto hosts = static_cast<double>(sums.size());
+  for (auto& sum : sums) sum = multiplied(DType::f32, sum, hosts / ranks);
+  const Bytes whole = reduce_rounded(wire, op, sums, c.count);
+  return op == ReduceOp::sum ? multiplied(DType::f32, whole, ranks / hosts) : whole;
+}
+
+const Bytes& own_bytes(const Communicator& group, const std::vector<Bytes>& of_ranks) {
+  return of_ranks[static_cast<std::size_t>(group.rank())];
 }
 
 void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  const Buffer data(group, place_of(c, group, mixed), own_bytes(group, inputs));
   group.all_reduce(data.data(), c.count, c.dtype, op).wait();
   data.expect(reduced(inputs, c, op), c.text(group, concat("all_reduce ", name(op))));
 }
@@ -145,7 +139,7 @@ void unify_nans(std::byte* floats, std::size_t count) {
 
 void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op,
                        const std::vector<Bytes>& inputs) {
-  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer data(group, c.place, own_bytes(group, inputs));
   group.all_reduce(data.data(), c.count, op, wire).wait();
   unify_nans(data.data(), c.count);
   auto expected = reduced_halves(inputs, c, wire, op);
@@ -165,11 +159,10 @@ std::vector<Bytes> multiplied_by_factors(DType dtype, std::vector<Bytes> inputs)
 /// Root's buffer has the reduction, the others' are unchanged.
 void reduce(Communicator& group, Case c, Reduction reduction, int root, bool mixed) {
   auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  const Buffer data(group, place_of(c, group, mixed), own_bytes(group, inputs));
   group.reduce(data.data(), c.count, c.dtype, reduction, root).wait();
   const auto what = c.text(group, concat("reduce ", name(reduction.op), " to ", root));
-  if (group.rank() != root) return data.expect(inputs[rank], what);
+  if (group.rank() != root) return data.expect(own_bytes(group, inputs), what);
   if (reduction.op == ReduceOp::premultiplied_sum) inputs = multiplied_by_factors(c.dtype, inputs);
   c.sums.ring = false;
   data.expect(reduced(inputs, c, reduction.op), what);
@@ -199,7 +192,7 @@ void premultiplied(Communicator& group, const Case& c) {
 
 void broadcast(Communicator& group, const Case& c, int root) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
-  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer data(group, c.place, own_bytes(group, inputs));
   group.broadcast(data.data(), c.count, c.dtype, root).wait();
   data.expect(inputs[static_cast<std::size_t>(root)],
               c.text(group, concat("broadcast from ", root)));
@@ -244,14 +237,15 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
 }
 
-/// To the root, or to all ranks where it is -1.
-void gather(Communicator& group, const Case& c, int root, bool varying) {
+/// To the root, or to all ranks where it is -1. Mixed: every second output is in ordinary memory.
+void gather(Communicator& group, const Case& c, int root, bool varying, bool mixed = false) {
   const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
-  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer input(group, c.place, own_bytes(group, inputs));
   const bool has_output = root < 0 || group.rank() == root;
   const Bytes expected = has_output ? joined(inputs) : Bytes();
-  const Buffer output(group, c.place, Bytes(expected.size()));
+  const auto place = mixed && group.rank() % 2 == 0 ? Place::elsewhere : c.place;
+  const Buffer output(group, place, Bytes(expected.size()));
   auto* const to = has_output ? output.data() : nullptr;
   const auto parts = varying ? Parts(counts) : Parts(c.count);
   (root < 0 ? group.all_gather(input.data(), to, parts, c.dtype)
@@ -264,7 +258,7 @@ void gather(Communicator& group, const Case& c, int root, bool varying) {
 void scatter(Communicator& group, const Case& c, int root, bool varying) {
   const auto counts = counts_of(group, c, varying);
   const auto inputs = make_parts(c, counts);
-  const auto& mine = inputs[static_cast<std::size_t>(group.rank())];
+  const auto& mine = own_bytes(group, inputs);
   const bool is_root = group.rank() == root;
   const Buffer input(group, c.place, is_root ? joined(inputs) : Bytes());
   const Buffer output(group, c.place, Bytes(mine.size()));
@@ -325,6 +319,7 @@ void check_case(Communicator& group, const Case& c) {
   broadcast(group, c, last);
   gather(group, c, /*root=*/-1, false);
   gather(group, c, /*root=*/-1, true);
+  gather(group, c, /*root=*/-1, false, true);
   reduce_scatter(group, c, ReduceOp::sum, false);
   reduce_scatter(group, c, has_reduction(c.dtype, ReduceOp::avg) ? ReduceOp::avg : ReduceOp::bxor,
                  true);

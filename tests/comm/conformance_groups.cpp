@@ -1,4 +1,3 @@
-#include <cstring>
 
 #include "lockstep/denormals.h"
 #include "tests/comm/conformance.h"

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <numeric>
@@ -8,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "lockstep/error.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/oracle.h"
 #include "tests/message_of.h"
@@ -46,14 +44,23 @@ void check_places(Communicator& group) {
     return require(message_of<CommError>([&] { group.at_place(0); }) != "", group,
                    "at_place: found memory that is not shared");
   }
-  memory.get()[63] = static_cast<std::byte>(rank + 1);
   std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
   group.all_gather(&*place, places.data(), 1, DType::i64).wait();
-  for (std::size_t other = 0; other < places.size(); ++other) {
-    require(group.at_place(places[other])[63] == static_cast<std::byte>(other + 1), group,
-            concat("at_place: what rank ", other, " has written is not there"));
+  // As steps of an update that ranks share: src/parallel/update/shared_update.cpp.
+  const auto order = [&](bool by_barrier) {
+    std::int64_t changed = 1;
+    (by_barrier ? group.barrier() : group.all_reduce(&changed, 1, DType::i64, ReduceOp::max))
+        .wait();
+  };
+  for (std::size_t round = 0; round < 8; ++round) {
+    memory.get()[63] = static_cast<std::byte>(8 * rank + round);
+    order(round % 2 == 0);
+    for (std::size_t other = 0; other < places.size(); ++other) {
+      require(group.at_place(places[other])[63] == static_cast<std::byte>(8 * other + round), group,
+              concat("at_place: what rank ", other, " has written is not there"));
+    }
+    order(round % 2 != 0);  // no rank writes before all have read
   }
-  group.barrier().wait();
 }
 
 void check_messages(Communicator& group) {

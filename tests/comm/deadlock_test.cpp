@@ -13,12 +13,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// Expects such an error of every rank.
-void expect_deadlock(int n, const RankFunction& fn,
-                     const ::testing::Matcher<const std::string&>& error) {
-  EXPECT_THAT(what_ranks_threw(n, fn, 10min), Each(error));
-}
-
 Work sum(Communicator& group) {
   return group.all_reduce(floats + 16 * group.rank(), 8, DType::f32, ReduceOp::sum);
 }
@@ -34,13 +28,14 @@ TEST(Deadlock, OfTwoGroupsIsNamedOnEveryRankWithItsWrappers) {
     const SourceScope scope(group, source);
     sum(group).wait();
   };
-  expect_deadlock(
-      2, waits,
+  expect_errors(
+      2,
       HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
                 "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
                 "group 1 (ranks 0, 1) (bucket 3 of the gradients of DistributedDataParallel #1) "
                 "for rank 0; issue the operations of groups that share ranks in the same order "
-                "on all of them"));
+                "on all of them"),
+      waits, 10min);
 }
 
 TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
@@ -51,30 +46,32 @@ TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
     for (int i = 0; i < 40; ++i) works.push_back(sum(group));
     for (auto& work : works) work.wait();
   };
-  expect_deadlock(2, waits, HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world"));
+  expect_errors(2, HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world"), waits, 10min);
 }
 
 TEST(Deadlock, OfMessagesIsFound) {
   const auto receives = [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); };
-  expect_deadlock(
-      1, receives,
-      HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"));
+  expect_errors(1,
+                HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"),
+                receives, 10min);
   const auto with_a_collective = [&](const auto& world) {
     if (world->rank() == 0) world->barrier().wait();
     receives(world);
   };
-  expect_deadlock(2, with_a_collective,
-                  HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
-                            "recv #1 from rank 0 of the world for rank 0"));
+  expect_errors(2,
+                HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
+                          "recv #1 from rank 0 of the world for rank 0"),
+                with_a_collective, 10min);
   const auto from_any_source = [&](const auto& world) {
     if (world->rank() == 0) world->recv(floats, 1, DType::f32, any_source).wait();
     receives(world);
   };
-  expect_deadlock(
-      3, from_any_source,
+  expect_errors(
+      3,
       AllOf(HasSubstr("deadlock: "),
             HasSubstr("rank 0 waits in recv #1 from any rank of the world for ranks 1, 2"),
-            HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")));
+            HasSubstr("rank 1 waits in recv #1 from rank 0 of the world for rank 0")),
+      from_any_source, 10min);
 }
 
 /// Publishes a wait of a rank until the end of the scope.
@@ -102,27 +99,21 @@ class Waits : public ::testing::Test {
   void begin(int rank, std::uint64_t sequence) {
     block_.membership(rank).issued.store(sequence + 1);
   }
+  /// The rank waits in a barrier, or in a message.
   PublishedWait wait(int rank, std::uint64_t sequence) {
-    return {arena_.rank(rank), waited(rank, Collective::barrier, sequence)};
+    return wait(rank, Collective::barrier, -1, sequence);
   }
-  host::Waited waited(int rank, Collective collective, std::uint64_t sequence) {
-    return {.group = arena_.offset_of(block_.base()),
-            .members = 3,
-            .member = rank,
-            .collective = collective,
-            .sequence = sequence};
+  PublishedWait wait(int rank, Collective collective, int peer, std::uint64_t sequence = 1) {
+    return {arena_.rank(rank),
+            {.group = arena_.offset_of(block_.base()),
+             .members = 3,
+             .member = rank,
+             .collective = collective,
+             .peer = peer,
+             .sequence = sequence}};
   }
-  host::Waited message(int rank, Collective collective, int peer) {
-    auto message = waited(rank, collective, 1);
-    message.peer = peer;
-    return message;
-  }
-  host::Waited message_from_rank_0() { return message(1, Collective::recv, 0); }
   std::optional<detail::Deadlock> found_by(int rank) const {
     return detail::find_deadlock(host::live_waits(arena_), rank);
-  }
-  PublishedWait wait(int rank, Collective collective, int peer) {
-    return {arena_.rank(rank), message(rank, collective, peer)};
   }
 
   std::shared_ptr<host::World> world_ = host::World::create(3);
@@ -142,12 +133,13 @@ TEST_F(Waits, ForRanksThatComputeOrHaveBegunTheOperationAreNoDeadlock) {
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);
-  auto second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
+  std::unique_ptr<PublishedWait> second(new PublishedWait(wait(1, Collective::recv, 0)));
   const auto found = found_by(0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found, found_by(1));
   EXPECT_EQ(found->rank_at_fault(), 1);
-  second = std::make_unique<PublishedWait>(arena_.rank(1), message_from_rank_0());
+  second.reset();
+  second.reset(new PublishedWait(wait(1, Collective::recv, 0)));
   EXPECT_NE(found, found_by(0));
   second.reset();
   EXPECT_FALSE(found_by(0));
@@ -160,7 +152,7 @@ TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
   std::thread ranks([&] {
     while (!over) {
       { const auto first = wait(0, 2); }
-      { const PublishedWait second(arena_.rank(1), message_from_rank_0()); }
+      { const auto second = wait(1, Collective::recv, 0); }
     }
   });
   int found = 0;

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <exception>
 #include <thread>
 
-#include "lockstep/error.h"
 #include "tests/message_of.h"
 #include "tests/ranks.h"
 
@@ -40,6 +41,13 @@ inline std::vector<std::string> what_ranks_threw(
     int n, const RankFunction& fn, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   return errors_of_ranks(
       n, fn, [](const Error& error) { return error.what(); }, timeout);
+}
+
+/// Expects such an error of every rank.
+inline void expect_errors(int n, const ::testing::Matcher<const std::string&>& error,
+                          const RankFunction& fn,
+                          std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  EXPECT_THAT(what_ranks_threw(n, fn, timeout), ::testing::Each(error));
 }
 
 /// Runs the calls concurrently. Returns the error of each, "" if it threw nothing.

@@ -2,79 +2,13 @@
 
 #include "comm/host/host.h"
 #include "core/system/denormals_guard.h"
-#include "kernels/reduce.h"
 #include "lockstep/denormals.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
-#include "tests/comm/oracle.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
 namespace {
-
-/// Every input is in group memory, and the output of one rank is not.
-void check_all_gather_into_one_ordinary_output(const std::shared_ptr<Communicator>& group) {
-  constexpr std::size_t count = 50'001;
-  const auto size = static_cast<std::size_t>(group->size());
-  const Buffer input(*group, Place::group, make_input(DType::f32, count, group->rank(), 1));
-  const Buffer output(*group, group->rank() == 0 ? Place::elsewhere : Place::group,
-                      Bytes(size * count * sizeof(float)));
-  group->all_gather(input.data(), output.data(), count, DType::f32).wait();
-  Bytes expected;
-  for (int rank = 0; rank < group->size(); ++rank) {
-    const auto part = make_input(DType::f32, count, rank, 1);
-    expected.insert(expected.end(), part.begin(), part.end());
-  }
-  output.expect(expected, "all_gather");
-  group->barrier().wait();  // no rank leaves while another one still writes
-}
-
-// The accesses of a step with share_memory, without LibTorch, so that the thread sanitizer sees
-// them: src/parallel/update/shared_update.cpp orders them by the same collectives.
-
-/// The memory that each rank passes, in rank order.
-std::vector<std::byte*> memory_of_ranks(Communicator& group,
-                                        const std::shared_ptr<std::byte>& own) {
-  std::vector<std::int64_t> places(static_cast<std::size_t>(group.size()));
-  const auto place = static_cast<std::int64_t>(*group.place_of(own.get()));
-  group.all_gather(&place, places.data(), 1, DType::i64).wait();
-  std::vector<std::byte*> memory;
-  for (const auto at : places) memory.push_back(group.at_place(static_cast<std::uint64_t>(at)));
-  return memory;
-}
-
-/// Each rank computes gradients from all parameters, adds its range of all ranks' gradients and
-/// updates its range of the parameters.
-void check_steps(const std::shared_ptr<Communicator>& group, std::size_t count) {
-  const auto size = static_cast<std::size_t>(group->size());
-  const auto own = detail::slice_of(count, sizeof(float), group->rank(), group->size());
-  const auto bytes = std::max<std::size_t>(count * sizeof(float), 1);
-  const auto gradients = group->allocate(bytes);
-  const auto block = group->allocate(group->rank() == 0 ? bytes : 1);
-  auto* const gradient = reinterpret_cast<float*>(gradients.get());
-  auto* const parameters = reinterpret_cast<float*>(memory_of_ranks(*group, block).front());
-  std::vector<const std::byte*> inputs;  // of this rank's range
-  for (const auto* of_rank : memory_of_ranks(*group, gradients))
-    inputs.push_back(of_rank + own.begin * sizeof(float));
-  if (group->rank() == 0) std::fill_n(parameters, count, 1024.0f);
-  group->barrier().wait();
-
-  for (int step = 0; step < 8; ++step) {
-    for (std::size_t i = 0; i < count; ++i)
-      gradient[i] = parameters[i] * static_cast<float>(group->rank() + 1);
-    std::int64_t changed = 1;  // the agreement that follows each backward
-    group->all_reduce(&changed, 1, DType::i64, ReduceOp::max).wait();
-    std::vector<float> sum(own.length);
-    auto* const output = reinterpret_cast<std::byte*>(sum.data());
-    kernels::reduce(DType::f32, ReduceOp::sum, inputs, {{output}}, own.length);
-    // The sum over ranks is a known multiple of the parameter, so each step halves it.
-    const auto factor = 1.0f / static_cast<float>(size * (size + 1));
-    for (std::size_t i = 0; i < own.length; ++i) parameters[own.begin + i] -= factor * sum[i];
-    group->barrier().wait();
-  }
-  for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(parameters[i], 4.0f, 1e-4f) << i;
-  group->barrier().wait();  // no rank releases the block while another one reads it
-}
 
 const ProcessBody conformance("conformance", [](const auto& group) {
   check_backend(*group);
@@ -88,18 +22,8 @@ TEST_P(HostConformance, Threads) {
 }
 TEST_P(HostConformance, Processes) { expect_processes(GetParam(), "conformance"); }
 
-TEST_P(HostConformance, AllGatherIntoOneOrdinaryOutput) {
-  run_ranks(GetParam(), check_all_gather_into_one_ordinary_output);
-}
-
 TEST_P(HostConformance, NewGroups) {
   run_ranks(GetParam(), [](const auto& group) { check_new_group(*group); });
-}
-
-TEST_P(HostConformance, EachStepOfASharedUpdateReadsWhatAllRanksWrote) {
-  for (const std::size_t count : {0, 1, 17, 1000, 4099}) {
-    run_ranks(GetParam(), [=](const auto& group) { check_steps(group, count); });
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, HostConformance, ::testing::Values(1, 2, 3, 4, 7));

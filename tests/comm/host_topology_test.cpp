@@ -2,9 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <utility>
-
 #include "tests/ranks.h"
+#include "tests/ranks_on_hosts.h"
 
 // Values are worked out by hand.
 
@@ -15,29 +14,9 @@ using hierarchical::HostTopology;
 using hierarchical::Shards;
 using Counts = std::vector<std::size_t>;
 
-/// Ranks of one host that are said to be on several.
-class Placed final : public Communicator {
- public:
-  Placed(Communicator& ranks, std::vector<int> hosts)
-      : Communicator(ranks.rank(), ranks.size()), ranks_(ranks) {
-    set_hosts(std::move(hosts));
-  }
-  std::string_view backend() const override { return "placed"; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return ranks_.allocate(bytes); }
-  std::shared_ptr<Communicator> split(int color, int key) override {
-    return ranks_.split(color, key);
-  }
-  void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
-
- private:
-  Work begin(Operation&& operation) override { return ranks_.reissue(operation); }
-
-  Communicator& ranks_;
-};
-
 TEST(HostTopology, CountsHostsAndTheirRanks) {
   run_ranks(5, [](std::shared_ptr<Communicator> ranks) {
-    Placed group(*ranks, {0, 1, 1, 0, 0});
+    OnHosts group(*ranks, {0, 1, 1, 0, 0});
     const auto topology = HostTopology::of(group);
     const bool first = ranks->rank() == 0 || ranks->rank() > 2;
     EXPECT_EQ(topology.size, 5);
@@ -63,9 +42,9 @@ TEST(HostTopology, CountsHostsAndTheirRanks) {
 
 TEST(HostTopology, HasOneLevelOnOneHostAndOnOneHostEach) {
   run_ranks(3, [](std::shared_ptr<Communicator> ranks) {
-    EXPECT_TRUE(HostTopology::of(Placed(*ranks, {0, 0, 0})).has_one_level());
-    EXPECT_TRUE(HostTopology::of(Placed(*ranks, {0, 1, 2})).has_one_level());
-    EXPECT_FALSE(HostTopology::of(Placed(*ranks, {0, 1, 0})).has_one_level());
+    EXPECT_TRUE(HostTopology::of(OnHosts(*ranks, {0, 0, 0})).has_one_level());
+    EXPECT_TRUE(HostTopology::of(OnHosts(*ranks, {0, 1, 2})).has_one_level());
+    EXPECT_FALSE(HostTopology::of(OnHosts(*ranks, {0, 1, 0})).has_one_level());
   });
 }
 

@@ -127,24 +127,28 @@ std::size_t taken_by_worlds() {
 }
 
 /// Runs fn on each rank of a world of threads, of which each has attached the world itself.
-void run_attached(int size, const std::function<void(const std::shared_ptr<Communicator>&,
-                                                     const std::shared_ptr<host::World>&)>& fn) {
-  const auto world = host::World::create(size);
+void run_attached(int size,
+                  const std::function<void(const std::shared_ptr<Communicator>&,
+                                           const std::shared_ptr<host::World>&)>& fn,
+                  std::size_t heap_bytes = 0, bool map_heaps = true) {
+  const auto world = host::World::create(size, heap_bytes);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank, own = host::World::attach(::dup(world->fd()), size)] {
-      fn(host::create(own, rank, {.timeout = std::chrono::seconds(20)}), own);
+      fn(host::create(own, rank, {.timeout = 20s, .map_heaps = map_heaps}), own);
     });
   }
   for (auto& rank : ranks) rank.join();
 }
 
-/// Expects the sum of an all_reduce of so many elements of ordinary memory.
-void expect_sum(Communicator& group, std::size_t count) {
-  std::vector<float> values(count, static_cast<float>(group.rank() + 1));
-  group.all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait();
+/// Expects the sum of an all_reduce of so many elements of such memory.
+void expect_sum(Communicator& group, std::size_t count, Place place = Place::elsewhere) {
+  const Buffer data(group, place, Bytes(count * sizeof(float)));
+  auto* const values = reinterpret_cast<float*>(data.data());
+  std::fill_n(values, count, static_cast<float>(group.rank() + 1));
+  group.all_reduce(values, count, DType::f32, ReduceOp::sum).wait();
   const auto sum = static_cast<float>(group.size() * (group.size() + 1) / 2);
-  EXPECT_EQ(std::ranges::count(values, sum), static_cast<std::ptrdiff_t>(count));
+  EXPECT_EQ(std::count(values, values + count, sum), static_cast<std::ptrdiff_t>(count));
 }
 
 TEST(Memory, OfAGroupThatIsHeldIsTakenOnUse) {
@@ -238,45 +242,29 @@ Mappings mappings_of_worlds() {
 }
 
 TEST(Memory, IsLeftOutOfCoreDumps) {
-  const auto world = host::World::create(2);
-  const auto attached = host::World::attach(::dup(world->fd()), 2);
-  std::thread other([&] { host::create(attached, 1, {}); });
-  const auto group = host::create(world, 0, {});
-  const auto memory = group->allocate(40 << 20);
-  other.join();
-  EXPECT_THAT(mappings_of_worlds().flags, AllOf(SizeIs(Ge(2U)), Each(HasSubstr(" dd "))));
+  run_attached(2, [](const auto& group, const auto&) {
+    const auto memory = group->allocate(40 << 20);
+    group->barrier().wait();
+    EXPECT_THAT(mappings_of_worlds().flags, AllOf(SizeIs(Ge(2U)), Each(HasSubstr(" dd "))));
+    group->barrier().wait();
+  });
 }
 
 TEST(Memory, HeapsAreMappedOnFirstUse) {
   constexpr std::size_t heap = std::size_t{1} << 32;
   const auto before = mappings_of_worlds().bytes;
-  const auto world = host::World::create(2, heap);
-  const auto attached = host::World::attach(::dup(world->fd()), 2);
-  const auto run = [&](const std::shared_ptr<host::World>& own, int rank) {
-    const auto group = host::create(own, rank, {.map_heaps = false});
+  const auto use = [&](const auto& group, const auto&) {
     expect_sum(*group, 100'000);
     group->barrier().wait();
     EXPECT_LT(mappings_of_worlds().bytes - before, heap / 100);
     group->barrier().wait();
     // Memory that the other rank reads in place, although it has none itself.
-    std::vector<float> values(100'000);
-    std::shared_ptr<std::byte> memory;
-    auto* data = values.data();
-    if (rank == 0) {
-      memory = group->allocate(values.size() * sizeof(float));
-      data = reinterpret_cast<float*>(memory.get());
-    }
-    std::fill(data, data + values.size(), static_cast<float>(rank + 1));
-    group->all_reduce(data, values.size(), DType::f32, ReduceOp::sum).wait();
-    EXPECT_EQ(data[0], 3);
-    EXPECT_EQ(data[values.size() - 1], 3);
+    expect_sum(*group, 100'000, group->rank() == 0 ? Place::group : Place::elsewhere);
     group->barrier().wait();
     EXPECT_GT(mappings_of_worlds().bytes - before, heap);
     group->barrier().wait();
   };
-  std::thread other([&] { run(attached, 1); });
-  run(world, 0);
-  other.join();
+  run_attached(2, use, heap, false);
 }
 
 TEST(World, SizesOutsideTheRangeAreRefused) {

@@ -2,7 +2,6 @@
 
 #include <thread>
 
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 

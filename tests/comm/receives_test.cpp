@@ -35,17 +35,6 @@ TEST(AnySource, IsServedInTurn) {
   });
 }
 
-TEST(AnySource, TermsThatDifferAreNamedOnBothSides) {
-  const auto texts = what_ranks_threw(2, [](const auto& group) {
-    if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
-    if (group->rank() == 1) group->recv(floats + 16, 5, DType::f32, any_source, 7).wait();
-    group->barrier().wait();
-  });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("from rank 0 to rank 1 differs"),
-                                HasSubstr("4 elements of float32 with tag 7"),
-                                HasSubstr("5 elements of float32 with tag 7"))));
-}
-
 TEST(AnySource, TimeoutNamesTheRanksAndTheOtherTags) {
   const auto texts = what_ranks_threw(3, [](const auto& group) {
     std::int64_t number = 0;

@@ -20,7 +20,6 @@
 #include "comm/tcp/tcp.h"
 #include "comm/tcp/tcp_transport.h"
 #include "comm/ucx/ucx.h"
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 

@@ -15,9 +15,8 @@ using control::Gathering;
 using detail::Descriptor;
 
 TEST(DisturbedMeeting, ConnectionReplacesEarlierOnesOfItsProcess) {
-  Gathering gathering(rank_of(0, 3));
-  const auto& offer = gathering.offer();
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  Waiting rank_0(rank_of(0, 3));
+  const auto& offer = rank_0.offer;
   const auto second = accepted(offer, rank_of(1, 3, "b"), 7, 2);
   const auto third = accepted(offer, rank_of(1, 3, "c"), 7, 3);
   heard(second);  // until rank 0 closes it
@@ -25,7 +24,7 @@ TEST(DisturbedMeeting, ConnectionReplacesEarlierOnesOfItsProcess) {
   say(first, hello(first, offer, rank_of(1, 3, "d"), 7, 1));
   EXPECT_EQ(heard(first), "") << "an attempt that arrives late";
   EXPECT_EQ(join(offer, rank_of(2, 3)).rank, 0);
-  EXPECT_EQ(waiting.get().front().host, "c");
+  EXPECT_EQ(rank_0.members.get().front().host, "c");
 }
 
 TEST(DisturbedMeeting, ConnectionThatItsSenderHasClosedIsNotAdmitted) {
@@ -40,9 +39,7 @@ TEST(DisturbedMeeting, ConnectionThatItsSenderHasClosedIsNotAdmitted) {
       say(closing, hello(closing, gathering.offer(), rank_of(1, 3, "b")));
       closing.reset();
       for (const int rank : {1, 2}) {
-        coming.push_back(std::async(std::launch::async, [&, rank] {
-          return join(gathering.offer(), rank_of(rank, 3, "c"));
-        }));
+        coming.push_back(joining(gathering.offer(), rank_of(rank, 3, "c")));
       }
     };
   };
@@ -107,10 +104,7 @@ TEST(DisturbedMeeting, FloodKeepsNoRankFromJoining) {
     Gathering gathering(rank_of(0, 4));
     const Flood flood(gathering.offer(), kept);
     std::vector<std::future<control::Member>> coming;
-    for (const int rank : {1, 2, 3}) {
-      coming.push_back(std::async(std::launch::async,
-                                  [&, rank] { return join(gathering.offer(), rank_of(rank, 4)); }));
-    }
+    for (const int rank : {1, 2, 3}) coming.push_back(joining(gathering.offer(), rank_of(rank, 4)));
     EXPECT_EQ(gathering.wait().size(), 3u);
     for (auto& one : coming) EXPECT_EQ(one.get().rank, 0);
   }
@@ -139,34 +133,32 @@ Descriptor answered(const Descriptor& listening, const control::Offer& offer,
 }
 
 TEST(DisturbedMeeting, ProcessReplacesOneOfALostHost) {
-  auto rank_0 = rank_of(0, 3);
-  rank_0.heartbeat = 1s;
-  Gathering gathering(rank_0);
-  const auto& offer = gathering.offer();
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  auto settings = rank_of(0, 3);
+  settings.heartbeat = 1s;
+  Waiting rank_0(settings);
+  const auto& offer = rank_0.offer;
   const auto lost = accepted(offer, rank_of(1, 3, "b"), 7);  // sends nothing more
   std::this_thread::sleep_for(1500ms);
-  auto second = std::async(std::launch::async, [&] { return join(offer, rank_of(1, 3, "c")); });
+  auto second = joining(offer, rank_of(1, 3, "c"));
   std::this_thread::sleep_for(3s);  // then it has replaced the lost one
   EXPECT_EQ(join(offer, rank_of(2, 3)).rank, 0);
   EXPECT_EQ(second.get().rank, 0);
-  EXPECT_EQ(waiting.get().front().host, "c");
+  EXPECT_EQ(rank_0.members.get().front().host, "c");
 }
 
 TEST(DisturbedMeeting, SilentListenerKeepsNoRankFromTheNextAddress) {
   const auto silent = listening_on(control::Address::any(AF_INET));
-  auto rank_0 = rank_of(0, 2);
-  rank_0.timeout = 60s;
-  Gathering gathering(rank_0);
-  auto offer = gathering.offer();
+  auto settings = rank_of(0, 2);
+  settings.timeout = 60s;
+  Waiting rank_0(settings);
+  auto offer = rank_0.offer;
   offer.count = 2;
   offer.addresses[1] = offer.addresses[0];
   offer.addresses[0] = control::Address::local(silent.get());
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
-  auto settings = rank_of(1, 2, "b");
-  settings.timeout = 60s;
+  settings.rank = 1;
+  settings.host = "b";
   EXPECT_EQ(join(offer, settings).rank, 0);
-  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_EQ(rank_0.members.get().size(), 1u);
 }
 
 TEST(DisturbedMeeting, RankJoinsAgainAfterRefusalsAndLostConnections) {
@@ -177,8 +169,8 @@ TEST(DisturbedMeeting, RankJoinsAgainAfterRefusalsAndLostConnections) {
   }
   offer.count = 1;
   offer.listening = false;
-  auto joining = std::async(std::launch::async, [&] { return join(offer, rank_of(1, 2, "b")); });
-  std::this_thread::sleep_for(1500ms);  // while all connections are refused
+  auto rank_1 = joining(offer, rank_of(1, 2, "b"));
+  std::this_thread::sleep_for(500ms);  // while all connections are refused
   const auto listening = listening_on(offer.addresses[0]);
   const control::Frame yes{.kind = control::Kind::accepted,
                            .payload = control::bytes_of(control::Greeting{.heartbeat = 2000})};
@@ -186,7 +178,7 @@ TEST(DisturbedMeeting, RankJoinsAgainAfterRefusalsAndLostConnections) {
   answered(listening, offer, {});
   answered(listening, offer, {yes});
   const auto connection = answered(listening, offer, {yes, {.kind = control::Kind::all_here}});
-  EXPECT_EQ(joining.get().rank, 0);
+  EXPECT_EQ(rank_1.get().rank, 0);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "comm/control/control.h"
-#include "tests/comm/control/meeting.h"
 #include "tests/comm/control/relay.h"
 #include "tests/matchers.h"
 
@@ -11,35 +10,30 @@ namespace lockstep::testing {
 namespace {
 
 using control::FrameReader;
-using control::Gathering;
 using control::Kind;
 
 constexpr auto another_token = "refuses: it belongs to another world: its token differs";
 constexpr auto wrong_mac = "the MAC of a received frame is wrong";
 
 /// Rank 0 of two, which waits for the other until the test ends.
-class Handshakes : public ::testing::Test {
+class Handshakes : public ::testing::Test, protected Waiting {
  protected:
+  Handshakes() : Waiting(rank_of(0, 2)) {}
   /// Rank 0's answer to these bytes after its challenge.
   std::string answer(const detail::Descriptor& socket, std::string_view bytes) const {
     say(socket, bytes);
     return heard(socket);
   }
   void TearDown() override {
-    EXPECT_EQ(join(gathering_.offer(), rank_of(1, 2)).rank, 0) << "nothing harmed the world";
-    EXPECT_EQ(waiting_.get().size(), 1u);
+    EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0) << "nothing harmed the world";
+    EXPECT_EQ(members.get().size(), 1u);
   }
-
-  Gathering gathering_{rank_of(0, 2)};
-  const control::Offer& offer_ = gathering_.offer();
-  std::future<std::vector<control::Member>> waiting_ =
-      std::async(std::launch::async, [this] { return gathering_.wait(); });
 };
 
 TEST_F(Handshakes, RefuseAHelloOfAnotherConnection) {
-  const auto first = stranger(offer_.addresses[0]);
-  const auto valid = hello(first, offer_, rank_of(1, 2));
-  const auto second = stranger(offer_.addresses[0]);
+  const auto first = stranger(offer.addresses[0]);
+  const auto valid = hello(first, offer, rank_of(1, 2));
+  const auto second = stranger(offer.addresses[0]);
   challenge(second);
   EXPECT_THAT(answer(second, valid), AllOf(HasSubstr(another_token),
                                            EndsWith("LOCKSTEP_TOKEN_FILE on all hosts, or none")));
@@ -51,16 +45,16 @@ TEST_F(Handshakes, RefuseTheProofOfAnotherRankPurposeOrOtherValues) {
            {"rank", offsetof(control::Hello, rank)},
            {"size", offsetof(control::Hello, size)},
            {"host", offsetof(control::Hello, host)}}) {
-    const auto socket = stranger(offer_.addresses[0]);
-    auto bytes = hello(socket, offer_, rank_of(1, 2));
+    const auto socket = stranger(offer.addresses[0]);
+    auto bytes = hello(socket, offer, rank_of(1, 2));
     auto& byte = bytes[header_bytes + at];
     byte = static_cast<char>(byte ^ 2);
     EXPECT_THAT(answer(socket, bytes), HasSubstr(another_token)) << what;
   }
   auto settings = rank_of(1, 2);
   settings.purpose = "tcp";
-  EXPECT_THAT(thrown([&] { join(offer_, settings); }), HasSubstr(another_token));
-  auto of_rank_1 = offer_;
+  EXPECT_THAT(thrown([&] { join(offer, settings); }), HasSubstr(another_token));
+  auto of_rank_1 = offer;
   of_rank_1.rank = 1;
   EXPECT_THAT(thrown([&] { join(of_rank_1, rank_of(1, 2)); }), HasSubstr(another_token));
 }
@@ -72,16 +66,16 @@ std::string error_at_a_listener(
   const detail::Descriptor listening = control::listen_at(control::Address::any(AF_INET));
   control::Offer offer{.token = control::random_bytes(), .listening = true, .count = 1};
   offer.addresses[0] = control::Address::local(listening.get());
-  auto joining = std::async(std::launch::async,
-                            [&] { return thrown([&] { join(offer, rank_of(1, 2, "b")); }); });
+  auto error = std::async(std::launch::async,
+                          [&] { return thrown([&] { join(offer, rank_of(1, 2, "b")); }); });
   const auto until = std::chrono::steady_clock::now() + 10s;
-  while (joining.wait_for(0s) != std::future_status::ready &&
+  while (error.wait_for(0s) != std::future_status::ready &&
          std::chrono::steady_clock::now() < until) {
     const detail::Descriptor socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (socket) serve(socket, offer);
     std::this_thread::sleep_for(10ms);
   }
-  return joining.get();
+  return error.get();
 }
 
 /// The same of a program that answers the first hello with what `answer` makes of it.
@@ -159,15 +153,13 @@ TEST(FrameMacs, RefuseFramesInAnyOtherOrderOrForm) {
 }
 
 TEST(Handshake, SendsNoToken) {
-  Gathering gathering(rank_of(0, 2));
-  const Relay relay(gathering.offer().addresses[0]);
-  auto offer = gathering.offer();
+  Waiting rank_0(rank_of(0, 2));
+  const Relay relay(rank_0.offer.addresses[0]);
+  auto offer = rank_0.offer;
   offer.count = 1;
   offer.addresses[0] = relay.address();
-  auto joining = std::async(std::launch::async, [&] { return join(offer, rank_of(1, 2, "b")); });
-  const auto members = gathering.wait();
-  joining.get();
-  EXPECT_EQ(members.size(), 1u);
+  join(offer, rank_of(1, 2, "b"));
+  EXPECT_EQ(rank_0.members.get().size(), 1u);
   EXPECT_THAT(relay.passed() + relay.returned(),
               Not(HasSubstr({offer.token.data(), offer.token.size()})));
 }

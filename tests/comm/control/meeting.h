@@ -38,6 +38,22 @@ inline std::string thrown(const std::function<void()>& fn) {
   return "nothing";
 }
 
+/// A rank that joins in a thread.
+inline std::future<control::Member> joining(const control::Offer& offer,
+                                            const control::Settings& settings) {
+  return std::async(std::launch::async, [=] { return join(offer, settings); });
+}
+
+/// A rank 0 that waits for the others in a thread.
+struct Waiting {
+  explicit Waiting(control::Settings rank_0) : gathering(std::move(rank_0)) {}
+
+  control::Gathering gathering;
+  const control::Offer& offer = gathering.offer();
+  std::future<std::vector<control::Member>> members =
+      std::async(std::launch::async, [this] { return gathering.wait(); });
+};
+
 /// The connections of rank 0 and of these others, which have met. Throws what rank 0 threw.
 struct Met {
   std::vector<control::Member> of_rank_0;
@@ -47,10 +63,7 @@ struct Met {
 inline Met meet(control::Settings rank_0, const std::vector<control::Settings>& others) {
   control::Gathering gathering(std::move(rank_0));
   std::vector<std::future<control::Member>> coming;
-  for (const auto& settings : others) {
-    coming.push_back(
-        std::async(std::launch::async, [&] { return join(gathering.offer(), settings); }));
-  }
+  for (const auto& settings : others) coming.push_back(joining(gathering.offer(), settings));
   Met met{.of_rank_0 = gathering.wait(), .is_agreed = {}};
   for (auto& one : coming) met.is_agreed.push_back(one.get());
   return met;

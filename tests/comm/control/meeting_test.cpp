@@ -84,12 +84,11 @@ TEST(Meeting, RanksThatCannotMeetAreAnErrorOfAll) {
 }
 
 TEST(Meeting, RankThatEndsBeforeAllHaveComeIsNamed) {
-  auto rank_0 = rank_of(0, 4);
-  rank_0.timeout = 1s;
-  Gathering gathering(rank_0);
-  auto waiting = std::async(std::launch::async, [&] { return thrown([&] { gathering.wait(); }); });
-  accepted(gathering.offer(), rank_of(1, 4, "b"));
-  EXPECT_EQ(waiting.get(),
+  auto settings = rank_of(0, 4);
+  settings.timeout = 1s;
+  Waiting rank_0(settings);
+  accepted(rank_0.offer, rank_of(1, 4, "b"));
+  EXPECT_EQ(thrown([&] { rank_0.members.get(); }),
             "timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1 (its connection from "
             "host b ended), 2, 3");
 }
@@ -109,9 +108,8 @@ TEST(Meeting, WhatEndsOneRanksWaitReachesAll) {
 }
 
 TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
-  Gathering gathering(rank_of(0, 2));
-  const auto& offer = gathering.offer();
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  Waiting rank_0(rank_of(0, 2));
+  const auto& offer = rank_0.offer;
 
   const auto silent = stranger(offer.addresses[0]);
   stranger(offer.addresses[0]);
@@ -138,21 +136,20 @@ TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
                     HasSubstr("refuses: it belongs to another world: its token differs")));
 
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
-  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_EQ(rank_0.members.get().size(), 1u);
   EXPECT_THAT(heard(silent), HasSubstr("refuses: all ranks have joined"));
 }
 
 TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
   const OpenFiles limit(4096);
-  Gathering gathering(rank_of(0, 2));
-  const auto& offer = gathering.offer();
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  Waiting rank_0(rank_of(0, 2));
+  const auto& offer = rank_0.offer;
   std::vector<Descriptor> sockets;
   for (int i = 0; i < 1000; ++i) sockets.push_back(stranger(offer.addresses[0]));
   challenge(sockets.front());
   EXPECT_EQ(heard(sockets.front()), "") << "the oldest is closed, and may connect again";
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
-  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_EQ(rank_0.members.get().size(), 1u);
 }
 
 TEST(Meeting, ShortageOfFilesIsNamed) {
@@ -192,19 +189,18 @@ TEST(Meeting, LoopbackIsNoWayToAnotherHost) {
 }
 
 TEST(Meeting, GoesOverIpv6) {
-  Gathering gathering(rank_of(0, 2));
-  auto offer = gathering.offer();
+  Waiting rank_0(rank_of(0, 2));
+  auto offer = rank_0.offer;
   const auto end = offer.addresses.begin() + offer.count;
   const auto v6 = std::find_if(offer.addresses.begin(), end,
                                [](const auto& one) { return one.family() == AF_INET6; });
   if (v6 == end) GTEST_SKIP() << "no interface here has an IPv6 address";
   offer.addresses[0] = *v6;
   offer.count = 1;
-  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
   const auto member = join(offer, rank_of(1, 2));
   EXPECT_EQ(member.connection.peer().text(), v6->text());
   EXPECT_THAT(v6->text(), StartsWith("["));
-  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_EQ(rank_0.members.get().size(), 1u);
 }
 
 TEST(Meeting, NobodyListensThere) {
@@ -255,8 +251,7 @@ TEST(Meeting, NothingIsInherited) {
   };
   const auto before = open();
   Gathering gathering(rank_of(0, 2));
-  auto coming =
-      std::async(std::launch::async, [&] { return join(gathering.offer(), rank_of(1, 2)); });
+  auto coming = joining(gathering.offer(), rank_of(1, 2));
   const auto members = gathering.wait();
   const auto member = coming.get();
   int made = 0;

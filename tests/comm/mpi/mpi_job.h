@@ -8,7 +8,6 @@
 
 #include "tests/launch/launched.h"
 #include "tests/mpirun.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 
@@ -108,8 +107,12 @@ struct ErrorCase {
   const char* behaviour;
   const char* hosts;
   Counts counts;
-  int speakers = 0;
+  int speakers;  ///< 0: all
 };
+inline ErrorCase error_case(const char* name, int ranks, const char* behaviour, const char* hosts,
+                            Counts counts, int speakers = 0) {
+  return {name, ranks, behaviour, hosts, std::move(counts), speakers};
+}
 
 /// Its test is in mpi_test.cpp.
 class ErrorOf : public Mpi, public ::testing::WithParamInterface<ErrorCase> {};

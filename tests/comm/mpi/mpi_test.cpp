@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "comm/messages/options.h"
-#include "lockstep/error.h"
+#include "core/system/files.h"
 #include "tests/comm/mpi/mpi_job.h"
 #include "tests/message_of.h"
 
@@ -29,8 +29,7 @@ TEST_P(MpiConformance, Holds) {
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                          ::testing::Values(MpiCase{1, "auto"}, MpiCase{2, "auto"},
                                            MpiCase{3, "auto"}, MpiCase{4, "auto"},
-                                           MpiCase{7, "auto"}, MpiCase{2, "auto", "wait"},
-                                           MpiCase{3, "ring", "wait"},
+                                           MpiCase{7, "auto"}, MpiCase{3, "ring", "wait"},
                                            MpiCase{3, "auto", "wait", true},
                                            MpiCase{3, "ring", "thread", true}),
                          [](const auto& test) {
@@ -46,12 +45,9 @@ TEST_F(Mpi, RingIsTakenWhereNeighboursShareHosts) {
 }
 
 TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
-  const auto ended = Launched(command(3, "other-algorithm")).wait();
-  EXPECT_EQ(count(ended.out,
-                  "the algorithm differs between ranks: rank 1 got direct, expected ring as on "
-                  "rank 0"),
-            3)
-      << ended.out << ended.err;
+  expect_counts(
+      Launched(command(3, "other-algorithm")).wait().out,
+      {{3, "the algorithm differs between ranks: rank 1 got direct, expected ring as on rank 0"}});
 }
 
 TEST_P(ErrorOf, IsWhatTheRanksSay) {
@@ -62,67 +58,44 @@ TEST_P(ErrorOf, IsWhatTheRanksSay) {
 INSTANTIATE_TEST_SUITE_P(
     Mpi, ErrorOf,
     ::testing::Values(
-        ErrorCase{"Mismatch",
-                  3,
-                  "other-dtype",
-                  "",
-                  {{3,
-                    "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of 8 "
-                    "elements, expected all_reduce sum float32 of 8 elements as on rank 0"},
-                   {-1, "all_reduce #2 (" + network() + ") rank 2 of 3: "},
-                   {3, "{communication by rank 1 in all_reduce #2, cause communication}"}}},
-        ErrorCase{"FirstOfTwoMismatches",
-                  2,
-                  "other-dtypes",
-                  "",
-                  {{2, "collective #2 differs between ranks: rank 1 got"}}},
-        ErrorCase{"DeadlockOfTwoGroups",
-                  3,
-                  "deadlock",
-                  "",
-                  {{3,
-                    "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the "
-                    "gradients of DistributedDataParallel #1) for rank 1, rank 1 waits in "
-                    "all_reduce #1 of group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of "
-                    "DistributedDataParallel #2) for rank 0; issue the operations of groups that "
-                    "share ranks in the same order on all of them"}}},
-        ErrorCase{"MessageMismatch",
-                  2,
-                  "other-message",
-                  "",
-                  {{2,
-                    "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
-                    "float64 with tag 7, got 4 elements of float32 with tag 7"},
-                   {2, "{communication by rank 1 in "}}},
-        ErrorCase{"Timeout",
-                  3,
-                  "late",
-                  "",
-                  {{-1, "all_reduce #1 (" + network() +
-                            ") rank 0 of 3: all_reduce #1 waited 0.2 s for ranks 1, 2"},
-                   {1, "{timeout by rank 1 in all_reduce #1, cause timeout}"},
-                   {2, "{timeout by rank 1 in barrier #1, cause timeout}"}}},
-        ErrorCase{"RankThatLeaves",
-                  3,
-                  "leave",
-                  "",
-                  {{2, "rank 1 left the world before barrier #1"},
-                   {2, "{communication by rank 1 in barrier #1, cause communication}"}},
-                  2},
-        ErrorCase{"RecvFromAnyRankWhenAllOthersHaveLeft",
-                  3,
-                  "sources-leave",
-                  "",
-                  {{1, "received from 2"}, {1, " left the world before recv #2 from any rank"}},
-                  1},
-        ErrorCase{"FirstCause",
-                  3,
-                  "give-up",
-                  "",
-                  {{3, ": rank 1: this rank gives up"},
-                   {1, ": the world failed earlier: rank 1: "},
-                   {3, "{communication by rank 1 in "},
-                   {3, ", cause general}"}}}),
+        error_case("Mismatch", 3, "other-dtype", "",
+                   {{3,
+                     "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of 8 "
+                     "elements, expected all_reduce sum float32 of 8 elements as on rank 0"},
+                    {-1, "all_reduce #2 (" + network() + ") rank 2 of 3: "},
+                    {3, "{communication by rank 1 in all_reduce #2, cause communication}"}}),
+        error_case("FirstOfTwoMismatches", 2, "other-dtypes", "",
+                   {{2, "collective #2 differs between ranks: rank 1 got"}}),
+        error_case("DeadlockOfTwoGroups", 3, "deadlock", "",
+                   {{3,
+                     "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the "
+                     "gradients of DistributedDataParallel #1) for rank 1, rank 1 waits in "
+                     "all_reduce #1 of group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of "
+                     "DistributedDataParallel #2) for rank 0; issue the operations of groups that "
+                     "share ranks in the same order on all of them"}}),
+        error_case(
+            "MessageMismatch", 2, "other-message", "",
+            {{2,
+              "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
+              "float64 with tag 7, got 4 elements of float32 with tag 7"},
+             {2, "{communication by rank 1 in "}}),
+        error_case("Timeout", 3, "late", "",
+                   {{-1, "all_reduce #1 (" + network() +
+                             ") rank 0 of 3: all_reduce #1 waited 0.2 s for ranks 1, 2"},
+                    {1, "{timeout by rank 1 in all_reduce #1, cause timeout}"},
+                    {2, "{timeout by rank 1 in barrier #1, cause timeout}"}}),
+        error_case("RankThatLeaves", 3, "leave", "",
+                   {{2, "rank 1 left the world before barrier #1"},
+                    {2, "{communication by rank 1 in barrier #1, cause communication}"}},
+                   2),
+        error_case("RecvFromAnyRankWhenAllOthersHaveLeft", 3, "sources-leave", "",
+                   {{1, "received from 2"}, {1, " left the world before recv #2 from any rank"}},
+                   1),
+        error_case("FirstCause", 3, "give-up", "",
+                   {{3, ": rank 1: this rank gives up"},
+                    {1, ": the world failed earlier: rank 1: "},
+                    {3, "{communication by rank 1 in "},
+                    {3, ", cause general}"}})),
     [](const auto& test) { return test.param.name; });
 
 TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) { expect_one_cause(said(4, "all-give-up")); }
@@ -141,27 +114,19 @@ TEST_F(OfMpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
   EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for other processes of this job"));
 }
 
-/// The available memory of the machine, in GiB.
-double available_memory() {
-  std::ifstream in("/proc/meminfo");
-  for (std::string name; in >> name;) {
-    double kib = 0;
-    if (name == "MemAvailable:" && in >> kib) return kib / (1 << 20);
-  }
-  return 0;
-}
-
 TEST_F(Mpi, MoreElementsThanAnIntCounts) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "too many elements for a sanitizer";
 #endif
-  if (const auto gib = available_memory(); gib < 12) GTEST_SKIP() << gib << " GiB of 12";
+  const auto memory = detail::fields("/proc/meminfo");
+  const auto gib = std::stod(memory.at("MemAvailable")) / (1 << 20);
+  if (gib < 12) GTEST_SKIP() << gib << " GiB of 12";
   expect_well(command(2, "many-elements"), {{2, "all right\n"}});
 }
 
 TEST_F(OfMpi, RefusesAnMpiForOneThread) {
-  const auto ended = Launched(command(2, "one-thread-only")).wait();
-  EXPECT_EQ(count(ended.out, "the program initialised MPI with MPI_THREAD_SINGLE"), 2) << ended.out;
+  expect_counts(Launched(command(2, "one-thread-only")).wait().out,
+                {{2, "the program initialised MPI with MPI_THREAD_SINGLE"}});
 }
 
 TEST_F(OfMpi, LauncherOfAnotherMpiIsAnError) {
@@ -185,10 +150,9 @@ using MpiProgress = Mpi;
 const Launched::Variables by_thread{{"LOCKSTEP_PROGRESS", "thread"}};
 
 TEST_F(MpiProgress, OperationsCompleteWhileRanksCompute) {
-  for (const int n : {2, 4}) expect_well(command(n, "overlap"), {}, by_thread);
-  for (const std::string hosts : {"aabb", "aab", "abc"}) {
-    expect_well(command(static_cast<int>(hosts.size()), "overlap", "", hosts), {}, by_thread);
-  }
+  for (const auto* hosts : {"", "aabb"})
+    expect_well(command(4, "overlap", "", hosts), {}, by_thread);
+  expect_well(command(3, "overlap", "", "aab"), {}, by_thread);
 }
 
 TEST_F(MpiProgress, NothingIsHiddenWhereRanksThatWaitMakeIt) {

@@ -35,7 +35,7 @@ Behaviour saying_on_rank_0(const std::function<std::string(Communicator&)>& fn) 
 
 /// Says what fn throws once all ranks have joined.
 Behaviour failing(const std::function<void(const Group&)>& fn,
-                  std::chrono::milliseconds timeout = 20s) {
+                  std::chrono::milliseconds timeout = 60s) {
   return [fn, timeout] {
     const auto group = join({.timeout = timeout});
     return expect_failure(group, [&] {
@@ -43,6 +43,12 @@ Behaviour failing(const std::function<void(const Group&)>& fn,
       fn(group);
     });
   };
+}
+
+/// Sums floats, or doubles.
+Work begin_sum(const Group& group, bool of_doubles, std::size_t count) {
+  return of_doubles ? group->all_reduce(doubles, count, DType::f64, ReduceOp::sum)
+                    : group->all_reduce(floats, count, DType::f32, ReduceOp::sum);
 }
 
 /// Does so, and says what it throws.
@@ -92,6 +98,7 @@ void conformance_in_short(Communicator& group) {
   check_tags(group);
   check_new_group(group);
   check_waits(group);
+  say(std::string(group.backend()));
 }
 
 /// Rank 0 waits for what it began last first, the others in order.
@@ -163,9 +170,6 @@ const std::map<std::string_view, Behaviour> behaviours{
        await_release();
        return 1;
      }},
-    {"which-backend", joined([](Communicator& group) { say(std::string(group.backend())); })},
-    {"which-backend-is-found",
-     joined_as_found([](Communicator& group) { say(std::string(group.backend())); })},
     {"halves-over-the-link", saying_on_rank_0(halves_over_the_link)},
     {"both-ways-over-the-link", saying_on_rank_0(both_ways_over_the_link)},
     // Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
@@ -185,9 +189,14 @@ const std::map<std::string_view, Behaviour> behaviours{
        say_error([&] { join({.timeout = 20s, .algorithm = own}); });
        return 0;
      }},
-    // Rank 1 averages what the others sum.
+    // Rank 1 averages for another wrapper what the others sum.
     {"other-reduction", failing([](const Group& group) {
-       const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
+       const bool is_other = group->rank() == 1;
+       const SourceScope of_wrapper(*group, {.owner = Source::Owner::distributed_optimizer,
+                                             .content = Source::Content::gradients,
+                                             .number = static_cast<std::uint16_t>(is_other ? 2 : 1),
+                                             .bucket = 4});
+       const auto op = is_other ? ReduceOp::avg : ReduceOp::sum;
        group->all_reduce(floats, 8, DType::f32, op).wait();
      })},
     // Rank 0 waits for a member that never calls new_group().
@@ -224,26 +233,11 @@ const std::map<std::string_view, Behaviour> behaviours{
        if (host == 0) group->barrier().wait();
        for (;;) local->barrier().wait();
      })},
-    {"other-dtype", failing([](const Group& group) {
-       auto work = group->rank() == 1 ? group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum)
-                                      : group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
-       work.wait();
-     })},
+    {"other-dtype",
+     failing([](const Group& group) { begin_sum(group, group->rank() == 1, 8).wait(); })},
     // The ranks of the second host sum other elements than those of the first.
     {"other-dtype-of-a-host", failing([](const Group& group) {
-       auto work = group->hosts()[static_cast<std::size_t>(group->rank())] > 0
-                       ? group->all_reduce(doubles, 32, DType::f64, ReduceOp::sum)
-                       : group->all_reduce(floats, 32, DType::f32, ReduceOp::sum);
-       work.wait();
-     })},
-    // Rank 1 sums for another wrapper.
-    {"other-source", failing([](const Group& group) {
-       const auto number = static_cast<std::uint16_t>(group->rank() == 1 ? 2 : 1);
-       const SourceScope of_wrapper(*group, {.owner = Source::Owner::distributed_optimizer,
-                                             .content = Source::Content::gradients,
-                                             .number = number,
-                                             .bucket = 4});
-       group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+       begin_sum(group, group->hosts()[static_cast<std::size_t>(group->rank())] > 0, 32).wait();
      })},
     // Two operations differ. The second one is shorter, so that its announcements may be sent
     // first.
@@ -266,28 +260,21 @@ const std::map<std::string_view, Behaviour> behaviours{
        group->barrier().wait();
      })},
     // Rank 1 waits in a second group of all ranks, for another wrapper.
-    {"deadlock", failing(
-                     [](const Group& group) {
-                       const auto second = group->split(0, group->rank());
-                       const bool is_other = group->rank() == 1;
-                       auto& own = is_other ? *second : *group;
-                       const auto number = static_cast<std::uint16_t>(is_other ? 2 : 1);
-                       const SourceScope of_wrapper(
-                           own, {.owner = Source::Owner::distributed_data_parallel,
-                                 .content = Source::Content::gradients,
-                                 .number = number,
-                                 .bucket = 0});
-                       own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-                     },
-                     60s)},
+    {"deadlock", failing([](const Group& group) {
+       const auto second = group->split(0, group->rank());
+       const bool is_other = group->rank() == 1;
+       auto& own = is_other ? *second : *group;
+       const SourceScope of_wrapper(own, {.owner = Source::Owner::distributed_data_parallel,
+                                          .content = Source::Content::gradients,
+                                          .number = static_cast<std::uint16_t>(is_other ? 2 : 1),
+                                          .bucket = 0});
+       own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+     })},
     // The other ranks are in a barrier.
-    {"other-collective", failing(
-                             [](const Group& group) {
-                               if (group->rank() == 0)
-                                 group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
-                               group->barrier().wait();
-                             },
-                             60s)},
+    {"other-collective", failing([](const Group& group) {
+       if (group->rank() == 0) group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+       group->barrier().wait();
+     })},
     {"other-message", failing([](const Group& group) {
        if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
        if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
