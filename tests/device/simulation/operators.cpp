@@ -496,7 +496,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     at::Tensor(to).copy_(source);
   });
   if (asynchronous) {
-    use_pinned(host.const_data_ptr(), stream);
+    add_user(host.const_data_ptr(), stream);
   } else {
     synchronize(stream);
   }
