@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "lockstep/autocast.h"
 #include "tests/device/on_devices.h"
 #include "tests/matchers.h"
 
@@ -74,21 +73,6 @@ TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
       EXPECT_THAT(take_races(), Contains(HasSubstr("the release of memory")));
     }
   }
-}
-
-TEST_F(Simulation, AutocastLowersThePrecision) {
-  torch::nn::Linear model(3, 4);
-  model->to(device);
-  at::Tensor loss;
-  {
-    const Autocast lower(at::kBFloat16, device.type());
-    const auto y = model->forward(at::ones({2, 3}, at::TensorOptions(device)));
-    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-    loss = at::mse_loss(y, at::zeros_like(y));
-    EXPECT_EQ(loss.scalar_type(), at::kFloat);
-  }
-  loss.backward();
-  EXPECT_EQ(model->weight.grad().scalar_type(), at::kFloat);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "tests/device/simulation/accelerator.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -205,25 +204,12 @@ Stream* runtime_stream(c10::Device device) {
   return simulation::stream(index, current_streams[static_cast<std::size_t>(index)]);
 }
 
-/// Operators of each kind: CUDA runs them in the lower precision, or in float32.
-static void register_autocast() {
-  using at::autocast::CastPolicy;
-  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
-  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
-  all.fallback(torch::CppFunction::makeFallthrough());
-  auto& m = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(mse_loss, fp32)
-}
-
 void register_accelerator() {
   c10::register_privateuse1_backend("sim");
   static const Guard* const guard = new Guard;
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(accelerator_type)] = guard;
   c10::SetAllocator(accelerator_type, &device_memory());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
-  register_autocast();
 }
 
 }  // namespace lockstep::simulation
