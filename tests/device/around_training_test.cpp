@@ -12,7 +12,6 @@
 #include "lockstep/run_log.h"
 #include "lockstep/samplers.h"
 #include "lockstep/strategy.h"
-#include "lockstep/uneven_inputs.h"
 #include "tests/device/training.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
@@ -124,20 +123,6 @@ TEST_P(AroundTrainingOnDevices, EfficiencyIsMeasured) {
   });
 }
 
-TEST_P(AroundTrainingOnDevices, UnevenInputsEndTogether) {
-  run([](const Group& group) {
-    const std::vector<int> batches(static_cast<std::size_t>(group.rank() + 1));
-    int turns = 0;
-    for (const auto& batch : join_uneven(batches, group, until_last)) {
-      EXPECT_EQ(batch.has_value(), turns++ <= group.rank());
-      group.all_reduce(at::ones({16}, group.device())).wait();
-    }
-    EXPECT_EQ(turns, group.size());
-    for ([[maybe_unused]] const auto& batch : join_uneven(batches, group)) ++turns;
-    EXPECT_EQ(turns, group.size() + 1);
-  });
-}
-
 TEST_P(AroundTrainingOnDevices, WeightsOfRanksThatHaveRunOut) {
   compare(
       [](const Group& group) {
@@ -194,21 +179,6 @@ TEST_P(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
     const auto end = 5 * (group.rank() + 1) / group.size();
     EXPECT_TRUE(rows[0].equal(at::arange(begin, end, at::kLong)));
     EXPECT_TRUE(rows[1].equal(at::arange(6 + begin, 6 + end, at::kLong)));
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
-  run([&](const Group& group) {
-    Net net(group.device());
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : net.parameters()) parameter.add_(group.rank());
-    }
-    broadcast_parameters(net, group, 1);
-    Net expected;
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : expected.parameters()) parameter.add_(1);
-    expect_equal(values(net), values(expected), 0);
   });
 }
 
