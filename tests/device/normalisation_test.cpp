@@ -10,10 +10,6 @@
 namespace lockstep::testing::normalisation {
 namespace {
 
-at::Tensor random_values(at::IntArrayRef sizes, std::uint64_t seed) {
-  return at::empty(sizes).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
-}
-
 /// Ranks have 3, 0 and 2 samples.
 std::int64_t samples_of(int rank) { return rank == 0 ? 3 : rank == 1 ? 0 : 2; }
 
@@ -53,11 +49,7 @@ struct NormNet : torch::nn::Module {
     register_module("plain", plain_norm);
     register_module("last", last);
     register_module("other", other);
-    std::uint64_t seed = 1;
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(random_values(parameter.sizes(), seed++) * 0.3);
-    }
+    draw_parameters(*this, 0.3);
   }
   at::Tensor forward(const at::Tensor& input) {
     auto x = images_norm(conv(input)).relu();

@@ -19,11 +19,7 @@ struct HalfNet : torch::nn::Module {
   explicit HalfNet(at::Device device) {
     register_module("first", first);
     register_module("second", second);
-    std::uint64_t seed = 1;
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
-    }
+    draw_parameters(*this, 0.2);
     to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
