@@ -124,18 +124,16 @@ TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
   });
 }
 
-TEST_P(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
-  run([&](const Group& group) {
-    auto parameter = at::ones({2}).requires_grad_();
-    parameter.mutable_grad() = at::ones({2});
-    torch::optim::SGD sgd({parameter}, 0.1);
-    GradScaler scaler(group);
-    EXPECT_THROW(scaler.step(sgd), InvalidArgument);
-    auto half = at::ones({2}, at::TensorOptions(group.device()).dtype(at::kHalf)).requires_grad_();
-    half.mutable_grad() = at::ones_like(half);
-    torch::optim::SGD of_half({half}, 0.1);
-    EXPECT_THROW(scaler.step(of_half), InvalidArgument);
-  });
+TEST_P_ON_DEVICES(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
+  auto parameter = at::ones({2}).requires_grad_();
+  parameter.mutable_grad() = at::ones({2});
+  torch::optim::SGD sgd({parameter}, 0.1);
+  GradScaler scaler(group);
+  EXPECT_THROW(scaler.step(sgd), InvalidArgument);
+  auto half = at::ones({2}, at::TensorOptions(group.device()).dtype(at::kHalf)).requires_grad_();
+  half.mutable_grad() = at::ones_like(half);
+  torch::optim::SGD of_half({half}, 0.1);
+  EXPECT_THROW(scaler.step(of_half), InvalidArgument);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,
