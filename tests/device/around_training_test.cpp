@@ -12,7 +12,6 @@
 #include "lockstep/run_log.h"
 #include "lockstep/samplers.h"
 #include "lockstep/strategy.h"
-#include "lockstep/uneven_inputs.h"
 #include "tests/device/training.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
@@ -35,36 +34,33 @@ struct Histogram {
   void combine(MetricCombiner& combiner) { combiner.sum(counts); }
 };
 
-TEST_P(AroundTrainingOnDevices, MetricsTakeTensorsOfTheDevice) {
-  run([&](const Group& group) {
-    const auto results = [&](const Group& of) {
-      const auto device = of.device();
-      Tally tally(3);
-      Mean mean;
-      Sum sum;
-      Histogram histogram{at::zeros({3}, at::TensorOptions(device).dtype(at::kLong))};
-      for (int step = 0; step < 3; ++step) {
-        const auto outputs = inputs_of(of, step).flatten(1).narrow(1, 0, 10).contiguous();
-        tally.add(outputs.mean(), outputs, targets(of.rank(), step).to(device));
-        mean.add(outputs, 2.0);
-        mean.add(outputs, outputs.abs());
-        sum.add(outputs.to(at::kHalf));
-        sum.add(targets(of.rank(), step).to(device));
-        histogram.counts[step] += of.rank() + 1;
-      }
-      const auto [score, average, total, counts] = compute(of, tally, mean, sum, histogram);
-      EXPECT_EQ(counts.device(), device);
-      return std::vector<at::Tensor>{
-          at::tensor({score.loss, score.accuracy, score.top, static_cast<double>(score.samples),
-                      average, total},
-                     at::kDouble),
-          counts.cpu()};
-    };
-    const auto expected = results(group.host());
-    EXPECT_EQ(expected[0][3].item<double>(), 18 * group.size());
-    expect_equal(results(group), expected, on_gpus() ? 1e-4 : 0);
-    EXPECT_GT(throughput(5, 2.0, group), 0);
-  });
+TEST_P_ON_DEVICES(AroundTrainingOnDevices, MetricsTakeTensorsOfTheDevice) {
+  const auto results = [&](const Group& of) {
+    const auto device = of.device();
+    Tally tally(3);
+    Mean mean;
+    Sum sum;
+    Histogram histogram{at::zeros({3}, at::TensorOptions(device).dtype(at::kLong))};
+    for (int step = 0; step < 3; ++step) {
+      const auto outputs = inputs_of(of, step).flatten(1).narrow(1, 0, 10).contiguous();
+      tally.add(outputs.mean(), outputs, targets(of.rank(), step).to(device));
+      mean.add(outputs, 2.0);
+      mean.add(outputs, outputs.abs());
+      sum.add(outputs.to(at::kHalf));
+      sum.add(targets(of.rank(), step).to(device));
+      histogram.counts[step] += of.rank() + 1;
+    }
+    const auto [score, average, total, counts] = compute(of, tally, mean, sum, histogram);
+    EXPECT_EQ(counts.device(), device);
+    return std::vector<at::Tensor>{at::tensor({score.loss, score.accuracy, score.top,
+                                               static_cast<double>(score.samples), average, total},
+                                              at::kDouble),
+                                   counts.cpu()};
+  };
+  const auto expected = results(group.host());
+  EXPECT_EQ(expected[0][3].item<double>(), 18 * group.size());
+  expect_equal(results(group), expected, on_gpus() ? 1e-4 : 0);
+  EXPECT_GT(throughput(5, 2.0, group), 0);
 }
 
 TEST_P(AroundTrainingOnDevices, ATallyWaitsForTheDeviceWhenItIsRead) {
@@ -111,31 +107,15 @@ TEST_P(AroundTrainingOnDevices, TheRunLogHasEveryRanksIntervals) {
   });
 }
 
-TEST_P(AroundTrainingOnDevices, EfficiencyIsMeasured) {
-  run([&](const Group& group) {
-    auto values = at::ones({16}, group.device());
-    const auto alone = [&] { values.mul_(1); };
-    const auto together = [&] { group.all_reduce(values, ReduceOp::avg).wait(); };
-    const auto efficiency = measure_efficiency(group, alone, together,
-                                               {.rounds = 2, .time = std::chrono::milliseconds(1)});
-    EXPECT_EQ(efficiency.rounds, 2);
-    EXPECT_GT(efficiency.together, 0);
-    EXPECT_TRUE(std::isfinite(efficiency.median));
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, UnevenInputsEndTogether) {
-  run([](const Group& group) {
-    const std::vector<int> batches(static_cast<std::size_t>(group.rank() + 1));
-    int turns = 0;
-    for (const auto& batch : join_uneven(batches, group, until_last)) {
-      EXPECT_EQ(batch.has_value(), turns++ <= group.rank());
-      group.all_reduce(at::ones({16}, group.device())).wait();
-    }
-    EXPECT_EQ(turns, group.size());
-    for ([[maybe_unused]] const auto& batch : join_uneven(batches, group)) ++turns;
-    EXPECT_EQ(turns, group.size() + 1);
-  });
+TEST_P_ON_DEVICES(AroundTrainingOnDevices, EfficiencyIsMeasured) {
+  auto values = at::ones({16}, group.device());
+  const auto alone = [&] { values.mul_(1); };
+  const auto together = [&] { group.all_reduce(values, ReduceOp::avg).wait(); };
+  const auto efficiency = measure_efficiency(group, alone, together,
+                                             {.rounds = 2, .time = std::chrono::milliseconds(1)});
+  EXPECT_EQ(efficiency.rounds, 2);
+  EXPECT_GT(efficiency.together, 0);
+  EXPECT_TRUE(std::isfinite(efficiency.median));
 }
 
 TEST_P(AroundTrainingOnDevices, WeightsOfRanksThatHaveRunOut) {
@@ -164,77 +144,58 @@ struct Rows : torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> 
   std::optional<std::size_t> size() const override { return 11; }
 };
 
-TEST_P(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
-  run([&](const Group& group) {
-    auto part = partition_dataset(Rows(), group);
-    const auto expected = partition_dataset(Rows(), group.host());
-    EXPECT_EQ(part.range(), expected.range());
-    DistributedSampler sampler(11, group);
-    DistributedSampler same(11, group.host());
-    sampler.reset();
-    same.reset();
-    EXPECT_EQ(sampler.next(4), same.next(4));
+TEST_P_ON_DEVICES(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
+  auto part = partition_dataset(Rows(), group);
+  const auto expected = partition_dataset(Rows(), group.host());
+  EXPECT_EQ(part.range(), expected.range());
+  DistributedSampler sampler(11, group);
+  DistributedSampler same(11, group.host());
+  sampler.reset();
+  same.reset();
+  EXPECT_EQ(sampler.next(4), same.next(4));
 
-    std::vector<torch::data::Example<>> batches;
-    for (const std::size_t first : {0, 6}) {
-      auto batch = Rows().get_batch(
-          std::vector<std::size_t>{first, first + 1, first + 2, first + 3, first + 4});
-      // Batches of the device are scattered, too.
-      if (first > 0) batch = {batch.data.to(group.device()), batch.target.to(group.device())};
-      batches.push_back(batch);
-    }
-    std::vector<at::Tensor> rows;
-    for (auto& batch : scatter_from_rank0(&batches, group)) {
-      EXPECT_TRUE(batch.target.is_cpu());
-      EXPECT_EQ(batch.data.size(0), batch.target.size(0));
-      rows.push_back(batch.target);
-    }
-    ASSERT_EQ(rows.size(), 2U);
-    const auto begin = 5 * group.rank() / group.size();
-    const auto end = 5 * (group.rank() + 1) / group.size();
-    EXPECT_TRUE(rows[0].equal(at::arange(begin, end, at::kLong)));
-    EXPECT_TRUE(rows[1].equal(at::arange(6 + begin, 6 + end, at::kLong)));
-  });
+  std::vector<torch::data::Example<>> batches;
+  for (const std::size_t first : {0, 6}) {
+    auto batch = Rows().get_batch(
+        std::vector<std::size_t>{first, first + 1, first + 2, first + 3, first + 4});
+    // Batches of the device are scattered, too.
+    if (first > 0) batch = {batch.data.to(group.device()), batch.target.to(group.device())};
+    batches.push_back(batch);
+  }
+  std::vector<at::Tensor> rows;
+  for (auto& batch : scatter_from_rank0(&batches, group)) {
+    EXPECT_TRUE(batch.target.is_cpu());
+    EXPECT_EQ(batch.data.size(0), batch.target.size(0));
+    rows.push_back(batch.target);
+  }
+  ASSERT_EQ(rows.size(), 2U);
+  const auto begin = 5 * group.rank() / group.size();
+  const auto end = 5 * (group.rank() + 1) / group.size();
+  EXPECT_TRUE(rows[0].equal(at::arange(begin, end, at::kLong)));
+  EXPECT_TRUE(rows[1].equal(at::arange(6 + begin, 6 + end, at::kLong)));
 }
 
-TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
-  run([&](const Group& group) {
-    Net net(group.device());
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : net.parameters()) parameter.add_(group.rank());
-    }
-    broadcast_parameters(net, group, 1);
-    Net expected;
+TEST_P_ON_DEVICES(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
+  auto net = std::make_shared<Net>(group.device());
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  DistributedDataParallel ddp(net, group, {.verify_every = 1});
+  const auto train = [&](int step) {
+    sgd.zero_grad();
+    testing::loss_of(ddp(inputs_of(group, step)), group, step).backward();
+    sgd.step();
+  };
+  train(0);
+  {
     const torch::NoGradGuard no_grad;
-    for (auto& parameter : expected.parameters()) parameter.add_(1);
-    expect_equal(values(net), values(expected), 0);
-  });
-}
-
-TEST_P(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
-  run([&](const Group& group) {
-    auto net = std::make_shared<Net>(group.device());
-    torch::optim::SGD sgd(net->parameters(), 0.1);
-    DistributedDataParallel ddp(net, group, {.verify_every = 1});
-    const auto train = [&](int step) {
-      sgd.zero_grad();
-      testing::loss_of(ddp(inputs_of(group, step)), group, step).backward();
-      sgd.step();
-    };
-    train(0);
-    {
-      const torch::NoGradGuard no_grad;
-      if (group.rank() == 1) net->last->bias.add_(1e-3);
-    }
-    try {
-      train(1);
-      ADD_FAILURE() << "no error";
-    } catch (const ReplicaError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("parameter last.bias"));
-      EXPECT_EQ(error.rank(), 1);
-    }
-  });
+    if (group.rank() == 1) net->last->bias.add_(1e-3);
+  }
+  try {
+    train(1);
+    ADD_FAILURE() << "no error";
+  } catch (const ReplicaError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("parameter last.bias"));
+    EXPECT_EQ(error.rank(), 1);
+  }
 }
 
 TEST_P(AroundTrainingOnDevices, GradientsAreClipped) {
@@ -292,17 +253,11 @@ TEST_P(AroundTrainingOnDevices, FusedOptimizersHaveTheBitsOfTheCpuInFewKernels) 
   });
 }
 
-TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
-  run([&](const Group& group) {
-    Net net(group.device());
-    FusedSgd sgd(net.parameters(), torch::optim::SGDOptions(0.1));
-    EXPECT_THAT(refusal([&] {
-                  const DistributedOptimizer optimizer(sgd, net, group,
-                                                       DataParallelOptions{.share_memory = true});
-                }),
-                HasSubstr("share_memory: got a group of "));
-    // The group stays usable.
-    group.barrier().wait();
+TEST_P_ON_DEVICES(AroundTrainingOnDevices, SharedMemoryIsRefused) {
+  Net net(group.device());
+  FusedSgd sgd(net.parameters(), torch::optim::SGDOptions(0.1));
+  expect_refused(group, "share_memory: got a group of ", [&] {
+    DistributedOptimizer(sgd, net, group, DataParallelOptions{.share_memory = true});
   });
 }
 

@@ -74,118 +74,108 @@ void expect_reductions(const Group& group, at::ScalarType dtype, std::int64_t co
 
 class Collectives : public OnDevices {};
 
-TEST_P(Collectives, Reductions) {
-  run([](const Group& group) {
-    for (const auto dtype : dtypes) {
-      for (const auto op : all_reduce_ops) {
-        SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
-        if (!reduces(group, dtype, op)) continue;
-        for (const std::int64_t count : {0, 1, 1000}) expect_reductions(group, dtype, count, op);
+TEST_P_ON_DEVICES(Collectives, Reductions) {
+  for (const auto dtype : dtypes) {
+    for (const auto op : all_reduce_ops) {
+      SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
+      if (!reduces(group, dtype, op)) continue;
+      for (const std::int64_t count : {0, 1, 1000}) expect_reductions(group, dtype, count, op);
+    }
+  }
+  const auto weighted = premultiplied_sum(0.25 * (group.rank() + 1));
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    expect_reductions(group, dtype, 300, weighted);
+  }
+}
+
+TEST_P_ON_DEVICES(Collectives, PartsOfDifferentLengths) {
+  // How many elements a rank sends to another by all_to_all, and holds in the other collectives.
+  const auto length = [](int from, int to) { return (3 * from + 5 * to) % 7; };
+  std::vector<std::size_t> counts, sent, received;
+  std::int64_t total = 0;
+  std::int64_t sum_sent = 0;
+  std::int64_t sum_received = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    counts.push_back(static_cast<std::size_t>(length(rank, 0)));
+    sent.push_back(static_cast<std::size_t>(length(group.rank(), rank)));
+    received.push_back(static_cast<std::size_t>(length(rank, group.rank())));
+    total += length(rank, 0);
+    sum_sent += length(group.rank(), rank);
+    sum_received += length(rank, group.rank());
+  }
+  const auto own = length(group.rank(), 0);
+  expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
+                    [&](auto& on, auto out, auto in) { return on.all_gather(out, in, counts); });
+  for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
+    expect_as_on_host(
+        group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
+        [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, counts, op); });
+  }
+  for (const auto dtype : dtypes) {
+    expect_as_on_host(
+        group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
+        [&](auto& on, auto out, auto in) { return on.all_to_all(out, in, received, sent); });
+  }
+}
+
+TEST_P_ON_DEVICES(Collectives, ThatMoveData) {
+  const auto ranks = group.size();
+  for (const auto dtype : dtypes) {
+    for (const std::int64_t count : {0, 1, 300}) {
+      SCOPED_TRACE(detail::concat(toString(dtype), ' ', count));
+      const auto own = numbers(group, count, dtype);
+      const auto whole = numbers(group, count * ranks, dtype);
+      for (int root = 0; root < ranks; ++root) {
+        expect_as_on_host(group, own.clone(),
+                          [&](auto& on, auto out) { return on.broadcast(out, root); });
+        const bool is_root = group.rank() == root;
+        expect_as_on_host(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
+                          [&](auto& on, auto out, auto in) { return on.gather(out, in, root); });
+        expect_as_on_host(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
+                          [&](auto& on, auto out, auto in) { return on.scatter(out, in, root); });
+      }
+      expect_as_on_host(group, at::zeros_like(whole), own,
+                        [&](auto& on, auto out, auto in) { return on.all_gather(out, in); });
+      expect_as_on_host(group, at::zeros_like(whole), whole,
+                        [&](auto& on, auto out, auto in) { return on.all_to_all(out, in); });
+    }
+  }
+}
+
+TEST_P_ON_DEVICES(Collectives, Wires) {
+  for (const auto dtype : {DType::f16, DType::bf16}) {
+    for (const bool predivide : {false, true}) {
+      for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
+        const Wire wire{.dtype = dtype, .clip = 3, .predivide = predivide};
+        const auto tensor = numbers(group, 100, at::kFloat).sub(2).mul(2);
+        // A mean is rounded in another order.
+        const auto expected = tensor.clone();
+        group.host().all_reduce(expected, op, wire).wait();
+        const auto on_device = tensor.to(group.device());
+        group.all_reduce(on_device, op, wire).wait();
+        const double rounding = dtype == DType::f16 ? 2e-3 : 2e-2;
+        EXPECT_TRUE(on_device.cpu().allclose(expected, rounding, rounding));
       }
     }
-    const auto weighted = premultiplied_sum(0.25 * (group.rank() + 1));
-    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
-      expect_reductions(group, dtype, 300, weighted);
-    }
-  });
+  }
 }
 
-TEST_P(Collectives, PartsOfDifferentLengths) {
-  run([](const Group& group) {
-    // How many elements a rank sends to another by all_to_all, and holds in the other collectives.
-    const auto length = [](int from, int to) { return (3 * from + 5 * to) % 7; };
-    std::vector<std::size_t> counts, sent, received;
-    std::int64_t total = 0;
-    std::int64_t sum_sent = 0;
-    std::int64_t sum_received = 0;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      counts.push_back(static_cast<std::size_t>(length(rank, 0)));
-      sent.push_back(static_cast<std::size_t>(length(group.rank(), rank)));
-      received.push_back(static_cast<std::size_t>(length(rank, group.rank())));
-      total += length(rank, 0);
-      sum_sent += length(group.rank(), rank);
-      sum_received += length(rank, group.rank());
-    }
-    const auto own = length(group.rank(), 0);
-    expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
-                      [&](auto& on, auto out, auto in) { return on.all_gather(out, in, counts); });
-    for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
-      expect_as_on_host(
-          group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
-          [&](auto& on, auto out, auto in) { return on.reduce_scatter(out, in, counts, op); });
-    }
-    for (const auto dtype : dtypes) {
-      expect_as_on_host(
-          group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
-          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in, received, sent); });
-    }
-  });
-}
-
-TEST_P(Collectives, ThatMoveData) {
-  run([](const Group& group) {
-    const auto ranks = group.size();
-    for (const auto dtype : dtypes) {
-      for (const std::int64_t count : {0, 1, 300}) {
-        SCOPED_TRACE(detail::concat(toString(dtype), ' ', count));
-        const auto own = numbers(group, count, dtype);
-        const auto whole = numbers(group, count * ranks, dtype);
-        for (int root = 0; root < ranks; ++root) {
-          expect_as_on_host(group, own.clone(),
-                            [&](auto& on, auto out) { return on.broadcast(out, root); });
-          const bool is_root = group.rank() == root;
-          expect_as_on_host(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
-                            [&](auto& on, auto out, auto in) { return on.gather(out, in, root); });
-          expect_as_on_host(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
-                            [&](auto& on, auto out, auto in) { return on.scatter(out, in, root); });
-        }
-        expect_as_on_host(group, at::zeros_like(whole), own,
-                          [&](auto& on, auto out, auto in) { return on.all_gather(out, in); });
-        expect_as_on_host(group, at::zeros_like(whole), whole,
-                          [&](auto& on, auto out, auto in) { return on.all_to_all(out, in); });
-      }
-    }
-  });
-}
-
-TEST_P(Collectives, Wires) {
-  run([](const Group& group) {
-    for (const auto dtype : {DType::f16, DType::bf16}) {
-      for (const bool predivide : {false, true}) {
-        for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
-          const Wire wire{.dtype = dtype, .clip = 3, .predivide = predivide};
-          const auto tensor = numbers(group, 100, at::kFloat).sub(2).mul(2);
-          // A mean is rounded in another order.
-          const auto expected = tensor.clone();
-          group.host().all_reduce(expected, op, wire).wait();
-          const auto on_device = tensor.to(group.device());
-          group.all_reduce(on_device, op, wire).wait();
-          const double rounding = dtype == DType::f16 ? 2e-3 : 2e-2;
-          EXPECT_TRUE(on_device.cpu().allclose(expected, rounding, rounding));
-        }
-      }
-    }
-  });
-}
-
-TEST_P(Collectives, Messages) {
-  run([](const Group& group) {
-    if (group.size() == 1) return;
-    const int next = (group.rank() + 1) % group.size();
-    const int previous = (group.rank() + group.size() - 1) % group.size();
-    const auto sent = numbers(group, 100, at::kFloat).to(group.device());
-    const auto received = at::zeros_like(sent);
-    // Messages are in the order of the device's stream: even ranks send first.
-    if (group.rank() % 2 == 0) {
-      group.send(sent, next, 5).wait();
-      group.recv(received, previous, 5).wait();
-    } else {
-      group.recv(received, previous, 5).wait();
-      group.send(sent, next, 5).wait();
-    }
-    const auto expected = at::arange(100, at::kLong).add(previous + 1).remainder(5).to(at::kFloat);
-    EXPECT_TRUE(at::equal(received.cpu(), expected));
-  });
+TEST_P_ON_DEVICES(Collectives, Messages) {
+  if (group.size() == 1) return;
+  const int next = (group.rank() + 1) % group.size();
+  const int previous = (group.rank() + group.size() - 1) % group.size();
+  const auto sent = numbers(group, 100, at::kFloat).to(group.device());
+  const auto received = at::zeros_like(sent);
+  // Messages are in the order of the device's stream: even ranks send first.
+  if (group.rank() % 2 == 0) {
+    group.send(sent, next, 5).wait();
+    group.recv(received, previous, 5).wait();
+  } else {
+    group.recv(received, previous, 5).wait();
+    group.send(sent, next, 5).wait();
+  }
+  const auto expected = at::arange(100, at::kLong).add(previous + 1).remainder(5).to(at::kFloat);
+  EXPECT_TRUE(at::equal(received.cpu(), expected));
 }
 
 /// Rank 0 receives from any rank, the later tag first, on its device and on the host.
@@ -207,13 +197,11 @@ void receive_by_tag(const Group& group, const at::Tensor& number) {
   group.barrier().wait();
 }
 
-TEST_P(Collectives, MessagesByTag) {
-  run([](const Group& group) {
-    receive_by_tag(group.host(), at::zeros({1}));
-    const auto number = at::zeros({1}, group.device());
-    if (group.communicator().matches_by_tag()) return receive_by_tag(group, number);
-    EXPECT_THROW(static_cast<void>(group.recv(number, any_source)), BackendUnavailable);
-  });
+TEST_P_ON_DEVICES(Collectives, MessagesByTag) {
+  receive_by_tag(group.host(), at::zeros({1}));
+  const auto number = at::zeros({1}, group.device());
+  if (group.communicator().matches_by_tag()) return receive_by_tag(group, number);
+  EXPECT_THROW(static_cast<void>(group.recv(number, any_source)), BackendUnavailable);
 }
 
 // A collective comes after what the stream has, and before what follows wait().
@@ -234,38 +222,34 @@ TEST_P(Collectives, AreInTheOrderOfTheStream) {
   delay_streams(0);
 }
 
-TEST_P(Collectives, InParts) {
-  run([](const Group& group) {
-    const auto part = group.split(group.rank() % 2, -group.rank());
-    EXPECT_EQ(part.device(), group.device());
-    const auto tensor = at::full({10}, group.rank(), group.device());
-    part.all_reduce(tensor, ReduceOp::max).wait();
-    group.barrier().wait();
-    part.barrier().wait();
-    const int last = group.size() - 1;
-    EXPECT_EQ(tensor[0].item<int>(), last % 2 == group.rank() % 2 ? last : last - 1);
-    EXPECT_TRUE(part.host().device().is_cpu());
-  });
+TEST_P_ON_DEVICES(Collectives, InParts) {
+  const auto part = group.split(group.rank() % 2, -group.rank());
+  EXPECT_EQ(part.device(), group.device());
+  const auto tensor = at::full({10}, group.rank(), group.device());
+  part.all_reduce(tensor, ReduceOp::max).wait();
+  group.barrier().wait();
+  part.barrier().wait();
+  const int last = group.size() - 1;
+  EXPECT_EQ(tensor[0].item<int>(), last % 2 == group.rank() % 2 ? last : last - 1);
+  EXPECT_TRUE(part.host().device().is_cpu());
 }
 
-TEST_P(Collectives, RefuseOtherDevices) {
-  run([](const Group& group) {
-    EXPECT_THAT(
-        refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
-        HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +
-                  group.device().str() + ": move it with .to(group.device()), or use"));
-    const auto on_device = at::zeros({3}, group.device());
-    EXPECT_THAT(refusal([&] { (void)group.host().all_reduce(on_device); }),
-                HasSubstr("on " + group.device().str() + ", expected a dense one on cpu"));
-    EXPECT_THAT(refusal([&] { (void)device_group(group, group.device()); }),
-                HasSubstr("expected one on cpu"));
-    group.barrier().wait();
-    if (device_count() == 1) return;
-    const auto other = device_of((group.rank() + 1) % device_count());
-    EXPECT_THAT(
-        refusal([&] { (void)group.all_reduce(at::zeros({3}, at::TensorOptions().device(other))); }),
-        HasSubstr("on " + other.str() + ", expected a dense one on " + group.device().str()));
-  });
+TEST_P_ON_DEVICES(Collectives, RefuseOtherDevices) {
+  EXPECT_THAT(
+      refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
+      HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +
+                group.device().str() + ": move it with .to(group.device()), or use"));
+  const auto on_device = at::zeros({3}, group.device());
+  EXPECT_THAT(refusal([&] { (void)group.host().all_reduce(on_device); }),
+              HasSubstr("on " + group.device().str() + ", expected a dense one on cpu"));
+  EXPECT_THAT(refusal([&] { (void)device_group(group, group.device()); }),
+              HasSubstr("expected one on cpu"));
+  group.barrier().wait();
+  if (device_count() == 1) return;
+  const auto other = device_of((group.rank() + 1) % device_count());
+  EXPECT_THAT(
+      refusal([&] { (void)group.all_reduce(at::zeros({3}, at::TensorOptions().device(other))); }),
+      HasSubstr("on " + other.str() + ", expected a dense one on " + group.device().str()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Collectives,

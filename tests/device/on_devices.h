@@ -25,6 +25,12 @@
 #include "tests/gpus.h"
 #include "tests/temporary_folder.h"
 
+/// A test of a suite of OnDevices. The body is that of a rank, whose group is `group`.
+#define TEST_P_ON_DEVICES(suite, name)         \
+  void suite##_##name(const Group& group);     \
+  TEST_P(suite, name) { run(suite##_##name); } \
+  void suite##_##name(const Group& group)
+
 // Tests use the simulated device and the double of NCCL, or GPUs and the real NCCL, which have no
 // check of races and arguments: tests/gpus.h.
 namespace lockstep::testing {

@@ -1,6 +1,6 @@
 #include <limits>
 #include <memory>
-#include <string>
+#include <optional>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
@@ -19,11 +19,7 @@ struct HalfNet : torch::nn::Module {
   explicit HalfNet(at::Device device) {
     register_module("first", first);
     register_module("second", second);
-    std::uint64_t seed = 1;
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
-    }
+    draw_parameters(*this, 0.2);
     to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
@@ -54,40 +50,30 @@ void expect_scale(const GradScaler& scaler, int step, bool stepped) {
   EXPECT_EQ(scaler.get_scale(), scales[static_cast<std::size_t>(step)]);
 }
 
-std::vector<at::Tensor> trained_by_wrapper(const Group& group) {
+/// By the wrapper where there is no strategy.
+std::vector<at::Tensor> trained(const Group& group, const char* strategy, bool clips) {
   auto net = std::make_shared<HalfNet>(group.device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  DistributedDataParallel ddp(net, group);
+  std::optional<DistributedDataParallel<HalfNet>> ddp;
+  std::optional<DistributedOptimizer> optimizer;
+  if (strategy == nullptr) ddp.emplace(net, group);
+  if (strategy != nullptr) optimizer.emplace(sgd, *net, group, parse_strategy(strategy));
   GradScaler scaler(group, options);
   for (int step = 0; step < steps; ++step) {
-    sgd.zero_grad();
-    scaler.scale(loss_of(ddp(inputs(group, step)), group, step)).backward();
-    const bool stepped = scaler.step(sgd);
-    scaler.update();
-    expect_scale(scaler, step, stepped);
-  }
-  return values(*net);
-}
-
-std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
-                                             bool clips) {
-  HalfNet net(group.device());
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  DistributedOptimizer optimizer(sgd, net, group, parse_strategy(strategy));
-  GradScaler scaler(group, options);
-  for (int step = 0; step < steps; ++step) {
-    scaler.scale(loss_of(net.forward(inputs(group, step)), group, step)).backward();
+    const auto batch = inputs(group, step);
+    const auto outputs = ddp ? (*ddp)(batch) : net->forward(batch);
+    scaler.scale(loss_of(outputs, group, step)).backward();
     if (clips) {
-      scaler.unscale_(optimizer);
-      torch::nn::utils::clip_grad_norm_(net.parameters(), 0.5);
+      scaler.unscale_(*optimizer);
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5);
     }
-    const bool stepped = scaler.step(optimizer);
+    const bool stepped = ddp ? scaler.step(sgd) : scaler.step(*optimizer);
     scaler.update();
     expect_scale(scaler, step, stepped);
-    optimizer.zero_grad();
+    ddp ? sgd.zero_grad() : optimizer->zero_grad();
   }
-  optimizer.synchronize();
-  return values(net);
+  if (optimizer) optimizer->synchronize();
+  return values(*net);
 }
 
 // Half precision enlarges differences of rounding.
@@ -97,7 +83,7 @@ constexpr double of_gpus = 1e-2;
 class ScaledTrainingOnDevices : public ComparedWithCpu {};
 
 TEST_P(ScaledTrainingOnDevices, ByTheWrapperHasTheBitsOfTheCpu) {
-  compare(trained_by_wrapper, of_nccl, of_gpus);
+  compare([](const Group& group) { return trained(group, nullptr, false); }, of_nccl, of_gpus);
 }
 
 TEST_P(ScaledTrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
@@ -105,8 +91,8 @@ TEST_P(ScaledTrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
   for (const auto* strategy : {"fp32", "local_sgd:period=2"}) {
     for (const bool clips : {false, true}) {
       SCOPED_TRACE(::testing::Message() << strategy << clips);
-      compare([&](const Group& group) { return trained_by_optimizer(group, strategy, clips); },
-              of_nccl, of_gpus);
+      compare([&](const Group& group) { return trained(group, strategy, clips); }, of_nccl,
+              of_gpus);
     }
   }
 }
@@ -138,18 +124,16 @@ TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
   });
 }
 
-TEST_P(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
-  run([&](const Group& group) {
-    auto parameter = at::ones({2}).requires_grad_();
-    parameter.mutable_grad() = at::ones({2});
-    torch::optim::SGD sgd({parameter}, 0.1);
-    GradScaler scaler(group);
-    EXPECT_THROW(scaler.step(sgd), InvalidArgument);
-    auto half = at::ones({2}, at::TensorOptions(group.device()).dtype(at::kHalf)).requires_grad_();
-    half.mutable_grad() = at::ones_like(half);
-    torch::optim::SGD of_half({half}, 0.1);
-    EXPECT_THROW(scaler.step(of_half), InvalidArgument);
-  });
+TEST_P_ON_DEVICES(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
+  auto parameter = at::ones({2}).requires_grad_();
+  parameter.mutable_grad() = at::ones({2});
+  torch::optim::SGD sgd({parameter}, 0.1);
+  GradScaler scaler(group);
+  EXPECT_THROW(scaler.step(sgd), InvalidArgument);
+  auto half = at::ones({2}, at::TensorOptions(group.device()).dtype(at::kHalf)).requires_grad_();
+  half.mutable_grad() = at::ones_like(half);
+  torch::optim::SGD of_half({half}, 0.1);
+  EXPECT_THROW(scaler.step(of_half), InvalidArgument);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,

@@ -32,52 +32,44 @@ class Streams : public OnDelayedDevices {
 };
 
 // The program may drop a tensor before its collective is complete.
-TEST_P(Streams, OperationsKeepTheirTensors) {
-  run([](const Group& group) {
-    for (int i = 0; i < 20; ++i) {
-      auto tensor = at::ones({5000}, group.device());
-      auto work = group.all_reduce(tensor);
-      tensor.reset();
-      const auto other = at::zeros({5000}, group.device()).add_(1);  // may get the same memory
-      work.wait();
-      EXPECT_EQ(other.sum().item<float>(), 5000);
-    }
-  });
+TEST_P_ON_DEVICES(Streams, OperationsKeepTheirTensors) {
+  for (int i = 0; i < 20; ++i) {
+    auto tensor = at::ones({5000}, group.device());
+    auto work = group.all_reduce(tensor);
+    tensor.reset();
+    const auto other = at::zeros({5000}, group.device()).add_(1);  // may get the same memory
+    work.wait();
+    EXPECT_EQ(other.sum().item<float>(), 5000);
+  }
 }
 
 // Inputs and outputs may be made on another stream than that of the collective's caller.
-TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
-  run([](const Group& group) {
-    const auto tensor = at::ones({5000}, group.device());
-    const auto other = new_stream(group.device());
-    auto work = group.all_reduce(tensor);
-    order(current_stream(group.device()), other);
-    const c10::StreamGuard guard(other);
-    work.wait();
-    EXPECT_EQ(tensor[17].item<float>(), group.size());
-  });
+TEST_P_ON_DEVICES(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
+  const auto tensor = at::ones({5000}, group.device());
+  const auto other = new_stream(group.device());
+  auto work = group.all_reduce(tensor);
+  order(current_stream(group.device()), other);
+  const c10::StreamGuard guard(other);
+  work.wait();
+  EXPECT_EQ(tensor[17].item<float>(), group.size());
 }
 
-TEST_P(Streams, AThreadMayHaveAnotherCurrentDevice) {
-  run([](const Group& group) {
-    const auto tensor = at::ones({5000}, group.device());
-    {
-      const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
-      group.all_reduce(tensor).wait();
-    }
-    EXPECT_EQ(tensor[17].item<float>(), group.size());
-  });
+TEST_P_ON_DEVICES(Streams, AThreadMayHaveAnotherCurrentDevice) {
+  const auto tensor = at::ones({5000}, group.device());
+  {
+    const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
+    group.all_reduce(tensor).wait();
+  }
+  EXPECT_EQ(tensor[17].item<float>(), group.size());
 }
 
-TEST_P(Streams, AGroupEndsAfterItsOperations) {
-  run([](const Group& group) {
-    const auto tensor = at::ones({5000}, group.device());
-    {
-      const auto part = group.split(0, group.rank());
-      part.all_reduce(tensor).wait();
-    }
-    EXPECT_EQ(tensor[17].item<float>(), group.size());
-  });
+TEST_P_ON_DEVICES(Streams, AGroupEndsAfterItsOperations) {
+  const auto tensor = at::ones({5000}, group.device());
+  {
+    const auto part = group.split(0, group.rank());
+    part.all_reduce(tensor).wait();
+  }
+  EXPECT_EQ(tensor[17].item<float>(), group.size());
 }
 
 /// Two layers whose forward, and so whose backward, is on different streams.
@@ -113,54 +105,48 @@ struct Branches : torch::nn::Module {
   std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators;
 };
 
-TEST_P(Streams, GradientsOfSeveralStreams) {
-  run([](const Group& group) {
-    auto model = std::make_shared<Branches>(group);
-    DistributedDataParallel ddp(model, group);
-    for (int step = 0; step < 4; ++step) {
-      model->zero_grad();
-      ddp(at::full({8, 40}, group.rank() + 1.0, group.device())).sum().backward();
-    }
-    // d/dw of (w·x·40 + b)² summed over 8 samples, averaged over ranks.
-    double expected = 0;
-    for (int rank = 1; rank <= group.size(); ++rank) {
-      expected += 8 * 2 * (0.01 * 40 * rank + 0.01) * rank / group.size();
-    }
-    for (const auto& layer : {model->left, model->right}) {
-      EXPECT_NEAR(layer->weight.grad()[3][5].item<double>(), expected, 1e-4 * expected);
-    }
-  });
+TEST_P_ON_DEVICES(Streams, GradientsOfSeveralStreams) {
+  auto model = std::make_shared<Branches>(group);
+  DistributedDataParallel ddp(model, group);
+  for (int step = 0; step < 4; ++step) {
+    model->zero_grad();
+    ddp(at::full({8, 40}, group.rank() + 1.0, group.device())).sum().backward();
+  }
+  // d/dw of (w·x·40 + b)² summed over 8 samples, averaged over ranks.
+  double expected = 0;
+  for (int rank = 1; rank <= group.size(); ++rank) {
+    expected += 8 * 2 * (0.01 * 40 * rank + 0.01) * rank / group.size();
+  }
+  for (const auto& layer : {model->left, model->right}) {
+    EXPECT_NEAR(layer->weight.grad()[3][5].item<double>(), expected, 1e-4 * expected);
+  }
 }
 
-TEST_P(Streams, SynchronizeAndAverages) {
-  run([](const Group& group) {
-    Net net(group.device());
-    torch::optim::SGD sgd(net.parameters(), 0.1);
-    DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
-    for (int step = 0; step < 5; ++step) {
-      optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
-    }
-    optimizer.synchronize();
-    const auto mine = net.last->weight.detach().sum().cpu();
-    const auto largest = mine.clone();
-    group.host().all_reduce(largest, ReduceOp::max).wait();
-    EXPECT_EQ(mine.item<float>(), largest.item<float>());
-  });
+TEST_P_ON_DEVICES(Streams, SynchronizeAndAverages) {
+  Net net(group.device());
+  torch::optim::SGD sgd(net.parameters(), 0.1);
+  DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
+  for (int step = 0; step < 5; ++step) {
+    optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
+  }
+  optimizer.synchronize();
+  const auto mine = net.last->weight.detach().sum().cpu();
+  const auto largest = mine.clone();
+  group.host().all_reduce(largest, ReduceOp::max).wait();
+  EXPECT_EQ(mine.item<float>(), largest.item<float>());
 }
 
 // Also if the program does not call its groups again.
-TEST_P(Streams, CompleteOperationsAreNotPending) {
-  run([](const Group& group) {
-    group.all_reduce(at::ones({5000}, group.device())).wait();
-    auto& ranks = dynamic_cast<device::DeviceCommunicator&>(group.communicator());
-    const auto end = Clock::now() + 20s;
-    const auto pending = [&] {
-      const auto lock = ranks.context().lock();
-      return ranks.pending();
-    };
-    while (pending() > 0 && Clock::now() < end) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(pending(), 0u);
-  });
+TEST_P_ON_DEVICES(Streams, CompleteOperationsAreNotPending) {
+  group.all_reduce(at::ones({5000}, group.device())).wait();
+  auto& ranks = dynamic_cast<device::DeviceCommunicator&>(group.communicator());
+  const auto end = Clock::now() + 20s;
+  const auto pending = [&] {
+    const auto lock = ranks.context().lock();
+    return ranks.pending();
+  };
+  while (pending() > 0 && Clock::now() < end) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(pending(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Streams,

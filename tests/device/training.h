@@ -12,6 +12,19 @@
 
 namespace lockstep::testing {
 
+inline at::Tensor random_values(at::IntArrayRef sizes, std::uint64_t seed, double deviation = 1) {
+  return at::empty(sizes).normal_(0, deviation, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+/// Gives each parameter values that depend on its position.
+inline void draw_parameters(torch::nn::Module& module, double deviation) {
+  std::uint64_t seed = 1;
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) {
+    parameter.copy_(random_values(parameter.sizes(), seed++, deviation));
+  }
+}
+
 struct Net : torch::nn::Module {
   explicit Net(at::Device device = at::kCPU) {
     register_module("first", first);
@@ -19,11 +32,7 @@ struct Net : torch::nn::Module {
     register_module("second", second);
     register_module("last", last);
     register_parameter("unused", torch::ones({5}));
-    std::uint64_t seed = 1;
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
-    }
+    draw_parameters(*this, 0.2);
     to(device);
   }
   at::Tensor forward(const at::Tensor& input) {
@@ -38,8 +47,7 @@ struct Net : torch::nn::Module {
 };
 
 inline at::Tensor images(int rank, int step) {
-  const auto seed = static_cast<std::uint64_t>(100 * rank + step + 1);
-  return at::empty({6, 1, 8, 8}).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+  return random_values({6, 1, 8, 8}, static_cast<std::uint64_t>(100 * rank + step + 1));
 }
 
 inline at::Tensor targets(int rank, int step) {

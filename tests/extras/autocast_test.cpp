@@ -38,6 +38,13 @@ TEST(Autocast, LastsAsLongAsItLives) {
   EXPECT_EQ(dtype_of_products(), at::kFloat);
 }
 
+TEST(Autocast, IsOfOneDevice) {
+  const Autocast lower(at::kHalf, at::kCUDA);
+  EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));
+  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+}
+
 TEST(Autocast, LeavesParametersAndGradientsAsTheyAre) {
   torch::nn::Linear layer(8, 4);
   const at::Tensor inputs = at::randn({3, 8});

@@ -1,76 +1,19 @@
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/strategy.h"
-#include "tests/device/on_devices.h"
 #include "tests/device/training.h"
-#include "tests/matchers.h"
 
-// The caching allocator of CUDA under Lockstep's streams: memory that is freed while a stream uses
-// it, and the memory that training keeps.
+// The caching allocator of CUDA under Lockstep's streams: the memory that training keeps.
+// simulation_test.cpp frees memory while a stream uses it.
 
 namespace lockstep::testing {
 namespace {
-
-constexpr std::int64_t elements = 300'000;
-
-class CachingAllocator : public OnSimulation {
- protected:
-  void SetUp() override {
-    OnSimulation::SetUp();
-    ASSERT_EQ(simulation::device_type(), at::kCUDA);
-    c10::cuda::CUDACachingAllocator::emptyCache();
-  }
-  void TearDown() override { simulation::synchronize_all(); }
-  const at::Device device{at::kCUDA, 0};
-};
-
-TEST_F(CachingAllocator, GivesMemoryToTheSameStreamAgainAtOnce) {
-  auto first = at::ones({elements}, device);
-  const void* const at = first.const_data_ptr();
-  first.reset();
-  const auto second = at::zeros({elements}, device);
-  EXPECT_EQ(second.const_data_ptr(), at);
-  EXPECT_EQ(second.sum().item<float>(), 0);
-  EXPECT_THAT(simulation::take_races(), IsEmpty());
-}
-
-TEST_F(CachingAllocator, MemoryThatAnotherStreamUsesIsARaceUnlessItIsRecorded) {
-  for (const bool recorded : {true, false}) {
-    const c10::Stream side = c10::cuda::getStreamFromPool(false, 0);
-    auto tensor = at::ones({elements}, device);
-    auto sum = at::zeros({}, device);
-    simulation::synchronize_all();
-    const void* const at = tensor.const_data_ptr();
-    simulation::slow_down(0, 20'000);
-    {
-      const c10::StreamGuard on(side);
-      sum.add_(tensor.sum());
-    }
-    if (recorded) tensor.record_stream(side);
-    tensor.reset();
-    const auto next = at::zeros({elements}, device);
-    EXPECT_EQ(next.const_data_ptr() == at, !recorded);
-    simulation::synchronize_all();
-    simulation::slow_down(0, 0);
-    const auto races = simulation::take_races();
-    if (recorded) {
-      EXPECT_THAT(races, IsEmpty());
-      EXPECT_EQ(sum.item<float>(), elements);
-    } else {
-      EXPECT_THAT(races, Contains(HasSubstr("the allocation of memory")));
-    }
-  }
-}
 
 class MemoryOfTraining : public OnDevices {};
 

@@ -1,17 +1,14 @@
 #include "tests/device/simulation/accelerator.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -40,20 +37,13 @@ Event* as_event(void* event) {
   return static_cast<Event*>(event);
 }
 
-/// Memory that one stream took, with the other streams that record_use() names.
+/// Memory that one stream took.
 struct Block {
   void* at;
   std::size_t bytes;
   int device;
   Stream* home;
-  std::vector<Stream*> users = {};
 };
-std::mutex users_mutex;  // of every block
-
-void add_user(std::vector<Stream*>& users, Stream* stream) {
-  const std::lock_guard lock(users_mutex);
-  if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
-}
 
 /// Fills memory with NaN when it is taken and when it is freed, in the order of the stream that
 /// took it. A program that uses freed memory finds NaN, and so does one that reads before it
@@ -79,12 +69,10 @@ struct DeviceMemory final : c10::Allocator {
       release(at);
     };
     const char* name = "the release of memory";
-    if (block->users.empty()) {
-      enqueue(block->home, name, Kind::internal, all, free);
-    } else {
-      block->users.push_back(block->home);
-      reclaim(block->device, block->users, name, all, free);
-    }
+    auto users = users_of(block->at);
+    if (users.empty()) return enqueue(block->home, name, Kind::internal, all, free);
+    users.push_back(block->home);
+    reclaim(block->device, users, name, all, free);
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     enqueue(runtime_stream(torch_device(current_device())), "copy_data", Kind::kernel,
@@ -147,8 +135,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize_device(device); }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
     if (memory.get_deleter() != &DeviceMemory::drop || memory.get_context() == nullptr) return;
-    auto* block = static_cast<Block*>(memory.get_context());
-    if (auto* user = runtime_stream(stream); block->home != user) add_user(block->users, user);
+    const auto* block = static_cast<Block*>(memory.get_context());
+    if (auto* user = runtime_stream(stream); block->home != user) add_user(block->at, user);
   }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
@@ -216,25 +204,12 @@ Stream* runtime_stream(c10::Device device) {
   return simulation::stream(index, current_streams[static_cast<std::size_t>(index)]);
 }
 
-/// Operators of each kind: CUDA runs them in the lower precision, or in float32.
-static void register_autocast() {
-  using at::autocast::CastPolicy;
-  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
-  auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
-  all.fallback(torch::CppFunction::makeFallthrough());
-  auto& m = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(mse_loss, fp32)
-}
-
 void register_accelerator() {
   c10::register_privateuse1_backend("sim");
   static const Guard* const guard = new Guard;
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(accelerator_type)] = guard;
   c10::SetAllocator(accelerator_type, &device_memory());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
-  register_autocast();
 }
 
 }  // namespace lockstep::simulation

@@ -31,7 +31,7 @@ Stream* runtime_stream(const c10::Stream& stream);
 /// The current stream of this thread on the device.
 Stream* runtime_stream(c10::Device device);
 
-/// Memory of the host that stays, when it is freed, until the streams of use_pinned() have run what
+/// Memory of the host that stays, when it is freed, until the streams of add_user() have run what
 /// they have then.
 c10::Allocator* pinned_memory();
 

@@ -24,16 +24,7 @@ enum ncclResult_t {
   ncclInProgress = 7,
 };
 
-enum ncclDataType_t {
-  ncclInt8 = 0,
-  ncclUint8 = 1,
-  ncclInt32 = 2,
-  ncclInt64 = 4,
-  ncclFloat16 = 6,
-  ncclFloat32 = 7,
-  ncclFloat64 = 8,
-  ncclBfloat16 = 9,
-};
+enum ncclDataType_t : int {};  // nccl_compute.cpp has the values
 
 enum ncclRedOp_t : int {
   ncclSum = 0,

@@ -377,15 +377,7 @@ ncclResult_t ncclGetVersion(int* number) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  constexpr const char* texts[] = {"no error",
-                                   "unhandled cuda error",
-                                   "unhandled system error",
-                                   "internal error",
-                                   "invalid argument",
-                                   "invalid usage",
-                                   "remote process exited or there was a network error",
-                                   "NCCL operation in progress"};
-  return texts[result];
+  return result == ncclSuccess ? "no error" : "an error of the double of NCCL";
 }
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 

@@ -208,12 +208,8 @@ bool writes(const c10::OperatorHandle& op, std::size_t argument) {
 /// One call of an operator.
 class Call {
  public:
-  /// The operator that is called, and the one whose CPU kernel computes it.
-  Call(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack given)
-      : op_(op),
-        kernel_(kernel),
-        name_(c10::toString(op.operator_name())),
-        given_(std::move(given)) {
+  Call(const c10::OperatorHandle& op, Stack given)
+      : op_(op), name_(c10::toString(op.operator_name())), given_(std::move(given)) {
     std::optional<c10::Device> device;
     for (const auto& value : given_) {
       each_tensor(value, [&](const at::Tensor& t) {
@@ -248,7 +244,7 @@ class Call {
     const auto base = given_[0].toTensor();
     auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
     const auto cpu_base = here[0].toTensor();
-    kernel_.callBoxed(&here);
+    op_.callBoxed(&here);
     const auto& view = here[0].toTensor();
     TORCH_CHECK(view.scalar_type() == base.scalar_type(), name_, " is not simulated");
     const auto offset = base.storage_offset() + view.storage_offset() - cpu_base.storage_offset();
@@ -310,7 +306,7 @@ class Call {
     auto here = mapped(given_, c10::DeviceType::CPU, on_cpu);
     {
       const at::AutoDispatchBelowAutograd below;
-      call(kernel_, here);
+      call(op_, here);
     }
     Stack results;
     for (std::size_t r = 0; r < here.size(); ++r) {
@@ -344,7 +340,7 @@ class Call {
     for (const auto& result : results_) complete = complete && !result.isNone();
     std::vector<std::pair<std::size_t, std::vector<at::Tensor>>> targets;  // to copy results to
     if (!complete) {
-      const auto shapes = result_shapes(kernel_, given);
+      const auto shapes = result_shapes(op_, given);
       for (std::size_t r = 0; r < results_.size(); ++r) {
         if (results_[r].isTensor() && has_out) {
           resize(results_[r].toTensor(), shapes[r].toTensor());
@@ -359,9 +355,9 @@ class Call {
       }
     }
     auto here = std::make_shared<Stack>(mapped(given, c10::DeviceType::CPU, on_cpu));
-    enqueue(stream_, name_, Kind::kernel, accesses_, [kernel = kernel_, here, targets] {
+    enqueue(stream_, name_, Kind::kernel, accesses_, [op = op_, here, targets] {
       const at::AutoDispatchBelowAutograd below;
-      call(kernel, *here);
+      call(op, *here);
       for (const auto& [r, aliases] : targets) {
         const auto& result = (*here)[r];
         for (std::size_t i = 0; i < aliases.size(); ++i) {
@@ -385,7 +381,7 @@ class Call {
     return made;
   }
 
-  c10::OperatorHandle op_, kernel_;
+  c10::OperatorHandle op_;
   std::string name_;
   Stack given_;
   c10::Device device_{at::kCPU};
@@ -394,38 +390,12 @@ class Call {
   std::vector<c10::IValue> results_;  // None: the call makes it
 };
 
-void run(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack* stack) {
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto count = op.schema().arguments().size();
   Stack given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
   torch::jit::drop(*stack, count);
-  for (auto& result : Call(op, kernel, std::move(given)).run()) stack->push_back(std::move(result));
+  for (auto& result : Call(op, std::move(given)).run()) stack->push_back(std::move(result));
 }
-
-void fallback(const c10::OperatorHandle& op, Stack* stack) { run(op, op, stack); }
-
-#if !LOCKSTEP_SIMULATED_CUDA
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
-
-void convolution(const c10::OperatorHandle& op, Stack* stack) {
-  static const auto kernel = find("aten::convolution");
-  run(op, kernel, stack);
-}
-
-void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
-  // The CPU's operator has one argument more, the sizes of the bias, before the strides.
-  static const auto kernel = find("aten::convolution_backward");
-  const auto count = op.schema().arguments().size();
-  auto given = stack->end() - static_cast<std::ptrdiff_t>(count);
-  const auto weight = given[2].toTensor();
-  const bool transposed = given[6].toBool();
-  const auto groups = given[8].toInt();
-  const std::vector<std::int64_t> bias{transposed ? weight.size(1) * groups : weight.size(0)};
-  stack->insert(given + 3, c10::IValue(bias));
-  run(kernel, kernel, stack);
-}
-#endif
 
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
@@ -526,7 +496,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     at::Tensor(to).copy_(source);
   });
   if (asynchronous) {
-    use_pinned(host.const_data_ptr(), stream);
+    add_user(host.const_data_ptr(), stream);
   } else {
     synchronize(stream);
   }
@@ -574,22 +544,13 @@ void register_operators() {
   aten.impl("copy_", TORCH_FN(operators::copy));
   aten.impl("_local_scalar_dense", TORCH_FN(operators::item));
   aten.impl("record_stream", TORCH_FN(operators::record_stream));
-#if !LOCKSTEP_SIMULATED_CUDA
-  aten.impl("convolution_overrideable",
-            CppFunction::makeFromBoxedFunction<&operators::convolution>());
-  aten.impl("convolution_backward_overrideable",
-            CppFunction::makeFromBoxedFunction<&operators::convolution_backward>());
-#endif
   aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(operators::may_share_data));
   // LibTorch composes these of others on a device that has no kernel. A GPU has one.
   const auto one_kernel = [&aten](const std::string& name) {
     aten.impl(name.c_str(), CppFunction::makeFromBoxedFunction<&operators::fallback>());
   };
-#if LOCKSTEP_SIMULATED_CUDA
-  // LibTorch would choose between libraries of CUDA.
   one_kernel("convolution");
   one_kernel("convolution_backward");
-#endif
   one_kernel("index.Tensor");
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!op.name.starts_with("aten::_foreach_")) continue;

@@ -29,13 +29,12 @@ struct PinnedMemory final : c10::Allocator {
     auto* block = static_cast<PinnedBlock*>(context);
     if (block == nullptr) return;
     const std::vector<Access> all{{block->at, block->bytes, true}};
-    reclaim(block->device, users_of_pinned(block->at), "the release of pinned memory", all,
-            [block] {
-              remove_pinned(block->at);
-              std::memset(block->at, 0xff, block->bytes);
-              std::free(block->at);
-              delete block;
-            });
+    reclaim(block->device, users_of(block->at), "the release of pinned memory", all, [block] {
+      remove_pinned(block->at);
+      std::memset(block->at, 0xff, block->bytes);
+      std::free(block->at);
+      delete block;
+    });
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(to, from, bytes);

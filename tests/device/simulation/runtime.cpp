@@ -57,7 +57,7 @@ struct Touch {
 struct Block {
   std::size_t bytes;
   std::vector<Touch> touches = {};
-  std::vector<Stream*> users = {};  // of pinned memory
+  std::vector<Stream*> users = {};  // of add_user()
 };
 /// Blocks by their first address.
 using Blocks = std::map<std::uintptr_t, Block>;
@@ -228,11 +228,13 @@ Arena& arena() {
   return *one;
 }
 
-std::pair<const std::uintptr_t, Block>* find_block(Blocks& blocks, std::uintptr_t at) {
-  auto found = blocks.upper_bound(at);
+/// Of device or pinned memory. The caller holds State::mutex.
+std::pair<const std::uintptr_t, Block>* find_block(const void* memory) {
+  auto& blocks = is_device_memory(memory) ? state().blocks : state().pinned;
+  auto found = blocks.upper_bound(address(memory));
   if (found == blocks.begin()) return nullptr;
   --found;
-  return at < found->first + found->second.bytes ? &*found : nullptr;
+  return address(memory) < found->first + found->second.bytes ? &*found : nullptr;
 }
 
 void report(std::string race) {
@@ -243,9 +245,8 @@ void report(std::string race) {
 void check(Stream* stream, const std::string* name, const Access& access) {
   auto& all = state();
   const auto at = address(access.begin);
-  const bool on_device = is_device_memory(access.begin);
-  auto* found = find_block(on_device ? all.blocks : all.pinned, at);
-  if (found == nullptr && !on_device) return;
+  auto* found = find_block(access.begin);
+  if (found == nullptr && !is_device_memory(access.begin)) return;
   if (found == nullptr || found->first + found->second.bytes < at + access.bytes) {
     report(*name + " on " + stream->name() + " touches memory that is not allocated");
     return;
@@ -396,19 +397,19 @@ void remove_pinned(void* memory) {
 }
 bool is_pinned(const void* memory) {
   const std::lock_guard lock(state().mutex);
-  return find_block(state().pinned, address(memory)) != nullptr;
+  return !is_device_memory(memory) && find_block(memory) != nullptr;
 }
 
-void use_pinned(const void* memory, Stream* stream) {
+void add_user(const void* memory, Stream* stream) {
   const std::lock_guard lock(state().mutex);
-  auto* found = find_block(state().pinned, address(memory));
+  auto* found = find_block(memory);
   if (found == nullptr) return;
   auto& users = found->second.users;
   if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
 }
-std::vector<Stream*> users_of_pinned(const void* memory) {
+std::vector<Stream*> users_of(const void* memory) {
   const std::lock_guard lock(state().mutex);
-  return find_block(state().pinned, address(memory))->second.users;
+  return find_block(memory)->second.users;
 }
 
 Stream* stream(int device, int id) {

@@ -51,9 +51,10 @@ std::size_t arena_offset(const void* memory);
 void add_pinned(void* memory, std::size_t bytes);
 void remove_pinned(void* memory);
 bool is_pinned(const void* memory);
-/// Notes that a stream uses pinned memory. Takes any address in it.
-void use_pinned(const void* memory, Stream* stream);
-std::vector<Stream*> users_of_pinned(const void* memory);
+
+/// Notes that a stream uses device or pinned memory. Takes any address in it.
+void add_user(const void* memory, Stream* stream);
+std::vector<Stream*> users_of(const void* memory);
 
 /// Stream 0 is the default stream. A stream starts its thread when it gets its first task.
 Stream* stream(int device, int id);
