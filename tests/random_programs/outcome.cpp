@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdint>
-#include <istream>
-#include <ostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 
 namespace lockstep::random_programs {
 namespace {
+
+using nlohmann::json;
 
 template <class... Args>
 std::string text(const Args&... args) {
@@ -117,28 +117,6 @@ std::optional<std::string> difference_in_values(const Expected& expected,
   return std::nullopt;
 }
 
-void write_size(std::ostream& out, std::size_t size) {
-  const std::uint64_t number = size;
-  out.write(reinterpret_cast<const char*>(&number), sizeof number);
-}
-
-std::size_t read_size(std::istream& in) {
-  std::uint64_t number = 0;
-  in.read(reinterpret_cast<char*>(&number), sizeof number);
-  return in ? number : 0;
-}
-
-void write_text(std::ostream& out, const std::string& characters) {
-  write_size(out, characters.size());
-  out.write(characters.data(), static_cast<std::streamsize>(characters.size()));
-}
-
-std::string read_text(std::istream& in) {
-  std::string characters(read_size(in), '\0');
-  in.read(characters.data(), static_cast<std::streamsize>(characters.size()));
-  return characters;
-}
-
 }  // namespace
 
 std::optional<std::string> difference(const std::vector<Expected>& expected,
@@ -168,35 +146,26 @@ std::optional<std::string> difference(const std::vector<Expected>& expected,
 }
 
 void write(std::ostream& out, const Log& log) {
-  write_size(out, log.size());
+  auto outcomes = json::array();
   for (const auto& outcome : log) {
-    write_text(out, outcome.error);
-    write_text(out, outcome.text);
-    write_size(out, outcome.values.size());
-    for (const auto& values : outcome.values) {
-      write_size(out, values ? values->size() + 1 : 0);
-      if (!values) continue;
-      out.write(reinterpret_cast<const char*>(values->data()),
-                static_cast<std::streamsize>(values->size() * sizeof(double)));
-    }
+    auto all = json::array();
+    for (const auto& values : outcome.values) all.push_back(values ? json(*values) : json());
+    outcomes.push_back({outcome.error, outcome.text, std::move(all)});
   }
+  json::to_cbor(outcomes, out);
 }
 
 std::optional<Log> read_log(std::istream& in) {
-  Log log(read_size(in));
-  for (auto& outcome : log) {
-    outcome.error = read_text(in);
-    outcome.text = read_text(in);
-    outcome.values.resize(read_size(in));
-    for (auto& values : outcome.values) {
-      const auto size = read_size(in);
-      if (size == 0) continue;
-      values.emplace(size - 1);
-      in.read(reinterpret_cast<char*>(values->data()),
-              static_cast<std::streamsize>((size - 1) * sizeof(double)));
+  const auto outcomes = json::from_cbor(in, /*strict=*/false, /*allow_exceptions=*/false);
+  if (outcomes.is_discarded()) return std::nullopt;
+  Log log;
+  for (const auto& outcome : outcomes) {
+    log.push_back({.error = outcome[0].get<std::string>(), .text = outcome[1].get<std::string>()});
+    for (const auto& values : outcome[2]) {
+      log.back().values.push_back(values.is_null() ? Values() : values.get<std::vector<double>>());
     }
   }
-  return in ? std::optional(std::move(log)) : std::nullopt;
+  return log;
 }
 
 }  // namespace lockstep::random_programs
