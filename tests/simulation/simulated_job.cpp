@@ -120,7 +120,7 @@ Verdict run_world(const Scenario& scenario, bool prints_trace) {
   Verdict verdict{.violation = {},
                   .trace = kernel.scheduler().trace_hash(),
                   .events = kernel.scheduler().events(),
-                  .faulty = job.attempts().front()->disturbed()};
+                  .faulty = job.attempts().front()->fault().disturbed};
   for (const auto& attempt : job.attempts()) {
     if (verdict.violation.empty()) verdict.violation = broken_promise(*attempt);
   }

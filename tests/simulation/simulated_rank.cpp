@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -42,18 +43,8 @@ double input(int rank, std::size_t at, std::size_t step) {
 }
 
 /// An operation that has begun, with its memory.
-class Pending {
- public:
-  Pending() = default;
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
-  virtual ~Pending() = default;
-  /// Waits, and returns what is wrong with the result.
-  virtual std::string finish() = 0;
-};
-
 template <class T>
-class Operation final : public Pending {
+class Operation {
  public:
   /// members are the world ranks of the group.
   Operation(Communicator& group, std::vector<int> members, const ScenarioStep& step,
@@ -62,7 +53,8 @@ class Operation final : public Pending {
     begin(group);
   }
 
-  std::string finish() override {
+  /// Waits, and returns what is wrong with the result.
+  std::string finish() {
     first_.wait();
     second_.wait();
     for (std::size_t i = 0; i < expected_.size(); ++i) {
@@ -185,18 +177,14 @@ class Operation final : public Pending {
   Work second_;
 };
 
-std::unique_ptr<Pending> begin_operation(Communicator& group, std::vector<int> members,
-                                         const ScenarioStep& step, std::size_t number) {
-  switch (step.dtype) {
-    case DType::i32:
-      return std::make_unique<Operation<std::int32_t>>(group, std::move(members), step, number);
-    case DType::i64:
-      return std::make_unique<Operation<std::int64_t>>(group, std::move(members), step, number);
-    case DType::f32:
-      return std::make_unique<Operation<float>>(group, std::move(members), step, number);
-    default:
-      return std::make_unique<Operation<double>>(group, std::move(members), step, number);
-  }
+/// Waits for an operation that has begun, and returns what is wrong with its result.
+using Finish = std::function<std::string()>;
+
+template <class T>
+Finish begin_operation(Communicator& group, std::vector<int> members, const ScenarioStep& step,
+                       std::size_t number) {
+  const auto operation = std::make_shared<Operation<T>>(group, std::move(members), step, number);
+  return [operation] { return operation->finish(); };
 }
 
 /// The error of a rank's own program.
@@ -294,7 +282,11 @@ class RankProgram {
     for (int rank = 0; rank < scenario_.ranks; ++rank) {
       if (!step.in_split || rank % 2 == rank_ % 2) members.push_back(rank);
     }
-    pending_.push_back(begin_operation(group, members, step, number));
+    const auto begin = step.dtype == DType::i32   ? begin_operation<std::int32_t>
+                       : step.dtype == DType::i64 ? begin_operation<std::int64_t>
+                       : step.dtype == DType::f32 ? begin_operation<float>
+                                                  : begin_operation<double>;
+    pending_.push_back(begin(group, members, step, number));
     while (pending_.size() > (step.overlaps ? 1U : 0U)) finish_first();
     return false;
   }
@@ -313,7 +305,7 @@ class RankProgram {
   }
 
   void finish_first() {
-    const auto wrong = pending_.front()->finish();
+    const auto wrong = pending_.front()();
     if (outcome_.wrong.empty()) outcome_.wrong = wrong;
     pending_.pop_front();
   }
@@ -326,7 +318,7 @@ class RankProgram {
   const std::function<void()>& on_fault_;
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> split_;
-  std::deque<std::unique_ptr<Pending>> pending_;
+  std::deque<Finish> pending_;
 };
 
 }  // namespace
