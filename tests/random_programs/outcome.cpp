@@ -4,29 +4,25 @@
 #include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <span>
 #include <string_view>
+
+#include "core/text.h"
 
 namespace lockstep::random_programs {
 namespace {
 
+using lockstep::detail::concat;
+using lockstep::detail::joined;
 using nlohmann::json;
-
-template <class... Args>
-std::string text(const Args&... args) {
-  std::ostringstream out;
-  out.precision(17);
-  (out << ... << args);
-  return out.str();
-}
 
 /// The values from first on, of which a few say enough.
 std::string text_of(const Values& values, std::size_t first) {
   if (!values) return "undefined";
-  const auto last = std::min(values->size(), first + 4);
-  std::string all = first > 0 ? "[…" : "[";
-  for (auto i = first; i < last; ++i) all += text(all.size() > 1 ? " " : "", (*values)[i]);
-  return all + (last < values->size() ? " …]" : "]");
+  const auto rest = std::span(*values).subspan(first);
+  const auto shown = rest.first(std::min<std::size_t>(rest.size(), 4));
+  return concat(first > 0 ? "[… " : "[", joined(shown, " ", lockstep::detail::shortest),
+                shown.size() < rest.size() ? " …]" : "]");
 }
 
 /// The first element that differs most; 0 where there is none.
@@ -78,17 +74,17 @@ std::optional<std::string> difference_in_errors(const Expected& expected,
     const bool right = got.error.empty() ? expected.error.empty() || expected.may_fail
                                          : expected.error == "any" || got.error == expected.error;
     if (!right) {
-      return text("rank ", rank, ": got ", error_of(got), ", expected ",
-                  expected.error.empty() ? "no error" : expected.error);
+      return concat("rank ", rank, ": got ", error_of(got), ", expected ",
+                    expected.error.empty() ? "no error" : expected.error);
     }
     if (!got.error.empty() && got.text.find(expected.mentions) == std::string::npos) {
-      return text("rank ", rank, ": got ", error_of(got), ", expected it to mention '",
-                  expected.mentions, "'");
+      return concat("rank ", rank, ": got ", error_of(got), ", expected it to mention '",
+                    expected.mentions, "'");
     }
     if (got.error != ranks[0]->error ||
         alike_on_ranks(got.text) != alike_on_ranks(ranks[0]->text)) {
-      return text("ranks raise different errors: rank 0 ", error_of(*ranks[0]), "; rank ", rank,
-                  ' ', error_of(got));
+      return concat("ranks raise different errors: rank 0 ", error_of(*ranks[0]), "; rank ", rank,
+                    ' ', error_of(got));
     }
   }
   return std::nullopt;
@@ -99,7 +95,8 @@ std::optional<std::string> difference_in_values(const Expected& expected,
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& got = ranks[rank]->values;
     if (got.size() != expected.names.size()) {
-      return text("rank ", rank, ": got ", got.size(), " values, expected ", expected.names.size());
+      return concat("rank ", rank, ": got ", got.size(), " values, expected ",
+                    expected.names.size());
     }
     for (std::size_t i = 0; i < got.size(); ++i) {
       const auto& right =
@@ -109,9 +106,9 @@ std::optional<std::string> difference_in_values(const Expected& expected,
           (expected.checks[i] == Check::same ? got[i] == right : is_near(got[i], right));
       if (equal) continue;
       const auto first = largest_difference(got[i], right);
-      return text("rank ", rank, ": ", expected.names[i], ": got ", text_of(got[i], first),
-                  ", expected ", text_of(right, first),
-                  expected.checks[i] == Check::same ? " as on rank 0" : "");
+      return concat("rank ", rank, ": ", expected.names[i], ": got ", text_of(got[i], first),
+                    ", expected ", text_of(right, first),
+                    expected.checks[i] == Check::same ? " as on rank 0" : "");
     }
   }
   return std::nullopt;
@@ -126,7 +123,7 @@ std::optional<std::string> difference(const std::vector<Expected>& expected,
     bool failed = false;
     for (std::size_t rank = 0; rank < logs.size(); ++rank) {
       if (logs[rank].size() <= i)
-        return text("operation ", i, ": rank ", rank, " did not come to it");
+        return concat("operation ", i, ": rank ", rank, " did not come to it");
       ranks.push_back(&logs[rank][i]);
       failed = failed || !ranks.back()->error.empty();
     }
@@ -135,11 +132,11 @@ std::optional<std::string> difference(const std::vector<Expected>& expected,
         ranks[rank] = &logs[rank].back();
     }
     if (auto found = difference_in_errors(expected[i], ranks)) {
-      return text("operation ", i, ": ", *found);
+      return concat("operation ", i, ": ", *found);
     }
     if (!ranks[0]->error.empty() && expected[i].ends) return std::nullopt;
     if (auto found = difference_in_values(expected[i], ranks)) {
-      return text("operation ", i, ": ", *found);
+      return concat("operation ", i, ": ", *found);
     }
   }
   return std::nullopt;
