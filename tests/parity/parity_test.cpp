@@ -1,7 +1,6 @@
 // Lockstep's ranks and those of PyTorch's own DistributedDataParallel in Python, from the same
 // start with the same data, end with the same parameters. reference.py is the other side. Both use
 // the CPU, or GPUs and NCCL: tests/gpus.h.
-#include <sys/wait.h>
 #include <torch/cuda.h>
 
 #include <map>
@@ -13,6 +12,7 @@
 #include "tests/gpus.h"
 #include "tests/parallel/models.h"
 #include "tests/parity/models.h"
+#include "tests/python.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -38,20 +38,11 @@ class Parity : public ::testing::Test {
       missing = "needs 2 GPUs";
       return;
     }
-    const std::string python = LOCKSTEP_TORCH_PYTHON;
-    const auto said = *folder / "said";
-    const std::string command =
-        "'" + python + "' -B '" LOCKSTEP_SOURCE_DIR "/tests/parity/reference.py' '" +
-        folder->path().string() + "' >'" + said.string() + "' 2>&1 </dev/null";
-    const int status = std::system(command.c_str());
-    const std::string text = content(said);
-    constexpr int no_torch = 77;
-    constexpr int no_python = 127;
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    if (code == no_torch || code == no_python) {
-      missing = "no PyTorch to compare with: " + python + ": " + text;
-    } else if (code != 0) {
-      failed = "reference.py failed: " + text;
+    const auto answer = python("tests/parity/reference.py", {folder->path().string()});
+    if (answer.is_missing()) {
+      missing = "no PyTorch to compare with: " + answer.text;
+    } else if (answer.code != 0) {
+      failed = "reference.py failed: " + answer.text;
     }
   }
   static void TearDownTestSuite() { folder.reset(); }

@@ -34,7 +34,7 @@ try:
     if not dist.is_available() or not (dist.is_nccl_available() if on_gpus else dist.is_gloo_available()):
         raise ImportError(f"torch was built without {'NCCL' if on_gpus else 'Gloo'}")
 except ImportError as error:
-    print(error, file=sys.stderr)
+    print(error)
     sys.exit(77)
 try:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

@@ -29,14 +29,6 @@ namespace {
 
 using detail::concat;
 
-sockaddr_in address(int host, std::uint16_t port) {
-  sockaddr_in made{};
-  made.sin_family = AF_INET;
-  made.sin_port = htons(port);
-  made.sin_addr.s_addr = htonl(0x0a000001U + static_cast<unsigned>(host));
-  return made;
-}
-
 /// The input of a rank: small whole numbers, so that sums are exact in every order.
 double input(int rank, std::size_t at, std::size_t step) {
   return static_cast<double>((static_cast<std::size_t>(rank) * 7 + at * 3 + step * 5) % 11) - 3;
@@ -236,7 +228,7 @@ class RankProgram {
     if (scenario_.known_port) {
       own.port = known_port;
       own.token = meeting_.token;
-      const auto at = address(scenario_.hosts.front(), known_port);
+      const auto at = address_of_host(scenario_.hosts.front(), known_port);
       control::Offer offer{.token = meeting_.token, .count = 1};
       offer.addresses[0] = *control::Address::of(reinterpret_cast<const sockaddr*>(&at));
       own.find = [offer] { return offer; };
@@ -359,7 +351,7 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, SimulatedMeet
 void run_stranger(int host_of_rank_0, std::uint16_t first_port, const std::string& bytes) {
   std::vector<detail::Descriptor> sockets;
   for (auto port = first_port; port < first_port + 3; ++port) {
-    const auto to = address(host_of_rank_0, port);
+    const auto to = address_of_host(host_of_rank_0, port);
     auto& socket = sockets.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
     ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to);
     pollfd writable{.fd = socket.get(), .events = POLLOUT, .revents = 0};
