@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,5 +76,16 @@ class Attempt {
 /// correct results. Otherwise every rank gets an error in time. Its first cause is the same on all
 /// ranks and names a rank at fault. Returns the first violation; empty if there is none.
 std::string broken_promise(Attempt& attempt);
+
+/// The result of a simulated world.
+struct Verdict {
+  std::string violation;    ///< empty if every promise was kept
+  std::uint64_t trace = 0;  ///< the hash of all events
+  std::uint64_t events = 0;
+  bool faulty = false;  ///< whether the fault has happened
+};
+
+/// Runs a world, and its second attempt if it is restarted, and checks what Lockstep promises.
+Verdict run_world(const Scenario& scenario, bool prints_trace = false);
 
 }  // namespace lockstep::testing

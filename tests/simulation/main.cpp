@@ -24,7 +24,7 @@
 
 #include "core/log.h"
 #include "core/text.h"
-#include "tests/simulation/simulated_job.h"
+#include "tests/simulation/attempt.h"
 
 namespace {
 

@@ -1,5 +1,3 @@
-#include "tests/simulation/simulated_job.h"
-
 #include <memory>
 #include <vector>
 
