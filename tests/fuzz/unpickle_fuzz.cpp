@@ -32,13 +32,9 @@ class Storages {
 
 int depth_of(const c10::IValue& value) {
   int deepest = 0;
-  const auto look = [&](const c10::IValue& part) { deepest = std::max(deepest, depth_of(part)); };
-  if (value.isList())
-    for (const c10::IValue& part : value.toListRef()) look(part);
-  if (value.isTuple())
-    for (const c10::IValue& part : value.toTupleRef().elements()) look(part);
-  if (value.isGenericDict())
-    for (const auto& item : value.toGenericDict()) look(item.value());
+  for (const c10::IValue& part : fuzzing::parts_of(value)) {
+    deepest = std::max(deepest, depth_of(part));
+  }
   return value.isList() || value.isTuple() || value.isGenericDict() ? deepest + 1 : 0;
 }
 
@@ -59,8 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         },
         skipped);
   });
-  constexpr std::size_t most = 1 << 16;
-  if (!value || fuzzing::expanded_size(*value, most) == most) return 0;
+  if (!value || fuzzing::is_large(*value)) return 0;
   require(fuzzing::within_storage(*value), "every tensor lies within its storage");
   require(depth_of(*value) <= max_depth, "a value is at most as deep as is documented");
 

@@ -6,26 +6,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <vector>
+#include <string>
 
 namespace lockstep::fuzzing {
 namespace {
 
-/// The parts of a list, tuple or dict; keys and values of a dict alternate.
-std::vector<c10::IValue> parts_of(const c10::IValue& value) {
-  std::vector<c10::IValue> parts;
-  if (value.isList()) parts = value.toListRef().vec();
-  if (value.isTuple()) parts = value.toTupleRef().elements().vec();
-  if (value.isGenericDict())
-    for (const auto& item : value.toGenericDict()) {
-      parts.push_back(item.key());
-      parts.push_back(item.value());
-    }
-  return parts;
-}
+constexpr std::size_t most = 1 << 16;  ///< bytes and parts of a value that is not large
 
-/// Adds to the size until it reaches `most`.
-void expand(const c10::IValue& value, std::size_t most, std::size_t& size) {
+/// Adds to the size until it reaches most.
+void expand(const c10::IValue& value, std::size_t& size) {
   size = std::min(size + 1, most);
   if (value.isString()) size = std::min(size + value.toStringRef().size(), most);
   if (value.isTensor()) {
@@ -36,7 +25,7 @@ void expand(const c10::IValue& value, std::size_t most, std::size_t& size) {
   }
   if (size == most) return;
   for (const c10::IValue& part : parts_of(value)) {
-    expand(part, most, size);
+    expand(part, size);
     if (size == most) return;
   }
 }
@@ -51,17 +40,30 @@ bool within_storage(const at::Tensor& tensor) {
          static_cast<std::size_t>(last + 1) * tensor.element_size() <= tensor.storage().nbytes();
 }
 
-}  // namespace
-
+/// The values of a tensor, which may be a view.
 std::string bytes_of(const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous();
   return {static_cast<const char*>(values.const_data_ptr()), values.nbytes()};
 }
 
-std::size_t expanded_size(const c10::IValue& value, std::size_t most) {
+}  // namespace
+
+std::vector<c10::IValue> parts_of(const c10::IValue& value) {
+  std::vector<c10::IValue> parts;
+  if (value.isList()) parts = value.toListRef().vec();
+  if (value.isTuple()) parts = value.toTupleRef().elements().vec();
+  if (value.isGenericDict())
+    for (const auto& item : value.toGenericDict()) {
+      parts.push_back(item.key());
+      parts.push_back(item.value());
+    }
+  return parts;
+}
+
+bool is_large(const c10::IValue& value) {
   std::size_t size = 0;
-  expand(value, most, size);
-  return size;
+  expand(value, size);
+  return size == most;
 }
 
 bool within_storage(const c10::IValue& value) {

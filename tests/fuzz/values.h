@@ -3,20 +3,19 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <cstddef>
-#include <string>
+#include <vector>
 
 /// Values of pickles, as the harnesses of unpickle and of torch files look at them.
 namespace lockstep::fuzzing {
 
-/// The values of a tensor, which may be a view.
-std::string bytes_of(const at::Tensor& tensor);
+/// The parts of a list, tuple or dict; keys and values of a dict alternate.
+std::vector<c10::IValue> parts_of(const c10::IValue& value);
 
-/// The bytes and parts of a value, or `most` if there are more. Every part counts where it occurs:
-/// a value may hold one list many times, and a tensor may repeat one element.
-std::size_t expanded_size(const c10::IValue& value, std::size_t most);
+/// Whether a value has many bytes and parts. Every part counts where it occurs: a value may hold
+/// one list many times, and a tensor may repeat one element.
+bool is_large(const c10::IValue& value);
 
-/// Whether every tensor lies within its storage. Only for values of a small expanded size.
+/// Whether every tensor lies within its storage. Not for large values.
 bool within_storage(const c10::IValue& value);
 
 /// Equal types, numbers with equal bits, texts, and tensors with equal dtypes, sizes and values.

@@ -1,7 +1,6 @@
 // Lockstep's ranks and those of PyTorch's own DistributedDataParallel in Python, from the same
 // start with the same data, end with the same parameters. reference.py is the other side. Both use
 // the CPU, or GPUs and NCCL: tests/gpus.h.
-#include <sys/wait.h>
 #include <torch/cuda.h>
 
 #include <map>
@@ -13,6 +12,7 @@
 #include "tests/gpus.h"
 #include "tests/parallel/models.h"
 #include "tests/parity/models.h"
+#include "tests/python.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -38,20 +38,11 @@ class Parity : public ::testing::Test {
       missing = "needs 2 GPUs";
       return;
     }
-    const std::string python = LOCKSTEP_TORCH_PYTHON;
-    const auto said = *folder / "said";
-    const std::string command =
-        "'" + python + "' -B '" LOCKSTEP_SOURCE_DIR "/tests/parity/reference.py' '" +
-        folder->path().string() + "' >'" + said.string() + "' 2>&1 </dev/null";
-    const int status = std::system(command.c_str());
-    const std::string text = content(said);
-    constexpr int no_torch = 77;
-    constexpr int no_python = 127;
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    if (code == no_torch || code == no_python) {
-      missing = "no PyTorch to compare with: " + python + ": " + text;
-    } else if (code != 0) {
-      failed = "reference.py failed: " + text;
+    const auto answer = python("tests/parity/reference.py", {folder->path().string()});
+    if (answer.is_missing()) {
+      missing = "no PyTorch to compare with: " + answer.text;
+    } else if (answer.code != 0) {
+      failed = "reference.py failed: " + answer.text;
     }
   }
   static void TearDownTestSuite() { folder.reset(); }
@@ -70,6 +61,15 @@ std::unique_ptr<TemporaryFolder> Parity::folder;
 std::string Parity::missing;
 std::string Parity::failed;
 
+/// The tensors of a file of reference.py.
+std::map<std::string, at::Tensor> tensors_of(const std::filesystem::path& file) {
+  const c10::IValue content = read_torch_file(file);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : content.toGenericDict())
+    tensors[item.key().toStringRef()] = item.value().toTensor();
+  return tensors;
+}
+
 /// A module's parameters and buffers, by Python's names.
 std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model) {
   std::map<std::string, at::Tensor> state;
@@ -80,7 +80,7 @@ std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model) {
 
 template <class M>
 void expect_parity(const std::filesystem::path& file, double rate) {
-  const auto kept = safetensors::read(file).tensors;
+  const auto kept = tensors_of(file);
   on_parity_ranks([&](const Group& world) {
     ASSERT_EQ(flushes_denormals(), lockstep::detail::can_flush_denormals) << "reference.py does";
     const int rank = world.rank();
@@ -118,15 +118,15 @@ void expect_parity(const std::filesystem::path& file, double rate) {
 }
 
 TEST_F(Parity, ResNet18WithItsBatchNormBuffers) {
-  expect_parity<parity::ResNet18>(*folder / "resnet18.safetensors", 0.01);
+  expect_parity<parity::ResNet18>(*folder / "resnet18.pt", 0.01);
 }
 
 TEST_F(Parity, TransformerWithATiedEmbedding) {
-  expect_parity<parity::Transformer>(*folder / "transformer.safetensors", 0.05);
+  expect_parity<parity::Transformer>(*folder / "transformer.pt", 0.05);
 }
 
 TEST_F(Parity, BranchesUsedInTurn) {
-  expect_parity<parity::Branches>(*folder / "branches.safetensors", 0.05);
+  expect_parity<parity::Branches>(*folder / "branches.pt", 0.05);
 }
 
 /// Numbers that both sides make alike.
@@ -179,9 +179,9 @@ at::Tensor trained_with(const Strategy& strategy) {
 
 TEST_F(Parity, StrategiesMatchCommunicationHooks) {
   if (on_gpus()) GTEST_SKIP() << "compared on the CPU";
-  const auto file = *folder / "hooks.safetensors";
+  const auto file = *folder / "hooks.pt";
   if (!std::filesystem::exists(file)) GTEST_SKIP() << "PyTorch's PowerSGD hook needs numpy";
-  const auto hooks = safetensors::read(file).tensors;
+  const auto hooks = tensors_of(file);
   // Their halves are added as halves, ours in float32.
   EXPECT_LE(distance(trained_with(parse_strategy("fp16")), hooks.at("fp16")), 1e-4);
   EXPECT_LE(distance(trained_with(parse_strategy("bf16")), hooks.at("bf16")), 1e-3);

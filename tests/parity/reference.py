@@ -5,17 +5,14 @@ communication hooks, for Lockstep to be compared with.
     reference.py FOLDER
 
 Two ranks, each a process with one thread, over Gloo on the loopback interface; with LOCKSTEP_TEST_DEVICE=cuda, each
-on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and
+on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.pt: "start/…" and "end/…" are parameters and
 buffers before the first step and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step
-by step. On CPUs and with numpy, FOLDER/hooks.safetensors has the parameters that each hook ends with.
+by step. On CPUs and with numpy, FOLDER/hooks.pt has the parameters that each hook ends with.
 Exits with 77 when there is no torch here with Gloo or NCCL.
 """
 
-import ctypes
-import json
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import unittest.mock
@@ -37,7 +34,7 @@ try:
     if not dist.is_available() or not (dist.is_nccl_available() if on_gpus else dist.is_gloo_available()):
         raise ImportError(f"torch was built without {'NCCL' if on_gpus else 'Gloo'}")
 except ImportError as error:
-    print(error, file=sys.stderr)
+    print(error)
     sys.exit(77)
 try:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -137,24 +134,6 @@ CASES = {
 }
 
 
-def write(path, tensors):
-    """A safetensors file."""
-    names = {torch.float32: "F32", torch.int64: "I64"}
-    header, at = {}, 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            tensor = tensor.contiguous()
-            out.write(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
-
-
 def snapshot(model, prefix):
     return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
@@ -180,7 +159,7 @@ def train(name):
         F.cross_entropy(ddp(x.to(device), step), y.to(device)).backward()
         sgd.step()
     if rank == 0:
-        write(folder / f"{name}.safetensors", kept | snapshot(model, "end/"))
+        torch.save(kept | snapshot(model, "end/"), folder / f"{name}.pt")
 
 
 def wave(start, *shape):
@@ -220,7 +199,7 @@ def train_with_hooks():
     with unittest.mock.patch("torch.randn", lambda *shape, **_: wave(0, *shape)):
         trained["powersgd"] = train_with_hook(powerSGD_hook.powerSGD_hook, state)
     if rank == 0:
-        write(folder / "hooks.safetensors", trained)
+        torch.save(trained, folder / "hooks.pt")
 
 
 def main():

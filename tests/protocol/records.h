@@ -12,6 +12,13 @@ namespace lockstep::testing {
 
 using SmallBlock = host::BasicBlock<RelacyAtomics, SmallSizes<1, 1>>;
 
+/// A scenario with the memory of a small world.
+template <class Derived, int rank_count = 2>
+struct SmallScenario : Scenario<Derived, rank_count> {
+  using Arena = SmallArena<rank_count, SmallBlock>;
+  Arena arena;
+};
+
 /// An operation that is complete when a counter of the group has a value.
 template <class Arena>
 struct CounterWait {
@@ -31,9 +38,10 @@ struct CounterWait {
 
 /// Each rank publishes a counter, then sleeps until the last rank has published its own.
 template <int rank_count>
-struct WakeUps : Scenario<WakeUps<rank_count>, rank_count> {
+struct WakeUps : SmallScenario<WakeUps<rank_count>, rank_count> {
   static constexpr int ranks = rank_count;
-  using Arena = SmallArena<ranks, SmallBlock>;
+  using typename SmallScenario<WakeUps, rank_count>::Arena;
+  using SmallScenario<WakeUps, rank_count>::arena;
 
   void run(int rank) {
     const int other = ranks - 1;
@@ -59,16 +67,16 @@ struct WakeUps : Scenario<WakeUps<rank_count>, rank_count> {
     }
   }
 
-  Arena arena;
   std::array<RelacyAtomics::Plain<int>, ranks> data;
 };
 
 /// Ranks 0 and 1 fail the world at the same time. The last rank waits for data of rank 0. With 2
 /// ranks, only rank 0 fails the world.
 template <int rank_count>
-struct Failures : Scenario<Failures<rank_count>, rank_count> {
+struct Failures : SmallScenario<Failures<rank_count>, rank_count> {
   static constexpr int ranks = rank_count;
-  using Arena = SmallArena<ranks, SmallBlock>;
+  using typename SmallScenario<Failures, rank_count>::Arena;
+  using SmallScenario<Failures, rank_count>::arena;
 
   void run(int rank) {
     Waiter<Arena> waiter(arena, this->kernel, rank);
@@ -95,14 +103,11 @@ struct Failures : Scenario<Failures<rank_count>, rank_count> {
     }
   }
 
-  Arena arena;
   std::array<std::optional<int>, ranks> cause;
 };
 
 /// Rank 0 publishes its data and then fails the world. Rank 1 still completes.
-struct FailsAfterPublishing : Scenario<FailsAfterPublishing, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct FailsAfterPublishing : SmallScenario<FailsAfterPublishing> {
   void run(int rank) {
     Waiter<Arena> waiter(arena, kernel, rank);
     if (rank == 0) {
@@ -114,14 +119,10 @@ struct FailsAfterPublishing : Scenario<FailsAfterPublishing, 2> {
     CounterWait<Arena> wait{.arena = arena, .member = 0};
     expect(waiter.wait(wait), "data from before the failure are missing");
   }
-
-  Arena arena;
 };
 
 /// Ranks record an error of rank 0, which another reads.
-struct Errors : Scenario<Errors, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct Errors : SmallScenario<Errors> {
   void run(int rank) {
     auto& state = arena.rank(0);
     state.error.write_once([&] {
@@ -132,14 +133,11 @@ struct Errors : Scenario<Errors, 2> {
   }
   void finish() { expect(written == 1, "an error was recorded twice"); }
 
-  Arena arena;
   int written = 0;
 };
 
 /// Rank 0 has died. The other ranks mark it as ended, and read how it ended.
-struct Ends : Scenario<Ends, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct Ends : SmallScenario<Ends> {
   void run(int rank) {
     auto& dead = arena.rank(0);
     const auto status = host::watch_status(
@@ -154,14 +152,10 @@ struct Ends : Scenario<Ends, 2> {
     expect(text != nullptr, "a rank that ended has no text");
     if (text != nullptr) static_cast<void>(static_cast<host::EndText>(*text));
   }
-
-  Arena arena;
 };
 
 /// Rank 0 marks rank 1 as ended, and rank 1 stands for a rank that reads that.
-struct EndTexts : Scenario<EndTexts, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct EndTexts : SmallScenario<EndTexts> {
   void run(int rank) {
     const auto write = [](auto& state) { state.end_text = host::EndText{"SIGKILL"}; };
     if (rank == 0) return host::set_ended(arena, 1, write);
@@ -171,14 +165,10 @@ struct EndTexts : Scenario<EndTexts, 2> {
     const host::EndText text = *host::end_text_of(state);
     expect(text.text[0] == 'S', "a rank that ended has no text");
   }
-
-  Arena arena;
 };
 
 /// Rank 0 joins, writes how it leaves, and leaves, while rank 1 reads that.
-struct Leaves : Scenario<Leaves, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct Leaves : SmallScenario<Leaves> {
   void run(int rank) {
     auto& state = arena.rank(0);
     if (rank == 0) {
@@ -194,15 +184,13 @@ struct Leaves : Scenario<Leaves, 2> {
       static_cast<void>(static_cast<host::EndText>(*text));
     }
   }
-
-  Arena arena;
 };
 
 /// Members leave a group. The owner then uses its memory for something else.
 template <int rank_count>
-struct Retirements : Scenario<Retirements<rank_count>, rank_count> {
+struct Retirements : SmallScenario<Retirements<rank_count>, rank_count> {
   static constexpr int ranks = rank_count;
-  using Arena = SmallArena<ranks, SmallBlock>;
+  using SmallScenario<Retirements, rank_count>::arena;
 
   Retirements() {
     arena.block().attached().store(ranks, RelacyAtomics::order(Access::block_create));
@@ -216,14 +204,10 @@ struct Retirements : Scenario<Retirements<rank_count>, rank_count> {
       (*reinterpret_cast<SmallBlock::Data*>(arena.block().slot(member, 0)))[0] = 99;
     }
   }
-
-  Arena arena;
 };
 
 /// Rank 0 waits in one operation, then in another. Rank 1 reads its wait.
-struct Waits : Scenario<Waits, 2> {
-  using Arena = SmallArena<2, SmallBlock>;
-
+struct Waits : SmallScenario<Waits> {
   static host::Waited waited(int turn) {
     return {.members = turn, .peer = turn, .sequence = static_cast<std::uint64_t>(turn)};
   }
@@ -245,8 +229,6 @@ struct Waits : Scenario<Waits, 2> {
     expect(host::has_begun(arena.block(), earlier, 0), "an operation that was begun is missing");
     expect(host::member_rank(arena.block(), 0) == 0, "a member that has joined is missing");
   }
-
-  Arena arena;
 };
 
 /// Rank 0 writes an entry of the flight recorder twice, rank 1 reads it.

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "lockstep/types.h"
+#include "comm/communicator.h"
 
 namespace lockstep::testing {
 
@@ -45,5 +47,10 @@ struct Hang {
   /// "hang 17 of seed 1: stops, rank 2 of 4, all_reduce of ranks 1, 2".
   std::string text() const;
 };
+
+/// Runs one rank until it hangs. Before that, it writes the operation that it will wait in to
+/// folder/RANK: its name and the members of its group, or "none".
+[[noreturn]] void run_rank(const Hang& hang, const std::shared_ptr<Communicator>& world,
+                           const std::filesystem::path& folder);
 
 }  // namespace lockstep::testing

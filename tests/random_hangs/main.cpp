@@ -33,7 +33,6 @@
 #include "core/text.h"
 #include "tests/mpirun.h"
 #include "tests/random_hangs/hang.h"
-#include "tests/random_hangs/rank.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {

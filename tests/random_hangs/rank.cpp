@@ -1,5 +1,3 @@
-#include "tests/random_hangs/rank.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 
 #include "comm/waiting.h"
 #include "core/text.h"
+#include "tests/random_hangs/hang.h"
 
 namespace lockstep::testing {
 namespace {

@@ -9,9 +9,12 @@
 #include "core/text.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/differentiable.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "lockstep/fused_optimizers.h"
+#include "lockstep/strategy.h"
 #include "tests/random_programs/rank.h"
-#include "tests/random_programs/wrapper.h"
 
 namespace lockstep::random_programs {
 namespace {
@@ -19,6 +22,68 @@ namespace {
 using lockstep::detail::concat;
 
 std::vector<at::Tensor> parameters_of(const Model& model) { return lockstep::parameters(model); }
+
+/// Either front end.
+struct Wrapper {
+  std::function<at::Tensor(const at::Tensor& x, Mask layers)> forward;
+  std::function<NoSync()> no_sync;
+  std::function<void(double samples)> weight;
+  std::function<Stateful()> stateful;
+  DistributedOptimizer* optimizer = nullptr;
+};
+
+template <class Wrapped>
+Wrapper wrapper_of(const std::shared_ptr<Wrapped>& front_end, decltype(Wrapper::forward) forward) {
+  return {.forward = std::move(forward),
+          .no_sync = [front_end] { return front_end->no_sync(); },
+          .weight = [front_end](double samples) { front_end->weight(samples); },
+          .stateful = [front_end]() -> Stateful { return *front_end; }};
+}
+
+/// Whether the ranks of this group share one copy of the unit's parameters.
+bool is_shared(const Unit& unit, const Group& group) {
+  return unit.shared && group.device().is_cpu();
+}
+
+Wrapper wrap(const Unit& unit, const Rank::Holding& holding, const Group& group) {
+  DataParallelOptions options;
+  options.strategy = parse_strategy(unit.synchronisation.text());
+  options.verify_every = unit.verify_every;
+  options.check_finite = unit.check_finite;
+  options.share_memory = is_shared(unit, group);
+  if (unit.sharded && group.device().is_cpu()) options.shard = Shard::optimizer;
+  if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
+  if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
+  if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;
+  if (unit.front_end == FrontEnd::optimizer) {
+    const auto optimizer =
+        std::make_shared<DistributedOptimizer>(*holding.optimizer, *holding.model, group, options);
+    auto wrapper = wrapper_of(optimizer, [model = holding.model](const at::Tensor& x, Mask layers) {
+      return model->compute(x, layers);
+    });
+    wrapper.optimizer = optimizer.get();
+    return wrapper;
+  }
+  return for_output(unit.output, [&]<Output output>() {
+    using Returns = Returning<output>;
+    const auto ddp = std::make_shared<DistributedDataParallel<Returns>>(
+        std::dynamic_pointer_cast<Returns>(holding.model), group, options);
+    return wrapper_of(
+        ddp, [ddp](const at::Tensor& x, Mask layers) { return tensor_in((*ddp)(x, layers)); });
+  });
+}
+
+/// A FusedSgd instead of an SGD, or a FusedAdam instead of an Adam.
+void fuse(std::unique_ptr<torch::optim::Optimizer>& optimizer) {
+  const auto& defaults = optimizer->defaults();
+  const auto parameters = optimizer->param_groups()[0].params();
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&defaults)) {
+    optimizer = std::make_unique<FusedSgd>(parameters, *sgd);
+  } else {
+    const auto& adam = dynamic_cast<const torch::optim::AdamOptions&>(defaults);
+    optimizer = std::make_unique<FusedAdam>(parameters, adam);
+  }
+}
 
 class Interpreter {
  public:
@@ -48,26 +113,24 @@ class Interpreter {
 
  private:
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
-  std::unique_ptr<Wrapper>& wrapper(int index) {
-    return wrappers_[static_cast<std::size_t>(index)];
-  }
+  Wrapper& wrapper(int index) { return wrappers_[static_cast<std::size_t>(index)]; }
   const Group& group(int index) const { return groups_[static_cast<std::size_t>(index)]; }
 
   Rank::Forward forward() {
     return [this](int index, const at::Tensor& x, Mask layers) {
-      return wrapper(index)->forward(x, layers);
+      return wrapper(index).forward(x, layers);
     };
   }
 
   void weigh(int index, const std::vector<double>& weights) {
-    if (!weights.empty()) wrapper(index)->weight(weights[static_cast<std::size_t>(world_.rank())]);
+    if (!weights.empty()) wrapper(index).weight(weights[static_cast<std::size_t>(world_.rank())]);
   }
 
   void run(const Backward& op) {
     std::vector<NoSync> local;
     for (const int index : units_of(op)) {
       if (has(op.local, index)) {
-        local.push_back(wrapper(index)->no_sync());
+        local.push_back(wrapper(index).no_sync());
       } else {
         weigh(index, op.weights);
       }
@@ -79,7 +142,7 @@ class Interpreter {
       return rank_.run(
           op, forward(), [](const at::Tensor& loss) { loss.backward(); }, combined);
     }
-    auto* optimizer = wrapper(op.paths[0][0])->optimizer();
+    auto* optimizer = wrapper(op.paths[0][0]).optimizer;
     const auto update = [&](const at::Tensor& loss) { optimizer->backward_and_update(loss); };
     rank_.run(op, forward(), update, combined);
     if (has(op.without_loss, world_.rank())) update({});
@@ -109,19 +172,19 @@ class Interpreter {
 
   void run(const Step& op) {
     weigh(op.unit, op.weights);
-    auto* optimizer = wrapper(op.unit)->optimizer();
+    auto* optimizer = wrapper(op.unit).optimizer;
     optimizer != nullptr ? optimizer->step() : void(rank_[op.unit].optimizer->step());
   }
 
   void run(const ZeroGrad& op) {
     if (op.by != ZeroGrad::By::front_end) return rank_.run(op);
-    wrapper(op.unit)->optimizer()->zero_grad(op.set_to_none);
+    wrapper(op.unit).optimizer->zero_grad(op.set_to_none);
   }
 
   Checkpoint checkpoint(int index) {
     return {.model = *rank_[index].model,
             .optimizer = *rank_[index].optimizer,
-            .strategy = wrapper(index)->stateful()};
+            .strategy = wrapper(index).stateful()};
   }
   std::filesystem::path file(int index) const { return folder_ / concat("unit", index); }
 
@@ -130,10 +193,10 @@ class Interpreter {
   }
   void run(const LoadCheckpoint& op) { checkpoint(op.unit).load(file(op.unit), group(op.unit)); }
 
-  void run(const Synchronize& op) { wrapper(op.unit)->optimizer()->synchronize(); }
+  void run(const Synchronize& op) { wrapper(op.unit).optimizer->synchronize(); }
 
   void run(const Rewrap& op) {
-    wrapper(op.unit).reset();
+    wrapper(op.unit) = {};
     wrapper(op.unit) = wrap(unit(op.unit), rank_[op.unit], group(op.unit));
   }
 
@@ -146,8 +209,8 @@ class Interpreter {
       case What::negative_weight:
       case What::second_weight: {
         const bool second = op.what == What::second_weight;
-        if (second) wrapper(op.unit)->weight(1);
-        wrapper(op.unit)->weight(world_.rank() != op.number ? 1 : second ? 2 : -1);
+        if (second) wrapper(op.unit).weight(1);
+        wrapper(op.unit).weight(world_.rank() != op.number ? 1 : second ? 2 : -1);
         const Restore restore([&] { holding.model->zero_grad(); });
         return run(whole_backward(program_, op.unit));
       }
@@ -158,7 +221,7 @@ class Interpreter {
         rank_.run(whole_backward(program_, op.unit), forward(),
                   [&](const at::Tensor& loss) { (loss * factor).backward(); }, {});
         // Raises the error where the strategy exchanges no gradients in the backward.
-        if (auto* optimizer = wrapper(op.unit)->optimizer()) optimizer->step();
+        if (auto* optimizer = wrapper(op.unit).optimizer) optimizer->step();
         return;
       }
       case What::wrapped_twice:
@@ -191,7 +254,7 @@ class Interpreter {
             .optimizer = nullptr};
         holds.model->to(world_.device());
         const auto x = at::ones({1, program_.width}, at::kDouble).to(world_.device());
-        return void(wrap(other, holds, group(op.unit))->forward(x, 1));
+        return void(wrap(other, holds, group(op.unit)).forward(x, 1));
       }
       case What::listed_twice: {
         auto other = unit(op.unit);
@@ -228,10 +291,10 @@ class Interpreter {
 
   /// The call in which a front end looks at the model's parameters.
   void use(int index) {
-    if (auto* optimizer = wrapper(index)->optimizer()) return optimizer->step();
+    if (auto* optimizer = wrapper(index).optimizer) return optimizer->step();
     const auto& model = *rank_[index].model;
     const auto dtype = model.unique_parameters()[0].scalar_type();
-    wrapper(index)->forward(at::ones({1, program_.width}, dtype).to(world_.device()), ~0U);
+    wrapper(index).forward(at::ones({1, program_.width}, dtype).to(world_.device()), ~0U);
   }
 
   /// Operations without communication.
@@ -246,7 +309,7 @@ class Interpreter {
   Rank rank_;
   std::vector<Group> groups_;
   std::optional<Group> collectives_;
-  std::vector<std::unique_ptr<Wrapper>> wrappers_;
+  std::vector<Wrapper> wrappers_;
 };
 
 std::string type_of(const std::exception& error) {

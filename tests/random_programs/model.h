@@ -88,26 +88,13 @@ class Returning : public Model {
 };
 
 /// make.template operator()<output>() for this output.
-auto for_output(Output output, const auto& make) {
-  switch (output) {
-    case Output::tensor:
-      return make.template operator()<Output::tensor>();
-    case Output::tuple:
-      return make.template operator()<Output::tuple>();
-    case Output::list:
-      return make.template operator()<Output::list>();
-    case Output::optional:
-      return make.template operator()<Output::optional>();
-    case Output::map:
-      return make.template operator()<Output::map>();
-    case Output::ordered_dict:
-      return make.template operator()<Output::ordered_dict>();
-    case Output::structure:
-      return make.template operator()<Output::structure>();
-    case Output::opaque:
-      break;
+template <Output output = Output::tensor>
+auto for_output(Output wanted, const auto& make) {
+  if constexpr (output != Output::opaque) {  // the last one
+    constexpr auto next = static_cast<Output>(static_cast<int>(output) + 1);
+    if (wanted != output) return for_output<next>(wanted, make);
   }
-  return make.template operator()<Output::opaque>();
+  return make.template operator()<output>();
 }
 
 inline at::Tensor tensor_in(const at::Tensor& y) { return y; }

@@ -3,30 +3,26 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdint>
-#include <istream>
-#include <ostream>
-#include <sstream>
+#include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
+
+#include "core/text.h"
 
 namespace lockstep::random_programs {
 namespace {
 
-template <class... Args>
-std::string text(const Args&... args) {
-  std::ostringstream out;
-  out.precision(17);
-  (out << ... << args);
-  return out.str();
-}
+using lockstep::detail::concat;
+using lockstep::detail::joined;
+using nlohmann::json;
 
 /// The values from first on, of which a few say enough.
 std::string text_of(const Values& values, std::size_t first) {
   if (!values) return "undefined";
-  const auto last = std::min(values->size(), first + 4);
-  std::string all = first > 0 ? "[…" : "[";
-  for (auto i = first; i < last; ++i) all += text(all.size() > 1 ? " " : "", (*values)[i]);
-  return all + (last < values->size() ? " …]" : "]");
+  const auto rest = std::span(*values).subspan(first);
+  const auto shown = rest.first(std::min<std::size_t>(rest.size(), 4));
+  return concat(first > 0 ? "[… " : "[", joined(shown, " ", lockstep::detail::shortest),
+                shown.size() < rest.size() ? " …]" : "]");
 }
 
 /// The first element that differs most; 0 where there is none.
@@ -78,17 +74,17 @@ std::optional<std::string> difference_in_errors(const Expected& expected,
     const bool right = got.error.empty() ? expected.error.empty() || expected.may_fail
                                          : expected.error == "any" || got.error == expected.error;
     if (!right) {
-      return text("rank ", rank, ": got ", error_of(got), ", expected ",
-                  expected.error.empty() ? "no error" : expected.error);
+      return concat("rank ", rank, ": got ", error_of(got), ", expected ",
+                    expected.error.empty() ? "no error" : expected.error);
     }
     if (!got.error.empty() && got.text.find(expected.mentions) == std::string::npos) {
-      return text("rank ", rank, ": got ", error_of(got), ", expected it to mention '",
-                  expected.mentions, "'");
+      return concat("rank ", rank, ": got ", error_of(got), ", expected it to mention '",
+                    expected.mentions, "'");
     }
     if (got.error != ranks[0]->error ||
         alike_on_ranks(got.text) != alike_on_ranks(ranks[0]->text)) {
-      return text("ranks raise different errors: rank 0 ", error_of(*ranks[0]), "; rank ", rank,
-                  ' ', error_of(got));
+      return concat("ranks raise different errors: rank 0 ", error_of(*ranks[0]), "; rank ", rank,
+                    ' ', error_of(got));
     }
   }
   return std::nullopt;
@@ -99,7 +95,8 @@ std::optional<std::string> difference_in_values(const Expected& expected,
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& got = ranks[rank]->values;
     if (got.size() != expected.names.size()) {
-      return text("rank ", rank, ": got ", got.size(), " values, expected ", expected.names.size());
+      return concat("rank ", rank, ": got ", got.size(), " values, expected ",
+                    expected.names.size());
     }
     for (std::size_t i = 0; i < got.size(); ++i) {
       const auto& right =
@@ -109,34 +106,12 @@ std::optional<std::string> difference_in_values(const Expected& expected,
           (expected.checks[i] == Check::same ? got[i] == right : is_near(got[i], right));
       if (equal) continue;
       const auto first = largest_difference(got[i], right);
-      return text("rank ", rank, ": ", expected.names[i], ": got ", text_of(got[i], first),
-                  ", expected ", text_of(right, first),
-                  expected.checks[i] == Check::same ? " as on rank 0" : "");
+      return concat("rank ", rank, ": ", expected.names[i], ": got ", text_of(got[i], first),
+                    ", expected ", text_of(right, first),
+                    expected.checks[i] == Check::same ? " as on rank 0" : "");
     }
   }
   return std::nullopt;
-}
-
-void write_size(std::ostream& out, std::size_t size) {
-  const std::uint64_t number = size;
-  out.write(reinterpret_cast<const char*>(&number), sizeof number);
-}
-
-std::size_t read_size(std::istream& in) {
-  std::uint64_t number = 0;
-  in.read(reinterpret_cast<char*>(&number), sizeof number);
-  return in ? number : 0;
-}
-
-void write_text(std::ostream& out, const std::string& characters) {
-  write_size(out, characters.size());
-  out.write(characters.data(), static_cast<std::streamsize>(characters.size()));
-}
-
-std::string read_text(std::istream& in) {
-  std::string characters(read_size(in), '\0');
-  in.read(characters.data(), static_cast<std::streamsize>(characters.size()));
-  return characters;
 }
 
 }  // namespace
@@ -148,7 +123,7 @@ std::optional<std::string> difference(const std::vector<Expected>& expected,
     bool failed = false;
     for (std::size_t rank = 0; rank < logs.size(); ++rank) {
       if (logs[rank].size() <= i)
-        return text("operation ", i, ": rank ", rank, " did not come to it");
+        return concat("operation ", i, ": rank ", rank, " did not come to it");
       ranks.push_back(&logs[rank][i]);
       failed = failed || !ranks.back()->error.empty();
     }
@@ -157,46 +132,37 @@ std::optional<std::string> difference(const std::vector<Expected>& expected,
         ranks[rank] = &logs[rank].back();
     }
     if (auto found = difference_in_errors(expected[i], ranks)) {
-      return text("operation ", i, ": ", *found);
+      return concat("operation ", i, ": ", *found);
     }
     if (!ranks[0]->error.empty() && expected[i].ends) return std::nullopt;
     if (auto found = difference_in_values(expected[i], ranks)) {
-      return text("operation ", i, ": ", *found);
+      return concat("operation ", i, ": ", *found);
     }
   }
   return std::nullopt;
 }
 
 void write(std::ostream& out, const Log& log) {
-  write_size(out, log.size());
+  auto outcomes = json::array();
   for (const auto& outcome : log) {
-    write_text(out, outcome.error);
-    write_text(out, outcome.text);
-    write_size(out, outcome.values.size());
-    for (const auto& values : outcome.values) {
-      write_size(out, values ? values->size() + 1 : 0);
-      if (!values) continue;
-      out.write(reinterpret_cast<const char*>(values->data()),
-                static_cast<std::streamsize>(values->size() * sizeof(double)));
-    }
+    auto all = json::array();
+    for (const auto& values : outcome.values) all.push_back(values ? json(*values) : json());
+    outcomes.push_back({outcome.error, outcome.text, std::move(all)});
   }
+  json::to_cbor(outcomes, out);
 }
 
 std::optional<Log> read_log(std::istream& in) {
-  Log log(read_size(in));
-  for (auto& outcome : log) {
-    outcome.error = read_text(in);
-    outcome.text = read_text(in);
-    outcome.values.resize(read_size(in));
-    for (auto& values : outcome.values) {
-      const auto size = read_size(in);
-      if (size == 0) continue;
-      values.emplace(size - 1);
-      in.read(reinterpret_cast<char*>(values->data()),
-              static_cast<std::streamsize>((size - 1) * sizeof(double)));
+  const auto outcomes = json::from_cbor(in, /*strict=*/false, /*allow_exceptions=*/false);
+  if (outcomes.is_discarded()) return std::nullopt;
+  Log log;
+  for (const auto& outcome : outcomes) {
+    log.push_back({.error = outcome[0].get<std::string>(), .text = outcome[1].get<std::string>()});
+    for (const auto& values : outcome[2]) {
+      log.back().values.push_back(values.is_null() ? Values() : values.get<std::vector<double>>());
     }
   }
-  return in ? std::optional(std::move(log)) : std::nullopt;
+  return log;
 }
 
 }  // namespace lockstep::random_programs

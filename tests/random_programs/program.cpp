@@ -1,9 +1,7 @@
 #include "tests/random_programs/program.h"
 
 #include <algorithm>
-#include <array>
 #include <sstream>
-#include <string_view>
 
 #include "core/text.h"
 
@@ -11,36 +9,11 @@ namespace lockstep::random_programs {
 namespace {
 
 using lockstep::detail::concat;
+using lockstep::detail::joined;
 
-template <class Enum, std::size_t count>
-std::string_view name(const std::array<std::string_view, count>& names, Enum value) {
+/// The name of an enumerator; names: of all, in their order.
+const char* name(const std::vector<const char*>& names, auto value) {
   return names.at(static_cast<std::size_t>(value));
-}
-
-std::string_view name(Layer layer) {
-  return name<Layer, 10>(
-      {"linear", "scale", "gain", "transposed", "tied", "two", "wide", "repeated", "norm", "seen"},
-      layer);
-}
-
-std::string_view name(Output output) {
-  return name<Output, 8>({"Tensor", "tuple", "vector", "optional", "map", "OrderedDict", "struct",
-                          "struct that cannot be watched"},
-                         output);
-}
-
-std::string_view name(Buffers buffers) {
-  return name<Buffers, 4>({"none", "from rank 0", "average", "each rank its own"}, buffers);
-}
-
-std::string_view name(Updates updates) {
-  return name<Updates, 3>({"SGD", "SGD with momentum", "Adam"}, updates);
-}
-
-std::string_view name(Collective collective) {
-  return name<Collective, 6>(
-      {"none", "all_reduce", "all_reduce (mean)", "all_gather", "reduce_scatter", "broadcast"},
-      collective);
 }
 
 std::string numbers(Mask mask) {
@@ -51,28 +24,24 @@ std::string numbers(Mask mask) {
   return text.empty() ? "none" : text;
 }
 
-std::string list(const std::vector<double>& values) {
-  std::string text;
-  for (const double value : values) text += concat(text.empty() ? "" : ", ", value);
-  return text;
-}
-
 std::string text_of(const Backward& op) {
   std::string text = op.update ? "backward_and_update" : "backward";
   const char* joint = " ";
   for (const auto& path : op.paths) {
-    text += joint;
-    for (std::size_t i = 0; i < path.size(); ++i) text += concat(i == 0 ? "" : ">", path[i]);
+    text += joint + joined(path, ">");
     joint = op.separate ? ", then " : " + ";
   }
   if (op.local != 0) text += concat(", no_sync ", numbers(op.local));
   if (op.forwards_first) text += op.reversed ? ", forwards first, in reverse" : ", forwards first";
   if (op.evaluated != 0) text += concat(", evaluation mode in paths ", numbers(op.evaluated));
   if (op.twice) text += ", the graph twice";
-  if (op.collective != Collective::none) text += concat(", through ", name(op.collective));
+  if (op.collective != Collective::none)
+    text += concat(", through ", name({"none", "all_reduce", "all_reduce (mean)", "all_gather",
+                                       "reduce_scatter", "broadcast"},
+                                      op.collective));
   if (op.swapped >= 0) text += concat(", in the other order on rank ", op.swapped);
   if (op.without_loss != 0) text += concat(", no loss on ranks ", numbers(op.without_loss));
-  if (!op.weights.empty()) text += concat(", weights ", list(op.weights));
+  if (!op.weights.empty()) text += concat(", weights ", joined(op.weights, ", "));
   for (std::size_t rank = 0; rank < op.layers.size(); ++rank) {
     text += concat(rank == 0 ? "; layers of rank " : "; rank ", rank, ':');
     for (const int unit : units_of(op)) {
@@ -83,24 +52,21 @@ std::string text_of(const Backward& op) {
 }
 
 std::string text_of(const ZeroGrad& op) {
-  using By = ZeroGrad::By;
   return concat("zero_grad ", op.unit, " of the ",
-                name<By, 3>({"optimizer", "module", "front end"}, op.by),
+                name({"optimizer", "module", "front end"}, op.by),
                 op.set_to_none ? "" : ", to zero");
 }
 
 std::string text_of(const Step& op) {
-  return concat("step ", op.unit, op.weights.empty() ? "" : ", weights ", list(op.weights));
+  return concat("step ", op.unit, op.weights.empty() ? "" : ", weights ", joined(op.weights, ", "));
 }
 
 std::string text_of(const Clip& op) { return concat("clip ", op.unit, " to ", op.norm); }
 
 std::string text_of(const SetGradient& op) {
-  using How = SetGradient::How;
   return concat(
       "set gradient ", op.unit, ": ",
-      name<How, 4>({"assign", "assign what autograd::grad gives", "add", "add to one element"},
-                   op.how),
+      name({"assign", "assign what autograd::grad gives", "add", "add to one element"}, op.how),
       ", parameters ", numbers(op.parameters), ", ranks ", numbers(op.ranks), "; data ", op.data);
 }
 
@@ -109,12 +75,13 @@ std::string text_of(const Freeze& op) {
 }
 
 std::string text_of(const Keep& op) {
-  return concat("keep gradients ", op.unit, ": ",
-                name<Keep::How, 3>({"handles", "detached", "views"}, op.how), " of parameters ",
-                numbers(op.parameters));
+  return concat("keep gradients ", op.unit, ": ", name({"handles", "detached", "views"}, op.how),
+                " of parameters ", numbers(op.parameters));
 }
 
-std::string text_of(const Weigh& op) { return concat("weigh ", op.unit, ": ", list(op.weights)); }
+std::string text_of(const Weigh& op) {
+  return concat("weigh ", op.unit, ": ", joined(op.weights, ", "));
+}
 
 std::string text_of(const Save& op) { return concat("torch::save ", op.unit); }
 std::string text_of(const Load& op) { return concat("torch::load ", op.unit); }
@@ -134,15 +101,13 @@ bool is_about_a_number(Refuse::What what) {
 }
 
 std::string text_of(const Refuse& op) {
-  using What = Refuse::What;
   return concat(
       "must refuse ", op.unit, ": ",
-      name<What, 10>(
-          {"a negative weight of rank ", "a second wrapper", "a gradient for frozen parameter ",
-           "another precision", "a checkpoint of another model", "an output of unknown type",
-           "a second weight of rank ", "an optimizer that lists twice parameter ",
-           "a backward through a collective in place", "NaN in gradients of rank "},
-          op.what),
+      name({"a negative weight of rank ", "a second wrapper", "a gradient for frozen parameter ",
+            "another precision", "a checkpoint of another model", "an output of unknown type",
+            "a second weight of rank ", "an optimizer that lists twice parameter ",
+            "a backward through a collective in place", "NaN in gradients of rank "},
+           op.what),
       is_about_a_number(op.what) ? concat(op.number) : std::string());
 }
 
@@ -154,12 +119,15 @@ std::string text_of(const Unit& unit) {
                  unit.check_finite ? ", check_finite" : "",
                  unit.verify_every == 1 ? "" : concat(", verify_every ", unit.verify_every),
                  unit.shared ? ", share_memory" : "", unit.sharded ? ", shard" : "",
-                 unit.own_group ? ", a group of its own" : "", "; ", name(unit.updates),
+                 unit.own_group ? ", a group of its own" : "", "; ",
+                 name({"SGD", "SGD with momentum", "Adam"}, unit.updates),
                  unit.all_parameters ? "" : " without parameter 0", "; model of",
                  unit.single_precision ? " float32" : "");
   int parameter = 0;
   for (const Layer layer : unit.layers) {
-    text += concat(' ', name(layer));
+    text += concat(' ', name({"linear", "scale", "gain", "transposed", "tied", "two", "wide",
+                              "repeated", "norm", "seen"},
+                             layer));
     const int next = parameter + parameter_count(layer);
     if (next > parameter) text += concat(" (", parameter);
     if (next > parameter + 1) text += concat('-', next - 1);
@@ -167,8 +135,13 @@ std::string text_of(const Unit& unit) {
     parameter = next;
   }
   if (unit.frozen >= 0) text += concat(", parameter ", unit.frozen, " frozen");
-  if (unit.output != Output::tensor) text += concat(", returns ", name(unit.output));
-  if (unit.buffers != Buffers::absent) text += concat(", a buffer: ", name(unit.buffers));
+  if (unit.output != Output::tensor)
+    text += concat(", returns ", name({"Tensor", "tuple", "vector", "optional", "map",
+                                       "OrderedDict", "struct", "struct that cannot be watched"},
+                                      unit.output));
+  if (unit.buffers != Buffers::absent)
+    text += concat(", a buffer: ",
+                   name({"none", "from rank 0", "average", "each rank its own"}, unit.buffers));
   return text;
 }
 

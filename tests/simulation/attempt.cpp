@@ -44,10 +44,10 @@ bool Attempt::over() {
 }
 
 void Attempt::note_fault(Time duration) {
-  fault_began_ = true;
-  joined_before_fault_ = std::ranges::all_of(outcomes_, &RankOutcome::created);
-  fault_begin_ = kernel_.scheduler().now();
-  fault_end_ = fault_begin_ + duration;
+  fault_.has_begun = fault_.disturbed = true;
+  fault_.all_had_joined = std::ranges::all_of(outcomes_, &RankOutcome::created);
+  fault_.begin = kernel_.scheduler().now();
+  fault_.end = fault_.begin + duration;
   kernel_.scheduler().trace(name(scenario_.fault.kind), scenario_.fault.rank);
 }
 
@@ -89,7 +89,7 @@ void Attempt::disturb(const Fault& disturbance) {
     const int higher = std::max(rank, 1);
     return disturb_connection(higher, scenario_.over_tcp ? kernel_.random().below(higher) : 0);
   }
-  disturbed_ = true;
+  fault_.disturbed = true;
   if (disturbance.kind == FaultKind::freeze) {
     freeze(rank, disturbance.duration);
   } else {
@@ -139,11 +139,11 @@ bool Attempt::break_connection(int rank) {
   }
   if (others.empty()) return false;
   auto& random = kernel_.random();
-  other_side_ = others.size() == 1 ? others.front() : others[random.bits() % others.size()];
-  const auto found = connections(rank, other_side_);
-  const bool has_control = rank == 0 || other_side_ == 0;
-  is_of_messages_ = found.size() > 1 ? random.chance(50) : !has_control;
-  reset(is_of_messages_ ? *found.back() : *found.front(), false);
+  fault_.other_side = others.size() == 1 ? others.front() : others[random.bits() % others.size()];
+  const auto found = connections(rank, fault_.other_side);
+  const bool has_control = rank == 0 || fault_.other_side == 0;
+  fault_.is_of_messages = found.size() > 1 ? random.chance(50) : !has_control;
+  reset(fault_.is_of_messages ? *found.back() : *found.front(), false);
   return true;
 }
 
@@ -153,7 +153,7 @@ void Attempt::disturb_connection(int rank, int lower) {
   for (int other = lower + 1; other < scenario_.ranks; ++other) {
     const bool joins = !outcomes_[static_cast<std::size_t>(other)].created;
     if (other == rank || !joins || connections(other, lower).size() >= found.size()) continue;
-    disturbed_ = true;
+    fault_.disturbed = true;
     kernel_.scheduler().trace("resets", rank, lower);
     return reset(*found.back()->peer(), kernel_.random().chance(50));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,17 @@
 #include "tests/simulation/simulated_rank.h"
 
 namespace lockstep::testing {
+
+/// What has happened of an attempt's fault.
+struct FaultRecord {
+  bool has_begun = false;
+  bool disturbed = false;       ///< the fault or one of the disturbances has begun
+  bool all_had_joined = false;  ///< all ranks had joined their world before
+  Time begin{};
+  Time end{};                   ///< of a freeze or cut; of another fault, its begin
+  int other_side = 0;           ///< of FaultKind::reset: the rank at the other side
+  bool is_of_messages = false;  ///< whether messages use the connection that breaks
+};
 
 /// One attempt to run a job: its processes, its fault, and how its ranks have ended.
 class Attempt {
@@ -29,17 +41,7 @@ class Attempt {
   }
 
   bool has_fault() const { return with_fault_ && scenario_.fault.kind != FaultKind::none; }
-  bool fault_has_begun() const { return fault_began_; }
-  /// Whether the fault or one of the disturbances has begun.
-  bool disturbed() const { return fault_began_ || disturbed_; }
-  /// Whether all ranks had joined their world before the fault.
-  bool all_had_joined() const { return joined_before_fault_; }
-  Time fault_begin() const { return fault_begin_; }
-  /// After FaultKind::reset: the rank at the other side, and whether messages use the connection.
-  int other_side() const { return other_side_; }
-  bool is_of_messages() const { return is_of_messages_; }
-  /// The end of a freeze or cut, or the begin of another fault.
-  Time fault_end() const { return fault_end_; }
+  const FaultRecord& fault() const { return fault_; }
 
   /// Whether the launcher could reach this rank's process: it is not frozen nor cut off.
   bool reachable(int rank);
@@ -67,18 +69,23 @@ class Attempt {
   SimulatedMpiJob job_;
   SimulatedMeeting meeting_;
   std::vector<RankOutcome> outcomes_;
-  bool fault_began_ = false;
-  bool disturbed_ = false;
-  bool joined_before_fault_ = false;
-  int other_side_ = 0;
-  bool is_of_messages_ = false;
-  Time fault_begin_{};
-  Time fault_end_{};
+  FaultRecord fault_;
 };
 
 /// Checks the promises of Lockstep for an attempt. Without a failure, every rank succeeds with
 /// correct results. Otherwise every rank gets an error in time. Its first cause is the same on all
 /// ranks and names a rank at fault. Returns the first violation; empty if there is none.
 std::string broken_promise(Attempt& attempt);
+
+/// The result of a simulated world.
+struct Verdict {
+  std::string violation;    ///< empty if every promise was kept
+  std::uint64_t trace = 0;  ///< the hash of all events
+  std::uint64_t events = 0;
+  bool faulty = false;  ///< whether the fault has happened
+};
+
+/// Runs a world, and its second attempt if it is restarted, and checks what Lockstep promises.
+Verdict run_world(const Scenario& scenario, bool prints_trace = false);
 
 }  // namespace lockstep::testing

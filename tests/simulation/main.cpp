@@ -1,20 +1,30 @@
 // Runs worlds of several hosts in one thread, with a simulated clock and network. Each seed is a
 // world, with at most one fault or with disturbances while it is joined, and the promises of
 // Lockstep are checked at its end.
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
+#include <map>
+#include <new>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "core/log.h"
 #include "core/text.h"
-#include "tests/simulation/simulated_job.h"
-#include "tests/simulation/world_workers.h"
+#include "tests/simulation/attempt.h"
 
 namespace {
 
@@ -44,6 +54,111 @@ void notice(std::string_view text) {
 namespace {
 
 using namespace lockstep::testing;  // NOLINT
+
+using lockstep::detail::concat;
+
+constexpr std::uint64_t worlds_per_worker = 250;
+/// Of so many worlds, one runs twice, and both runs must have the same trace.
+constexpr std::uint64_t repeated = 50;
+
+/// The worlds that have run.
+struct Counts {
+  std::uint64_t worlds = 0;
+  std::uint64_t faulty = 0;
+  std::uint64_t events = 0;
+  std::uint64_t failures = 0;
+};
+
+/// The worlds of one process. In memory that it shares with its parent.
+struct Report {
+  std::uint64_t seed;  ///< the world that runs, or that broke a promise
+  std::uint64_t last;  ///< the seed after its last
+  Counts counts = {};
+  std::array<char, 1000> violation{};
+};
+
+/// Runs worlds until one breaks a promise.
+void run(Report& report, bool joining) {
+  // Memory of operations is used again by the next world.
+  ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  for (; report.seed < report.last; ++report.seed) {
+    const auto scenario = Scenario::make(report.seed, joining);
+    auto verdict = run_world(scenario);
+    if (report.seed % repeated == 0 && run_world(scenario).trace != verdict.trace) {
+      verdict.violation = "another trace in a second run";
+    }
+    ++report.counts.worlds;
+    report.counts.faulty += verdict.faulty ? 1 : 0;
+    report.counts.events += verdict.events;
+    if (verdict.violation.empty()) continue;
+    verdict.violation.copy(report.violation.data(), report.violation.size() - 1);
+    return;
+  }
+}
+
+/// Forks a process that runs the worlds of the report.
+pid_t start(Report& report, bool joining) {
+  std::cout.flush();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw std::system_error(errno, std::generic_category(), "fork");
+  if (pid > 0) return pid;
+  run(report, joining);
+  ::_exit(0);
+}
+
+/// What is wrong with the world of the report, after its process has ended with this status.
+std::string violation_of(const Report& report, int status) {
+  if (WIFSIGNALED(status)) return concat("the world ended by signal ", WTERMSIG(status));
+  if (WIFEXITED(status) && WEXITSTATUS(status) != 0) return "the world ended the process";
+  return report.violation.data();
+}
+
+/// Runs worlds in a process for each core, each some of the seeds, until too many have broken a
+/// promise. Prints those. A process that ends returns the memory of dead ranks, and reports the
+/// seed of a world that crashes.
+Counts run_worlds(std::uint64_t first, std::uint64_t count, bool joining,
+                  std::uint64_t most_failures) {
+  const std::size_t jobs = std::max(1U, std::thread::hardware_concurrency());
+  Counts total;
+  std::map<pid_t, Report*> workers;
+  const auto begin = [&](std::uint64_t seed, std::uint64_t last) {
+    auto* memory =
+        ::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+    auto* report = new (memory) Report{.seed = seed, .last = last};
+    workers[start(*report, joining)] = report;
+  };
+  const auto end = first + count;
+  auto next = first;
+  while (next < end || !workers.empty()) {
+    while (next < end && workers.size() < jobs) {
+      const auto seed = next;
+      next = std::min(next + worlds_per_worker, end);
+      begin(seed, next);
+    }
+    int status = 0;
+    const auto ended = workers.extract(::waitpid(-1, &status, 0));
+    if (ended.empty()) continue;
+    const Report report = *ended.mapped();
+    ::munmap(ended.mapped(), sizeof report);
+    total.worlds += report.counts.worlds;
+    total.faulty += report.counts.faulty;
+    total.events += report.counts.events;
+    const auto violation = violation_of(report, status);
+    if (violation.empty()) continue;
+    ++total.failures;
+    std::cout << "seed " << report.seed << ": " << violation << "\n  "
+              << Scenario::make(report.seed, joining).text() << "\n  replay: simulated_worlds "
+              << (joining ? "--joining " : "") << "--replay " << report.seed << std::endl;
+    if (total.failures >= most_failures) {
+      next = end;
+    } else if (report.seed + 1 < report.last) {
+      begin(report.seed + 1, report.last);
+    }
+  }
+  return total;
+}
 
 int replay(std::uint64_t seed, bool joining, bool verbose) {
   const auto scenario = Scenario::make(seed, joining);

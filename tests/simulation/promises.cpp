@@ -28,7 +28,7 @@ class Promises {
 
  private:
   bool fails() const {
-    return attempt_.has_fault() && attempt_.fault_has_begun() && !is_harmless(fault_.kind);
+    return attempt_.has_fault() && attempt_.fault().has_begun && !is_harmless(fault_.kind);
   }
   int host(int rank) const { return scenario_.hosts[static_cast<std::size_t>(rank)]; }
   bool on_faulty_host(int rank) const { return host(rank) == host(fault_.rank); }
@@ -56,7 +56,7 @@ class Promises {
     }
     if (is_victim(rank)) return {};
     if (outcome.state == State::running) {
-      return concat("hangs; the fault began at ", in_seconds(attempt_.fault_begin()), " s");
+      return concat("hangs; the fault began at ", in_seconds(attempt_.fault().begin), " s");
     }
     if (!fails()) {
       return outcome.state == State::succeeded ? std::string()
@@ -64,7 +64,7 @@ class Promises {
     }
     // A rank may have completed all operations before the fault, or needs no answer after it.
     if (outcome.state == State::failed) return check_failure(rank, outcome);
-    const auto took = outcome.ended_at - attempt_.fault_end();
+    const auto took = outcome.ended_at - attempt_.fault().end;
     return took > 2 * scenario_.timeout + seconds(5)
                ? concat("ended ", in_seconds(took), " s after the fault")
                : std::string();
@@ -87,24 +87,25 @@ class Promises {
     }
     const Time scheduling = milliseconds(100);
     // The end of a stream is an error 2 s later.
-    if (attempt_.all_had_joined() && attempt_.is_of_messages()) {
+    if (attempt_.fault().all_had_joined && attempt_.fault().is_of_messages) {
       return seconds(2) + milliseconds(300) + scheduling;
     }
     const bool closes_connections = fault_.kind == FaultKind::kill ||
                                     fault_.kind == FaultKind::reset ||
                                     fault_.kind == FaultKind::program_error;
-    if (attempt_.all_had_joined() && closes_connections) return milliseconds(200) + scheduling;
-    if (attempt_.all_had_joined() && is_seen_by_control(fault_.kind)) {
+    if (attempt_.fault().all_had_joined && closes_connections)
+      return milliseconds(200) + scheduling;
+    if (attempt_.fault().all_had_joined && is_seen_by_control(fault_.kind)) {
       return scenario_.heartbeat * 3 / 2 + milliseconds(500) + scheduling;
     }
-    if (attempt_.all_had_joined()) return scenario_.timeout + milliseconds(700) + scheduling;
+    if (attempt_.fault().all_had_joined) return scenario_.timeout + milliseconds(700) + scheduling;
     // Ranks wait for the others in several operations, then in the rendezvous of the control
     // connections.
     return 2 * scenario_.timeout + seconds(3);
   }
 
   std::string check_failure(int rank, const RankOutcome& outcome) {
-    const auto took = outcome.ended_at - attempt_.fault_end();
+    const auto took = outcome.ended_at - attempt_.fault().end;
     if (took > limit(rank)) {
       return concat("got its error ", in_seconds(took), " s after the fault, expected at most ",
                     in_seconds(limit(rank)), " s: ", outcome.text);
@@ -112,11 +113,12 @@ class Promises {
     if (!names_faulty_rank(rank, outcome)) {
       return concat("blames rank ", outcome.named, ": ", outcome.text);
     }
-    if (attempt_.all_had_joined() && outcome.cause.find(expected_text()) == std::string::npos) {
+    if (attempt_.fault().all_had_joined &&
+        outcome.cause.find(expected_text()) == std::string::npos) {
       return concat("expected '", expected_text(), "': ", outcome.text);
     }
     const bool expects_timeout = fault_.kind == FaultKind::hang;
-    if (attempt_.all_had_joined() && outcome.timeout != expects_timeout) {
+    if (attempt_.fault().all_had_joined && outcome.timeout != expects_timeout) {
       return concat(expects_timeout ? "no TimeoutError: " : "only a timeout: ", outcome.text);
     }
     return {};
@@ -145,7 +147,7 @@ class Promises {
   bool names_faulty_rank(int rank, const RankOutcome& outcome) const {
     const int named = outcome.named;
     // Before ranks watch one another, an operation names all ranks that it waits for.
-    if (!attempt_.all_had_joined()) return true;
+    if (!attempt_.fault().all_had_joined) return true;
     switch (fault_.kind) {
       case FaultKind::lose_power:
         return named >= 0 && on_faulty_host(named);
@@ -153,16 +155,11 @@ class Promises {
       case FaultKind::cut_one_way:
         return names_other_side(rank, named);
       case FaultKind::reset:
-        return named == attempt_.other_side() || named == fault_.rank;
+        return named == attempt_.fault().other_side || named == fault_.rank;
       case FaultKind::mismatch:
         return true;
       case FaultKind::hang:
         return has_pending_operation() || lists(outcome.cause, fault_.rank);
-      case FaultKind::leave:
-      case FaultKind::kill:
-      case FaultKind::program_error:
-      case FaultKind::freeze:
-      case FaultKind::freeze_for_ever:
       default:
         return named == fault_.rank;
     }
@@ -211,7 +208,7 @@ class Promises {
   }
 
   std::string check_same_cause() {
-    if (!attempt_.all_had_joined() || !has_one_text()) return {};
+    if (!attempt_.fault().all_had_joined || !has_one_text()) return {};
     const RankOutcome* first = nullptr;
     for (int rank = 0; rank < scenario_.ranks; ++rank) {
       const auto& outcome = attempt_.outcome(rank);

@@ -61,14 +61,12 @@ struct Interfaces {
     entries[0].ifa_name = loopback.data();
     entries[0].ifa_flags = IFF_UP | IFF_LOOPBACK;
     entries[0].ifa_next = &entries[1];
-    addresses[0].sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     entries[1].ifa_name = ethernet.data();
     entries[1].ifa_flags = IFF_UP;
-    addresses[1].sin_addr.s_addr = htonl(0x0a000001U + static_cast<unsigned>(host));
-    for (std::size_t i = 0; i < 2; ++i) {
-      addresses[i].sin_family = AF_INET;
+    addresses[0] = addresses[1] = address_of_host(host);
+    addresses[0].sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (std::size_t i = 0; i < 2; ++i)
       entries[i].ifa_addr = reinterpret_cast<sockaddr*>(&addresses[i]);
-    }
   }
 };
 

@@ -11,9 +11,6 @@ namespace {
 
 constexpr std::uint32_t loopback = 0x7f000001;
 
-/// Addresses of host h: 127.0.0.1, and 10.0.0.h+1.
-constexpr std::uint32_t network_address = 0x0a000001;
-
 }  // namespace
 
 std::size_t SimulatedConnection::space() const {

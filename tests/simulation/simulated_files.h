@@ -62,7 +62,6 @@ class SimulatedConnection final : public SimulatedFile,
   /// The number of connections of the network before this one, plus a constant.
   std::uint16_t client_port() const { return ntohs((is_client_ ? local_ : remote_).sin_port); }
   bool connected() const { return state_ == State::connected; }
-  bool closed() const { return closed_; }
   SimulatedProcess& process() const { return process_; }
   std::shared_ptr<SimulatedConnection> peer() const { return peer_.lock(); }
 
@@ -70,7 +69,6 @@ class SimulatedConnection final : public SimulatedFile,
   friend class SimulatedListener;
   enum class State { unconnected, connecting, connected, refused };
 
-  void arrive_at_listener();
   void receive(const std::string& bytes);
   void end_of_stream();
   void changed();

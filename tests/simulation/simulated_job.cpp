@@ -1,5 +1,3 @@
-#include "tests/simulation/simulated_job.h"
-
 #include <memory>
 #include <vector>
 
@@ -120,7 +118,7 @@ Verdict run_world(const Scenario& scenario, bool prints_trace) {
   Verdict verdict{.violation = {},
                   .trace = kernel.scheduler().trace_hash(),
                   .events = kernel.scheduler().events(),
-                  .faulty = job.attempts().front()->disturbed()};
+                  .faulty = job.attempts().front()->fault().disturbed};
   for (const auto& attempt : job.attempts()) {
     if (verdict.violation.empty()) verdict.violation = broken_promise(*attempt);
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <netinet/in.h>
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,6 +17,15 @@ namespace lockstep::testing {
 
 class SimulatedListener;
 class SimulatedNetwork;
+
+/// Host h has the addresses 127.0.0.1 and 10.0.0.h+1.
+constexpr std::uint32_t network_address = 0x0a000001;
+inline sockaddr_in address_of_host(int host, std::uint16_t port = 0) {
+  return {.sin_family = AF_INET,
+          .sin_port = htons(port),
+          .sin_addr = {htonl(network_address + static_cast<unsigned>(host))},
+          .sin_zero = {}};
+}
 
 /// One direction of a connection: packets arrive in order, each after a random delay. While the
 /// link is cut, they wait, because their sender repeats them.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -28,32 +29,14 @@ namespace {
 
 using detail::concat;
 
-sockaddr_in address(int host, std::uint16_t port) {
-  sockaddr_in made{};
-  made.sin_family = AF_INET;
-  made.sin_port = htons(port);
-  made.sin_addr.s_addr = htonl(0x0a000001U + static_cast<unsigned>(host));
-  return made;
-}
-
 /// The input of a rank: small whole numbers, so that sums are exact in every order.
 double input(int rank, std::size_t at, std::size_t step) {
   return static_cast<double>((static_cast<std::size_t>(rank) * 7 + at * 3 + step * 5) % 11) - 3;
 }
 
 /// An operation that has begun, with its memory.
-class Pending {
- public:
-  Pending() = default;
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
-  virtual ~Pending() = default;
-  /// Waits, and returns what is wrong with the result.
-  virtual std::string finish() = 0;
-};
-
 template <class T>
-class Operation final : public Pending {
+class Operation {
  public:
   /// members are the world ranks of the group.
   Operation(Communicator& group, std::vector<int> members, const ScenarioStep& step,
@@ -62,7 +45,8 @@ class Operation final : public Pending {
     begin(group);
   }
 
-  std::string finish() override {
+  /// Waits, and returns what is wrong with the result.
+  std::string finish() {
     first_.wait();
     second_.wait();
     for (std::size_t i = 0; i < expected_.size(); ++i) {
@@ -185,18 +169,14 @@ class Operation final : public Pending {
   Work second_;
 };
 
-std::unique_ptr<Pending> begin_operation(Communicator& group, std::vector<int> members,
-                                         const ScenarioStep& step, std::size_t number) {
-  switch (step.dtype) {
-    case DType::i32:
-      return std::make_unique<Operation<std::int32_t>>(group, std::move(members), step, number);
-    case DType::i64:
-      return std::make_unique<Operation<std::int64_t>>(group, std::move(members), step, number);
-    case DType::f32:
-      return std::make_unique<Operation<float>>(group, std::move(members), step, number);
-    default:
-      return std::make_unique<Operation<double>>(group, std::move(members), step, number);
-  }
+/// Waits for an operation that has begun, and returns what is wrong with its result.
+using Finish = std::function<std::string()>;
+
+template <class T>
+Finish begin_operation(Communicator& group, std::vector<int> members, const ScenarioStep& step,
+                       std::size_t number) {
+  const auto operation = std::make_shared<Operation<T>>(group, std::move(members), step, number);
+  return [operation] { return operation->finish(); };
 }
 
 /// The error of a rank's own program.
@@ -248,7 +228,7 @@ class RankProgram {
     if (scenario_.known_port) {
       own.port = known_port;
       own.token = meeting_.token;
-      const auto at = address(scenario_.hosts.front(), known_port);
+      const auto at = address_of_host(scenario_.hosts.front(), known_port);
       control::Offer offer{.token = meeting_.token, .count = 1};
       offer.addresses[0] = *control::Address::of(reinterpret_cast<const sockaddr*>(&at));
       own.find = [offer] { return offer; };
@@ -294,7 +274,11 @@ class RankProgram {
     for (int rank = 0; rank < scenario_.ranks; ++rank) {
       if (!step.in_split || rank % 2 == rank_ % 2) members.push_back(rank);
     }
-    pending_.push_back(begin_operation(group, members, step, number));
+    const auto begin = step.dtype == DType::i32   ? begin_operation<std::int32_t>
+                       : step.dtype == DType::i64 ? begin_operation<std::int64_t>
+                       : step.dtype == DType::f32 ? begin_operation<float>
+                                                  : begin_operation<double>;
+    pending_.push_back(begin(group, members, step, number));
     while (pending_.size() > (step.overlaps ? 1U : 0U)) finish_first();
     return false;
   }
@@ -313,7 +297,7 @@ class RankProgram {
   }
 
   void finish_first() {
-    const auto wrong = pending_.front()->finish();
+    const auto wrong = pending_.front()();
     if (outcome_.wrong.empty()) outcome_.wrong = wrong;
     pending_.pop_front();
   }
@@ -326,7 +310,7 @@ class RankProgram {
   const std::function<void()>& on_fault_;
   std::shared_ptr<Communicator> world_;
   std::shared_ptr<Communicator> split_;
-  std::deque<std::unique_ptr<Pending>> pending_;
+  std::deque<Finish> pending_;
 };
 
 }  // namespace
@@ -367,7 +351,7 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, SimulatedMeet
 void run_stranger(int host_of_rank_0, std::uint16_t first_port, const std::string& bytes) {
   std::vector<detail::Descriptor> sockets;
   for (auto port = first_port; port < first_port + 3; ++port) {
-    const auto to = address(host_of_rank_0, port);
+    const auto to = address_of_host(host_of_rank_0, port);
     auto& socket = sockets.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
     ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to);
     pollfd writable{.fd = socket.get(), .events = POLLOUT, .revents = 0};
