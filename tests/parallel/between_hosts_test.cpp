@@ -8,42 +8,28 @@ namespace {
 
 const std::vector<int> two_hosts{0, 0, 1, 1};
 
-/// Its loss is linear, so that a gradient depends on rank and step only.
-struct LinearLoss : torch::nn::Module {
-  LinearLoss() {
-    for (const std::int64_t rows : {20, 3, 30, 7, 16}) {
-      parameters_.push_back(
-          register_parameter("p" + std::to_string(parameters_.size()), at::zeros({rows, 11})));
-    }
-  }
+std::shared_ptr<Terms> make_zeros() {
+  auto model = make_terms({{20, 11}, {3, 11}, {30, 11}, {7, 11}, {16, 11}});
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model->p) parameter.zero_();
+  return model;
+}
 
-  /// The third is for rank 1 alone, at every second step.
-  static bool uses(std::size_t parameter, int rank, int step) {
-    return parameter != 2 || (rank == 1 && step % 2 == 0);
+/// The gradients of a rank in a step. The third is for rank 1 alone, at every second step.
+std::vector<at::Tensor> slopes(const Terms& model, int rank, int step, bool all = false) {
+  std::vector<at::Tensor> slopes;
+  for (std::size_t i = 0; i < model.p.size(); ++i) {
+    const auto places = at::arange(model.p[i].numel(), at::kFloat).view(model.p[i].sizes());
+    const auto slope = at::sin(places * 0.37 + 5 * rank + 3 * step + static_cast<double>(i));
+    slopes.push_back(all || i != 2 || (rank == 1 && step % 2 == 0) ? slope : at::Tensor());
   }
-  at::Tensor slope(std::size_t parameter, int rank, int step) const {
-    const auto& sizes = parameters_[parameter].sizes();
-    const auto places = at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
-    return at::sin(places * 0.37 + 5 * rank + 3 * step + static_cast<double>(parameter));
-  }
-  at::Tensor forward(int rank, int step) {
-    auto loss = at::zeros({1});
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (uses(i, rank, step)) loss = loss + (parameters_[i] * slope(i, rank, step)).sum();
-    return loss;
-  }
-
-  std::vector<at::Tensor> parameters_;
-};
+  return slopes;
+}
 
 /// Copies of the parameters, which must be equal on all ranks. Ranks: all.
-std::vector<at::Tensor> copies(const LinearLoss& model, const Group& group) {
-  std::vector<at::Tensor> copies;
-  for (const auto& parameter : model.parameters_) {
-    EXPECT_TRUE(same_on_all_ranks(parameter, group)) << "parameter " << copies.size();
-    copies.push_back(parameter.detach().clone());
-  }
-  return copies;
+std::vector<at::Tensor> equal_parameters(const Terms& model, const Group& group) {
+  for (const auto& parameter : model.p) EXPECT_TRUE(same_on_all_ranks(parameter, group));
+  return copies_of(model.p);
 }
 
 // Small buckets, so that there are several, one of them with a single parameter.
@@ -65,26 +51,27 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
     spawn(4, [&](const Group& threads) {
       const auto group = on_hosts(threads, two_hosts);
       const auto rank = static_cast<std::size_t>(group.rank());
-      auto model = std::make_shared<LinearLoss>();
+      const auto model = make_zeros();
       DistributedDataParallel ddp(model, group,
                                   {.buckets = small_caps, .strategy = parse_strategy(text)});
       torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(1));
       for (int step = 0; step < steps; ++step) {
         sgd.zero_grad();
-        ddp(group.rank(), step).backward();
+        ddp(slopes(*model, group.rank(), step)).backward();
         sgd.step();
       }
-      auto parameters = copies(*model, group);
+      auto parameters = equal_parameters(*model, group);
       if (rank == 0) trained = std::move(parameters);
       for (const auto& [name, tensor] : ddp.state()) states[rank].emplace(name, tensor.clone());
     });
     // The difference from the exact update equals the residuals that hosts have not sent.
-    const LinearLoss loss;
-    for (std::size_t i = 0; i < loss.parameters_.size(); ++i) {
+    const auto model = make_zeros();
+    for (std::size_t i = 0; i < trained.size(); ++i) {
       auto& missing = trained[i];
       for (int step = 0; step < steps; ++step) {
         for (int rank = 0; rank < 4; ++rank)
-          if (LinearLoss::uses(i, rank, step)) missing.add_(loss.slope(i, rank, step) / 4);
+          if (const auto slope = slopes(*model, rank, step)[i]; slope.defined())
+            missing.add_(slope / 4);
       }
       int keepers = 0;
       for (const auto& state : states) {
@@ -102,10 +89,10 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
 TEST(TrainingBetweenHosts, CountsWhatTravelsBetweenHosts) {
   spawn(4, [](const Group& threads) {
     const auto group = on_hosts(threads, two_hosts);
-    auto model = std::make_shared<LinearLoss>();
+    const auto model = make_zeros();
     DistributedDataParallel ddp(model, group,
                                 {.buckets = small_caps, .strategy = parse_strategy("topk:0.1")});
-    ddp(group.rank(), 0).backward();
+    ddp(slopes(*model, group.rank(), 0)).backward();
     std::uint64_t sent = 0, stood_for = 0;
     for (const auto& row : group.statistics()) {
       if (row.bucket < 0) continue;
@@ -119,31 +106,27 @@ TEST(TrainingBetweenHosts, CountsWhatTravelsBetweenHosts) {
 }
 
 TEST(TrainingBetweenHosts, JoinsTheHostsChanges) {
-  const auto train = [](const Group& group, auto& trained, const auto& gradient) {
-    auto model = std::make_shared<LinearLoss>();
+  const auto train = [](const Group& group, auto& trained, const auto& gradients) {
+    const auto model = make_zeros();
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
     DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("adasum"));
-    for (int step = 0; step < 3; ++step) {
-      optimizer.zero_grad();
-      at::Tensor loss = at::zeros({1});
-      for (std::size_t i = 0; i < model->parameters_.size(); ++i)
-        loss = loss + (model->parameters_[i] * gradient(*model, i, step)).sum();
-      optimizer.backward_and_update(loss);
-    }
-    auto parameters = copies(*model, group);
+    for (int step = 0; step < 3; ++step)
+      optimizer.backward_and_update(model->forward(gradients(*model, step)));
+    auto parameters = equal_parameters(*model, group);
     if (group.rank() == 0) trained = std::move(parameters);
   };
   std::vector<at::Tensor> of_ranks, of_hosts;
   spawn(4, [&](const Group& threads) {
-    train(on_hosts(threads, two_hosts), of_ranks,
-          [&](const LinearLoss& model, std::size_t i, int step) {
-            return model.slope(i, threads.rank(), step);
-          });
+    train(on_hosts(threads, two_hosts), of_ranks, [&](const Terms& model, int step) {
+      return slopes(model, threads.rank(), step, /*all=*/true);
+    });
   });
   spawn(2, [&](const Group& hosts) {
-    train(hosts, of_hosts, [&](const LinearLoss& model, std::size_t i, int step) {
-      const int first = 2 * hosts.rank();
-      return (model.slope(i, first, step) + model.slope(i, first + 1, step)) / 2;
+    train(hosts, of_hosts, [&](const Terms& model, int step) {
+      auto mean = slopes(model, 2 * hosts.rank(), step, /*all=*/true);
+      const auto others = slopes(model, 2 * hosts.rank() + 1, step, /*all=*/true);
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] = (mean[i] + others[i]) / 2;
+      return mean;
     });
   });
   ASSERT_EQ(of_ranks.size(), of_hosts.size());

@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/on_ranks.h"
 
@@ -29,6 +30,11 @@ inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 /// Every way in which ranks divide or share an update, or none.
 inline const DataParallelOptions every_update[] = {
     {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
+
+/// Whether the options need a DistributedOptimizer.
+inline bool divides_update(const DataParallelOptions& options) {
+  return options.shard != Shard::none || options.share_memory == true;
+}
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 inline const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
@@ -90,6 +96,18 @@ inline std::vector<std::string> errors_of(int ranks, const std::function<void(co
     // The first of them once more.
   }
   return errors;
+}
+
+/// The InvalidArgument that fn throws. Ends the rank if it throws none.
+template <class Fn>
+InvalidArgument invalid_argument_of(const Fn& fn) {
+  std::optional<InvalidArgument> thrown;
+  try {
+    fn();
+  } catch (const InvalidArgument& error) {
+    thrown.emplace(error);
+  }
+  return thrown.value();
 }
 
 inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,
@@ -199,6 +217,20 @@ inline void expect_means(const Terms& model, const Group& world, double times = 
   }
 }
 
+/// The same bits of each tensor.
+inline void expect_equal_tensors(const std::vector<at::Tensor>& got,
+                                 const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], expected[i])) << i;
+}
+
+/// Copies of the values.
+inline std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
 /// Terms of which a DistributedOptimizer subtracts the gradients, times its learning rate.
 struct OptimizedTerms {
   explicit OptimizedTerms(const Group& world, const DataParallelOptions& options = {},
@@ -212,6 +244,22 @@ struct OptimizedTerms {
   /// Its gradients are so many times this rank's coefficients.
   at::Tensor loss(double times = 1) {
     return times * model.forward(coefficients(group.rank(), model));
+  }
+
+  /// Adds gradients that stay this rank's own.
+  void accumulate(double times = 1) {
+    const auto local = optimizer.no_sync();
+    loss(times).backward();
+  }
+  /// Whether step() subtracts so many means of the coefficients from the values before it.
+  void expect_step_of(
+      double means, const std::function<bool(int)>& took_part = [](int) { return true; }) {
+    const auto before = copies_of(model.p);
+    optimizer.step();
+    for (std::size_t i = 0; i < model.p.size(); ++i) {
+      const auto mean = mean_coefficient(group.size(), i, model.p[i], took_part);
+      EXPECT_TRUE(near(model.p[i].detach(), before[i] - means * mean)) << "p" << i;
+    }
   }
 
   Group group;
@@ -229,6 +277,15 @@ inline void expect_equal_models(const torch::nn::Module& got, const torch::nn::M
     EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
     EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
   }
+}
+
+/// expect_equal_models() of models that ranks may share: a rank that is ahead must not update
+/// parameters that other ranks still compare. Ranks: all.
+inline void expect_equal_replicas(const Group& world, const torch::nn::Module& got,
+                                  const torch::nn::Module& expected) {
+  world.barrier().wait();
+  expect_equal_models(got, expected);
+  world.barrier().wait();
 }
 
 /// The same parameters up to a distance.

@@ -34,12 +34,8 @@ struct WithNested : Terms {
     };
     const auto outer = [&] { return (p[1] * terms[1]).sum(); };
     // Backward goes through what was computed last first.
-    if (inner_first) {
-      const auto computed_first = outer();
-      return computed_first + inner();
-    }
-    const auto computed_first = inner();
-    return computed_first + outer();
+    const auto computed_first = inner_first ? outer() : inner();
+    return computed_first + (inner_first ? inner() : outer());
   }
 };
 

@@ -1,8 +1,12 @@
 // Buffers that a graph has saved keep the values that its forward used. Gradients are those of one
-// process.
-#include "tests/parallel/saved_buffers.h"
+// process. A graph that has saved a parameter is refused once the parameter has changed, whoever
+// changed it.
+#include "tests/parallel/saved_tensors.h"
 
+#include "lockstep/fused_optimizers.h"
+#include "lockstep/strategies.h"
 #include "lockstep/sync_batch_norm.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing::saved_tensors {
 namespace {
@@ -63,47 +67,23 @@ std::vector<at::Tensor> expected_parameters(const Program& program, int ranks) {
 
 enum class FrontEnd { data_parallel, list, both, optimizer };
 
-struct Way {
-  std::string name;
-  FrontEnd front_end;
-  DataParallelOptions options;
-};
-
-std::vector<Way> ways() {
-  std::vector<Way> all;
-  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average, BufferPolicy::none}) {
-    const auto name = lockstep::detail::concat(", policy ", static_cast<int>(policy));
-    all.push_back({"DDP" + name, FrontEnd::data_parallel, {.buffer_policy = policy}});
-    all.push_back({"DDP of a list" + name, FrontEnd::list, {.buffer_policy = policy}});
-    all.push_back({"optimizer" + name, FrontEnd::optimizer, {.buffer_policy = policy}});
-  }
-  for (const auto front_end : {FrontEnd::both, FrontEnd::optimizer}) {
-    const std::string name = front_end == FrontEnd::both ? "both" : "optimizer";
-    for (const auto& update : every_update) {
-      const auto number = &update - every_update;
-      all.push_back({lockstep::detail::concat(name, ", update ", number), front_end, update});
-    }
-  }
-  return all;
-}
-
 /// One step of the program. The step of DistributedOptimizer is in it.
-void train(const Program& program, const Way& way, const std::shared_ptr<Model>& model,
-           const Group& world) {
+void train(const Program& program, FrontEnd front_end, const DataParallelOptions& options,
+           const std::shared_ptr<Model>& model, const Group& world) {
   torch::optim::SGD sgd(model->parameters(), rate);
   std::optional<DistributedDataParallel<Model>> ddp;
   std::optional<DistributedDataParallel<ModelView>> list;
   std::optional<DistributedOptimizer> optimizer;
   Forward forward = [&](const at::Tensor& x) { return model->forward(x); };
-  if (way.front_end == FrontEnd::optimizer) {
-    optimizer.emplace(sgd, *model, world, way.options);
-  } else if (way.front_end == FrontEnd::list) {
+  if (front_end == FrontEnd::optimizer) {
+    optimizer.emplace(sgd, *model, world, options);
+  } else if (front_end == FrontEnd::list) {
     list.emplace(ModelView(ModelView(*model).parameters(), ModelView(*model).buffers()), world,
-                 way.options);
+                 options);
     forward = [&](const at::Tensor& x) { return (*list)([&] { return model->forward(x); }); };
   } else {
-    ddp.emplace(model, world, way.options);
-    if (way.front_end == FrontEnd::both) optimizer.emplace(sgd, *ddp);
+    ddp.emplace(model, world, options);
+    if (front_end == FrontEnd::both) optimizer.emplace(sgd, *ddp);
     forward = [&](const at::Tensor& x) { return (*ddp)(x); };
   }
   program.run(*model, forward, world.rank());
@@ -111,14 +91,24 @@ void train(const Program& program, const Way& way, const std::shared_ptr<Model>&
 }
 
 TEST_ON_RANKS(SavedBuffers, GiveTheGradientsOfOneProcess, 2, 3) {
+  std::vector<DataParallelOptions> all(std::begin(every_update), std::end(every_update));
+  for (const auto policy : {BufferPolicy::average, BufferPolicy::none})
+    all.push_back({.buffer_policy = policy});
   for (const auto& program : programs()) {
     const auto expected = expected_parameters(program, world.size());
-    for (const auto& way : ways()) {
-      SCOPED_TRACE(program.name + ": " + way.name);
-      const auto model = program.make();
-      EXPECT_NO_THROW(train(program, way, model, world));
-      for (std::size_t i = 0; i < expected.size(); ++i)
-        EXPECT_LT(distance(model->parameters()[i].detach(), expected[i]), 1e-12) << i;
+    for (const auto front_end :
+         {FrontEnd::data_parallel, FrontEnd::list, FrontEnd::both, FrontEnd::optimizer}) {
+      const bool has_optimizer = front_end == FrontEnd::both || front_end == FrontEnd::optimizer;
+      for (const auto& options : all) {
+        if (divides_update(options) && !has_optimizer) continue;
+        SCOPED_TRACE(lockstep::detail::concat(program.name, ", front end ",
+                                              static_cast<int>(front_end), ", options ",
+                                              &options - all.data()));
+        const auto model = program.make();
+        EXPECT_NO_THROW(train(program, front_end, options, model, world));
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_LT(distance(model->parameters()[i].detach(), expected[i]), 1e-12) << i;
+      }
     }
   }
 }
@@ -197,6 +187,68 @@ TEST_ON_RANKS(SavedBuffers, OfSyncBatchNormGiveTheSameGradients, 3) {
     EXPECT_LT(distance(model->parameters()[i].grad(), expected), 1e-12) << i;
   }
   EXPECT_TRUE(at::equal(model->norm->running_mean, plain->norm->running_mean));
+}
+
+/// Whether a graph that saved the parameter before a step of the optimizer is refused after it.
+bool refuses_parameter_of_before(const at::Tensor& parameter,
+                                 const std::function<void(const at::Tensor& loss)>& step) {
+  const auto kept = parameter.square().sum();
+  step(parameter.sum());
+  const auto error = message_of<c10::Error>([&] { torch::autograd::grad({kept}, {parameter}); });
+  return error.find("modified by an inplace operation") != std::string::npos;
+}
+
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterTheStepThatChangedThem, 3) {
+  using torch::optim::SGDOptions;
+  struct Case {
+    std::string name;
+    at::ScalarType dtype;
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> make;
+  };
+  const std::vector<Case> cases{
+      // LibTorch's SGD changes no versions.
+      {"Adam", at::kFloat, [](auto p) { return std::make_unique<torch::optim::Adam>(p, 0.1); }},
+      {"FusedSGD", at::kFloat,
+       [](auto p) { return std::make_unique<FusedSgd>(p, SGDOptions(0.1)); }},
+      {"FusedAdamW, low precision", at::kBFloat16, [](auto p) {
+         return std::make_unique<FusedAdamW>(p, torch::optim::AdamWOptions(0.1),
+                                             LowPrecision::master);
+       }}};
+  for (const auto& [name, dtype, make] : cases) {
+    for (const auto& options : every_update) {
+      SCOPED_TRACE(lockstep::detail::concat(name, ", update ", &options - every_update));
+      if (options.share_memory == true && dtype == at::kBFloat16) continue;  // refused
+      // Rank 2 updates no element of it.
+      auto parameter = at::ones({2}, dtype).requires_grad_();
+      const auto inner = make({parameter});
+      DistributedOptimizer optimizer(*inner, ModelView({{"p", parameter}}), world, options);
+      EXPECT_TRUE(refuses_parameter_of_before(
+          parameter, [&](const at::Tensor& loss) { optimizer.backward_and_update(loss); }));
+      EXPECT_TRUE(refuses_parameter_of_before(parameter, [&](const at::Tensor& loss) {
+        optimizer.zero_grad();
+        loss.backward();
+        optimizer.step();
+      }));
+    }
+  }
+}
+
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterABroadcast, 2) {
+  auto parameter = at::full({2}, 1.0 + world.rank(), at::kDouble).requires_grad_();
+  const ModelView model({{"p", parameter}});
+  const auto refused = refuses_parameter_of_before(
+      parameter, [&](const at::Tensor&) { broadcast_parameters(model, world); });
+  EXPECT_EQ(refused, world.rank() != 0) << "rank 0 keeps its values";
+}
+
+TEST_ON_RANKS(SavedParameters, AreRefusedAfterAStrategyHasAveragedThem, 2) {
+  auto parameter = at::ones({2}, at::kDouble).requires_grad_();
+  torch::optim::SGD sgd({parameter}, 0.1);
+  DistributedOptimizer optimizer(sgd, ModelView({{"p", parameter}}), world,
+                                 LocalSgd{.period = 100});
+  optimizer.backward_and_update(parameter.sum() * world.rank());
+  EXPECT_TRUE(
+      refuses_parameter_of_before(parameter, [&](const at::Tensor&) { optimizer.synchronize(); }));
 }
 
 }  // namespace
