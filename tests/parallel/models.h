@@ -194,10 +194,13 @@ inline std::vector<at::Tensor> coefficients(int rank, const Terms& model) {
   return all;
 }
 
-/// The mean over the ranks of their coefficients; zero for a rank that took_part says no of.
-inline at::Tensor mean_coefficient(
-    int ranks, std::size_t index, const at::Tensor& parameter,
-    const std::function<bool(int)>& took_part = [](int) { return true; }) {
+/// Whether a rank has gradients.
+using TookPart = std::function<bool(int)>;
+inline bool all_took_part(int /*rank*/) { return true; }
+
+/// The mean over the ranks of their coefficients; zero for a rank that has none.
+inline at::Tensor mean_coefficient(int ranks, std::size_t index, const at::Tensor& parameter,
+                                   const TookPart& took_part = all_took_part) {
   auto sum = at::zeros(parameter.sizes(), at::kDouble);
   for (int rank = 0; rank < ranks; ++rank)
     if (took_part(rank)) sum += coefficient(rank, index, parameter).cpu();
@@ -210,9 +213,10 @@ inline bool near(const at::Tensor& got, const at::Tensor& expected) {
 }
 
 /// Gradients are so many times the means of the ranks' coefficients.
-inline void expect_means(const Terms& model, const Group& world, double times = 1) {
+inline void expect_means(const Terms& model, const Group& world, double times = 1,
+                         const TookPart& took_part = all_took_part) {
   for (std::size_t i = 0; i < model.p.size(); ++i) {
-    const auto mean = mean_coefficient(world.size(), i, model.p[i]);
+    const auto mean = mean_coefficient(world.size(), i, model.p[i], took_part);
     EXPECT_TRUE(near(model.p[i].grad(), times * mean)) << i;
   }
 }
@@ -252,8 +256,7 @@ struct OptimizedTerms {
     loss(times).backward();
   }
   /// Whether step() subtracts so many means of the coefficients from the values before it.
-  void expect_step_of(
-      double means, const std::function<bool(int)>& took_part = [](int) { return true; }) {
+  void expect_step_of(double means, const TookPart& took_part = all_took_part) {
     const auto before = copies_of(model.p);
     optimizer.step();
     for (std::size_t i = 0; i < model.p.size(); ++i) {

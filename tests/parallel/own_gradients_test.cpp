@@ -205,20 +205,10 @@ class Kept {
  public:
   void keep(const at::Tensor& gradient) {
     if (!gradient.defined()) return;
-    const auto tensor = [&] {
-      switch (tensors_.size() % 5) {
-        case 0:
-          return gradient;
-        case 1:
-          return gradient.detach();
-        case 2:
-          return gradient[0];
-        case 3:
-          return gradient.view(-1);
-        default:
-          return gradient.variable_data();  // no view for autograd
-      }
-    }();
+    // The last is no view for autograd.
+    const at::Tensor kinds[] = {gradient, gradient.detach(), gradient[0], gradient.view(-1),
+                                gradient.variable_data()};
+    const auto& tensor = kinds[tensors_.size() % std::size(kinds)];
     tensors_.emplace_back(tensor, tensor.clone());
   }
   void keep_all(const torch::nn::Module& model) {

@@ -113,49 +113,51 @@ TEST_ON_RANKS(SavedBuffers, GiveTheGradientsOfOneProcess, 2, 3) {
   }
 }
 
-/// Trains a generator and a critic, both with batch norms. average(model) averages gradients that
-/// no wrapper has averaged.
-void train_adversaries(Normalised& generator, Normalised& critic, const Forward& generate,
-                       const Forward& criticise, const std::function<void(Normalised&)>& average,
-                       int rank) {
-  torch::optim::SGD of_generator(generator.parameters(), rate);
-  torch::optim::SGD of_critic(critic.parameters(), rate);
-  for (int step = 0; step < 3; ++step) {
-    const auto fake = generate(batch(rank, 20 + step)).repeat({1, 2});
-    const auto real_loss = loss_of(criticise(batch(rank, step))).mean();
-    const auto fake_loss = loss_of(criticise(fake.detach()) - 1);
-    real_loss.backward();
-    fake_loss.backward();
-    average(critic);
-    of_critic.step();
-    const auto loss = loss_of(criticise(fake));
-    loss.backward();
-    average(generator);
-    of_generator.step();
-    generator.zero_grad();
-    critic.zero_grad();
+/// A generator and a critic, both with batch norms.
+struct Adversaries {
+  std::shared_ptr<Normalised> generator = std::make_shared<Normalised>();
+  std::shared_ptr<Normalised> critic = std::make_shared<Normalised>();
+
+  /// average(model) averages gradients that no wrapper has averaged.
+  void train(int rank, const Forward& generate, const Forward& criticise,
+             const std::function<void(Normalised&)>& average) {
+    torch::optim::SGD of_generator(generator->parameters(), rate);
+    torch::optim::SGD of_critic(critic->parameters(), rate);
+    for (int step = 0; step < 3; ++step) {
+      const auto fake = generate(batch(rank, 20 + step)).repeat({1, 2});
+      const auto real_loss = loss_of(criticise(batch(rank, step))).mean();
+      const auto fake_loss = loss_of(criticise(fake.detach()) - 1);
+      real_loss.backward();
+      fake_loss.backward();
+      average(*critic);
+      of_critic.step();
+      loss_of(criticise(fake)).backward();
+      average(*generator);
+      of_generator.step();
+      generator->zero_grad();
+      critic->zero_grad();
+    }
   }
-}
+};
 
 TEST_ON_RANKS(SavedBuffers, OfAdversariesGiveTheSameTraining, 3) {
+  Adversaries own;
+  own.train(
+      world.rank(), [&](const at::Tensor& x) { return own.generator->forward(x); },
+      [&](const at::Tensor& x) { return own.critic->forward(x); },
+      [&](Normalised& model) {
+        for (const auto& parameter : model.parameters())
+          world.all_reduce(parameter.grad(), ReduceOp::avg).wait();
+      });
   for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-    const auto generator = std::make_shared<Normalised>(), critic = std::make_shared<Normalised>();
-    DistributedDataParallel generate(generator, world, {.buffer_policy = policy});
-    DistributedDataParallel criticise(critic, world, {.buffer_policy = policy});
-    train_adversaries(
-        *generator, *critic, [&](const at::Tensor& x) { return generate(x); },
-        [&](const at::Tensor& x) { return criticise(x); }, [](Normalised&) {}, world.rank());
-    Normalised own_generator, own_critic;
-    train_adversaries(
-        own_generator, own_critic, [&](const at::Tensor& x) { return own_generator.forward(x); },
-        [&](const at::Tensor& x) { return own_critic.forward(x); },
-        [&](Normalised& model) {
-          for (const auto& parameter : model.parameters())
-            world.all_reduce(parameter.grad(), ReduceOp::avg).wait();
-        },
-        world.rank());
-    expect_near_models(*generator, own_generator, 1e-12);
-    expect_near_models(*critic, own_critic, 1e-12);
+    Adversaries wrapped;
+    DistributedDataParallel generate(wrapped.generator, world, {.buffer_policy = policy});
+    DistributedDataParallel criticise(wrapped.critic, world, {.buffer_policy = policy});
+    wrapped.train(
+        world.rank(), [&](const at::Tensor& x) { return generate(x); },
+        [&](const at::Tensor& x) { return criticise(x); }, [](Normalised&) {});
+    expect_near_models(*wrapped.generator, *own.generator, 1e-12);
+    expect_near_models(*wrapped.critic, *own.critic, 1e-12);
   }
 }
 

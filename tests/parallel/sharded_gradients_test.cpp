@@ -88,16 +88,13 @@ TEST_P_ON_RANKS(ShardedGradients, AreScaledAndSkippedTogether) {
     TwoTrainings pair(world, how);
     GradScaler scaler(world, {.init_scale = 1024}), of_whole(world, {.init_scale = 1024});
     for (int step = 0; step < 6; ++step) {
-      // In step 2, one rank's gradient of one element is infinite.
-      auto loss = TwoTrainings::loss(pair.parts, world, step);
-      auto loss_of_whole = TwoTrainings::loss(pair.whole, world, step);
-      if (step == 2 && world.rank() == world.size() - 1) {
-        const double infinity = std::numeric_limits<double>::infinity();
-        loss = loss + pair.parts.layers[0]->bias[5] * infinity;
-        loss_of_whole = loss_of_whole + pair.whole.layers[0]->bias[5] * infinity;
+      for (auto* model : {&pair.parts, &pair.whole}) {
+        auto loss = TwoTrainings::loss(*model, world, step);
+        // In step 2, one rank's gradient of one element is infinite.
+        if (step == 2 && world.rank() == world.size() - 1)
+          loss = loss + model->layers[0]->bias[5] * std::numeric_limits<double>::infinity();
+        (model == &pair.parts ? scaler : of_whole).scale(loss).backward();
       }
-      scaler.scale(loss).backward();
-      of_whole.scale(loss_of_whole).backward();
       if (step == 4) {
         scaler.unscale_(*pair.in_parts);
         of_whole.unscale_(*pair.in_whole);
