@@ -98,6 +98,13 @@ inline std::vector<std::string> errors_of(int ranks, const std::function<void(co
   return errors;
 }
 
+/// Runs fn, whose backwards add to gradients that stay this rank's own.
+template <class Wrapper, class Fn>
+void without_sync(Wrapper& wrapper, const Fn& fn) {
+  const auto local = wrapper.no_sync();
+  fn();
+}
+
 /// The InvalidArgument that fn throws. Ends the rank if it throws none.
 template <class Fn>
 InvalidArgument invalid_argument_of(const Fn& fn) {
@@ -252,8 +259,7 @@ struct OptimizedTerms {
 
   /// Adds gradients that stay this rank's own.
   void accumulate(double times = 1) {
-    const auto local = optimizer.no_sync();
-    loss(times).backward();
+    without_sync(optimizer, [&] { loss(times).backward(); });
   }
   /// Whether step() subtracts so many means of the coefficients from the values before it.
   void expect_step_of(double means, const TookPart& took_part = all_took_part) {

@@ -25,10 +25,9 @@ constexpr int tied_steps = 4;
 struct Tied : torch::nn::Module {
   Tied() {
     to(at::kDouble);
-    const torch::NoGradGuard no_grad;
     std::uint64_t seed = 1;
-    for (auto& parameter : lockstep::parameters(*this))
-      parameter.copy_(random(parameter.sizes(), seed++, at::kDouble) / 2);
+    for (const auto& parameter : lockstep::parameters(*this))
+      parameter.detach().copy_(random(parameter.sizes(), seed++, at::kDouble) / 2);
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto hidden = layer->forward(torch::tanh(layer->forward(x * scale)));

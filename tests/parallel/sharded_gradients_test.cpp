@@ -38,12 +38,12 @@ TEST_P_ON_RANKS(ShardedGradients, ExistInPartsOnly) {
   TwoTrainings pair(world);
   pair.backward(world, 0);
   std::int64_t elements = 0;
-  for (const auto& part : detail::ShardedParameters::of(*pair.adam)->gradients())
+  for (const auto& part : detail::ShardedParameters::of(pair.adam)->gradients())
     elements += part.numel();
   for (const auto& parameter : pair.parts.parameters()) EXPECT_FALSE(parameter.grad().defined());
   expect_parts(world, elements, pair.parts);
   pair.in_parts->zero_grad();
-  EXPECT_TRUE(detail::ShardedParameters::of(*pair.adam)->gradients().empty());
+  EXPECT_TRUE(detail::ShardedParameters::of(pair.adam)->gradients().empty());
   const auto before = pair.parts.parameters()[0].detach().clone();
   pair.in_parts->step();  // without gradients
   EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));
@@ -103,8 +103,8 @@ TEST_P_ON_RANKS(ShardedGradients, AreScaledAndSkippedTogether) {
       EXPECT_EQ(scaler.step(*pair.in_parts), step != 2);
       EXPECT_EQ(of_whole.step(*pair.in_whole), step != 2);
       for (auto* each : {&scaler, &of_whole}) each->update();
-      pair.adam->zero_grad();
-      pair.adam_of_whole->zero_grad();
+      pair.adam.zero_grad();
+      pair.adam_of_whole.zero_grad();
       EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
       expect_equal_replicas(world, pair.parts, pair.whole);
     }

@@ -109,8 +109,7 @@ TEST_P_ON_RANKS(SharedUpdate, KeepsOneCopyUntilItEnds) {
   trained->step(world, 0);
   world.barrier().wait();
   if (world.rank() == 0) {
-    const torch::NoGradGuard no_grad;
-    trained->model.doubles.fill_(3);
+    trained->model.doubles.detach().fill_(3);
     trained->model.frozen.fill_(4);
   }
   world.barrier().wait();
@@ -133,10 +132,7 @@ TEST_P_ON_RANKS(SharedUpdate, KeepsOneCopyUntilItEnds) {
   EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
   optimizer.reset();
   EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
-  {
-    const torch::NoGradGuard no_grad;
-    model.doubles.fill_(world.rank());
-  }
+  model.doubles.detach().fill_(world.rank());
   world.barrier().wait();
   EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
 }
@@ -218,10 +214,7 @@ TEST(SharedTrainingBetweenHosts, HasOneCopyAHostAndTheBitsOfTheUnsharedTraining)
       }
       Trained trained(world, every_optimizer[0].second, shared);
       world.barrier().wait();
-      {
-        const torch::NoGradGuard no_grad;
-        if (world.local_rank() == 0) trained.model.doubles.fill_(world.node());
-      }
+      if (world.local_rank() == 0) trained.model.doubles.detach().fill_(world.node());
       world.barrier().wait();
       EXPECT_EQ(trained.model.doubles.detach().sum().item<double>(), 37 * world.node());
       world.barrier().wait();

@@ -117,20 +117,14 @@ TEST_P_ON_RANKS(Sparse, AccumulatesWeighsScalesAndSkips) {
     const auto loss = [&](int step) { return model.forward(tokens_of(rank, step)); };
     for (int step = 0; step < 8; ++step) {
       switch (step) {
-        case 0: {  // accumulates, and exchanges in step()
-          const auto local = optimizer.no_sync();
-          loss(10).backward();
-          loss(11).backward();
+        case 0:  // accumulates, and exchanges in step()
+          without_sync(optimizer, [&] { loss(10).backward(); });
+          without_sync(optimizer, [&] { loss(11).backward(); });
           break;
-        }
-        case 1: {  // accumulates before a backward that exchanges
-          {
-            const auto local = optimizer.no_sync();
-            loss(12).backward();
-          }
+        case 1:  // accumulates before a backward that exchanges
+          without_sync(optimizer, [&] { loss(12).backward(); });
           loss(13).backward();
           break;
-        }
         case 2:  // weights, of which one is 0
           optimizer.weight(rank == 0 && world.size() > 1 ? 0 : rank + 1.5);
           loss(14).backward();
@@ -309,10 +303,7 @@ TEST_ON_RANKS(SparseConsistency, ComparesTheRowsThatWereAveraged, 2) {
     ddp(at::tensor({3, 7}, at::kLong)).backward();
   };
   for (int i = 0; i < 4; ++i) step();
-  if (world.rank() == 1) {
-    const torch::NoGradGuard no_grad;
-    model->words->weight[7] += 1;
-  }
+  if (world.rank() == 1) model->words->weight.detach()[7] += 1;
   const auto error = message_of<ReplicaError>([&] {
     for (int i = 0; i < 3; ++i) step();  // one bucket, two sparse parameters
   });

@@ -61,16 +61,13 @@ TEST_ON_RANKS(Start, GivesAllRanksRankZerosParametersAndBuffers, 3) {
   };
   for (const int root : {0, 2}) {
     auto model = std::make_shared<Odd>();
-    {
-      const torch::NoGradGuard no_grad;
-      const int mark = world.rank() == root ? 5 : 9;
-      model->weight.fill_(mark);
-      model->weight[2][1] = 1;
-      model->frozen.fill_(mark);
-      model->flags[1] = world.rank() == root;
-      model->count.fill_(mark);
-      model->complex.fill_(mark);
-    }
+    const int mark = world.rank() == root ? 5 : 9;
+    model->weight.detach().fill_(mark);
+    model->weight.detach()[2][1] = 1;
+    model->frozen.fill_(mark);
+    model->flags[1] = world.rank() == root;
+    model->count.fill_(mark);
+    model->complex.fill_(mark);
     std::optional<DistributedDataParallel<Odd>> ddp;
     if (root == 0) {
       ddp.emplace(model, world);
@@ -144,10 +141,7 @@ TEST_ON_RANKS(Start, WithTheSameSeedOnlyVerifies, 3) {
   set_values(*model, 4);
   const DataParallelOptions options{.initial_sync = InitialSync::same_seed};
   { DistributedDataParallel ddp(model, world, options); }
-  {
-    const torch::NoGradGuard no_grad;
-    if (world.rank() == 2) model->layers[1]->bias[3] += 1e-6;
-  }
+  if (world.rank() == 2) model->layers[1]->bias.detach()[3] += 1e-6;
   EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, options); }),
               AllOf(HasSubstr("parameter layer1.bias"), HasSubstr("on rank 2")));
   expect_usable(world);

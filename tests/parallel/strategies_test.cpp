@@ -138,8 +138,7 @@ const std::vector<int> two_hosts{0, 0, 1, 1};
 
 std::shared_ptr<Terms> make_zeros() {
   auto model = make_terms({{20, 11}, {3, 11}, {30, 11}, {7, 11}, {16, 11}});
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : model->p) parameter.zero_();
+  for (const auto& parameter : model->p) parameter.detach().zero_();
   return model;
 }
 

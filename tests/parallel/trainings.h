@@ -64,13 +64,9 @@ struct Trained {
         torch::nn::utils::clip_grad_norm_(model.parameters(), 0.2);
         optimizer.step();
         return optimizer.zero_grad();
-      case 2: {
-        {
-          const auto local = optimizer.no_sync();
-          model.loss(world, step + 50).backward();
-        }
+      case 2:
+        without_sync(optimizer, [&] { model.loss(world, step + 50).backward(); });
         return optimizer.backward_and_update(model.loss(world, step));
-      }
       case 3:  // what was averaged already is added to
         model.loss(world, step).backward();
         return optimizer.backward_and_update(model.loss(world, step + 50));
@@ -178,15 +174,11 @@ struct TwoTrainings {
       model->to(dtype);
       set_values(*model, 1);
     }
-    adam =
-        std::make_unique<torch::optim::Adam>(parts.parameters(), torch::optim::AdamOptions(0.01));
-    adam_of_whole =
-        std::make_unique<torch::optim::Adam>(whole.parameters(), torch::optim::AdamOptions(0.01));
-    in_parts = std::make_unique<DistributedOptimizer>(*adam, parts, world, how);
+    in_parts = std::make_unique<DistributedOptimizer>(adam, parts, world, how);
     auto unsharded = how;
     unsharded.shard = Shard::none;
     unsharded.share_memory = false;
-    in_whole = std::make_unique<DistributedOptimizer>(*adam_of_whole, whole, world, unsharded);
+    in_whole = std::make_unique<DistributedOptimizer>(adam_of_whole, whole, world, unsharded);
   }
 
   static at::Tensor loss(Mlp& model, const Group& world, int step) {
@@ -210,7 +202,7 @@ struct TwoTrainings {
   }
 
   Mlp parts{{7, 61, 33, 3}}, whole{{7, 61, 33, 3}};
-  std::unique_ptr<torch::optim::Adam> adam, adam_of_whole;
+  torch::optim::Adam adam{parts.parameters(), 0.01}, adam_of_whole{whole.parameters(), 0.01};
   std::unique_ptr<DistributedOptimizer> in_parts, in_whole;
 };
 

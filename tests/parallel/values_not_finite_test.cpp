@@ -162,10 +162,7 @@ TEST_ON_RANKS(CheckFinite, TestsTheSumThatWasAccumulated, 2) {
   auto model = make_terms(shapes);
   DistributedDataParallel ddp(model, world, {.check_finite = true});
   const auto own = coefficients(world.rank(), *model);
-  {
-    const auto local = ddp.no_sync();
-    ddp(world.rank() == 0 ? with(infinity, own) : own).backward();
-  }
+  without_sync(ddp, [&] { ddp(world.rank() == 0 ? with(infinity, own) : own).backward(); });
   expect_not_finite(world, 0, [&] { ddp(own).backward(); });
 }
 
