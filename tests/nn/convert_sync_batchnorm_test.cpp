@@ -184,11 +184,9 @@ TEST_ON_RANKS(Convert, TakesSyncBatchNormsAndSharedLayersAlongAndNoOtherNorms, 2
   nn::Sequential plain(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::BatchNorm1d(4), nn::Tanh(),
                        nn::BatchNorm1d(4));
   plain->to(at::kDouble);
-  {
-    const torch::NoGradGuard no_grad;
-    const auto theirs = model->named_parameters();
-    for (auto& item : plain->named_parameters()) item.value().copy_(theirs[item.key()]);
-  }
+  const auto theirs = model->named_parameters();
+  for (const auto& item : plain->named_parameters())
+    item.value().detach().copy_(theirs[item.key()].detach());
   EXPECT_EQ(convert_sync_batchnorm(*model, world), 2U);
   expect_as_whole(*model, *plain, random({6, 3}, 9, at::kDouble), world);
   nn::Sequential others(nn::Linear(3, 4), nn::LayerNorm(nn::LayerNormOptions({4})),

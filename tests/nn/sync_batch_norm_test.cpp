@@ -26,15 +26,12 @@ NormResult step(SyncBatchNorm& norm, const WholeBatch& batch, const Group& world
   const auto output = norm(x);
   EXPECT_EQ(output.scalar_type(), dtype);
   output.backward(batch.part(batch.gradient, world.rank()).to(dtype));
-  NormResult result{.output = output.detach(),
-                    .input_gradient = x.grad(),
-                    .weight_gradient = {},
-                    .bias_gradient = {},
-                    .running_mean = norm->running_mean,
-                    .running_var = norm->running_var};
-  if (norm->weight.defined()) result.weight_gradient = sum_of_ranks(norm->weight.grad(), world);
-  if (norm->bias.defined()) result.bias_gradient = sum_of_ranks(norm->bias.grad(), world);
-  return result;
+  return {.output = output.detach(),
+          .input_gradient = x.grad(),
+          .weight_gradient = sum_of_ranks(norm->weight, world),
+          .bias_gradient = sum_of_ranks(norm->bias, world),
+          .running_mean = norm->running_mean,
+          .running_var = norm->running_var};
 }
 
 void expect_part(const NormResult& got, const NormResult& whole, const WholeBatch& batch,
@@ -82,13 +79,11 @@ TEST_P(SyncNorm, OfPartsIsOneProcess) {
 }
 
 TEST_P(SyncNorm, WithEachOptionIsOneProcess) {
-  const auto parts = unequal_parts(GetParam());
-  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).affine(false));
-  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).track_running_stats(false));
-  expect_equal_to_one_process(GetParam(), parts, {3},
-                              Options(channels).affine(false).track_running_stats(false));
-  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).momentum(std::nullopt));
-  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).momentum(0.7).eps(0.3));
+  for (const auto& options :
+       {Options(channels).affine(false), Options(channels).track_running_stats(false),
+        Options(channels).affine(false).track_running_stats(false),
+        Options(channels).momentum(std::nullopt), Options(channels).momentum(0.7).eps(0.3)})
+    expect_equal_to_one_process(GetParam(), unequal_parts(GetParam()), {3}, options);
 }
 
 /// This rank's part of a batch, and what one process makes of the whole.
@@ -122,8 +117,7 @@ TEST_ON_RANKS(SyncNormInput, MayHaveAnyStrides, 3) {
       output.backward(of_gradient(all.mine(all.batch.gradient)));
       EXPECT_LT(deviation(output.detach(), all.mine(all.whole.output)), 1e-10);
       EXPECT_LT(deviation(x.grad(), all.mine(all.whole.input_gradient)), 1e-10);
-      const auto weight_gradient = sum_of_ranks(fresh->weight.grad(), world);
-      EXPECT_LT(deviation(weight_gradient, all.whole.weight_gradient), 1e-10);
+      EXPECT_LT(deviation(sum_of_ranks(fresh->weight, world), all.whole.weight_gradient), 1e-10);
     }
   }
 }
@@ -154,9 +148,8 @@ TEST_ON_RANKS(SyncNormInput, ThatNeedsNoGradientLeavesParametersTheirs, 3) {
   auto& norm = all.norm;
   const auto x = all.mine(all.batch.input);
   norm(x).backward(all.mine(all.batch.gradient));
-  const auto bias_gradient = sum_of_ranks(norm->bias.grad(), world);
-  EXPECT_LT(deviation(sum_of_ranks(norm->weight.grad(), world), all.whole.weight_gradient), 1e-10);
-  EXPECT_LT(deviation(bias_gradient, all.whole.bias_gradient), 1e-10);
+  EXPECT_LT(deviation(sum_of_ranks(norm->bias, world), all.whole.bias_gradient), 1e-10);
+  EXPECT_LT(deviation(sum_of_ranks(norm->weight, world), all.whole.weight_gradient), 1e-10);
   norm->weight.requires_grad_(false);
   norm->bias.requires_grad_(false);
   EXPECT_FALSE(norm(x).requires_grad());

@@ -108,13 +108,6 @@ TEST_P(SyncTraining, IsOneProcessWithManyBucketsAlsoWithoutBufferSync) {
   expect_equal_to_one_process(GetParam(), options);
 }
 
-/// The parameters, in a row.
-at::Tensor flattened(const nn::Module& model) {
-  std::vector<at::Tensor> all;
-  for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().flatten());
-  return at::cat(all);
-}
-
 /// Multi-round strategies have outstanding collectives on the group of gradients while a layer
 /// waits on its own group. A strategy's parameters are near those of exact averages: nearer than
 /// the given part of the way that these have gone.
@@ -139,12 +132,13 @@ TEST_ON_RANKS(SyncTraining, TakesEveryStrategy, 3) {
       model->forward(random({2, 2, 4, 4}, seed)).pow(2).mean().backward();
       optimizer.step();
     }
-    for (const auto& tensor : model->parameters()) expect_same_bits(tensor, world);
-    for (const auto& tensor : model->buffers()) expect_same_bits(tensor, world);
+    for (const auto& tensor : tensors_of(*model)) expect_same_bits(tensor, world);
     if (world.rank() > 0) continue;
-    const at::Tensor got = flattened(*model);
-    if (!exact.defined()) exact = got.clone();
-    const at::Tensor start = flattened(NormNet(at::kFloat));
+    const auto in_a_row = [](const nn::Module& of) {
+      return nn::utils::parameters_to_vector(of.parameters()).detach();
+    };
+    const at::Tensor got = in_a_row(*model), start = in_a_row(NormNet(at::kFloat));
+    if (!exact.defined()) exact = got;
     const double way = (exact - start).norm().item<double>();
     EXPECT_GT(way, 1e-3);
     EXPECT_LE((got - exact).norm().item<double>(), nearer * way);

@@ -54,8 +54,7 @@ inline NormResult in_one_process(const at::Tensor& input, const at::Tensor& grad
   };
   NormResult result;
   auto x = input.clone().requires_grad_();
-  auto weight = copy(norm.weight);
-  auto bias = copy(norm.bias);
+  auto weight = copy(norm.weight), bias = copy(norm.bias);
   if (weight.defined()) weight.requires_grad_();
   if (bias.defined()) bias.requires_grad_();
   result.running_mean = copy(norm.running_mean);
@@ -70,8 +69,10 @@ inline NormResult in_one_process(const at::Tensor& input, const at::Tensor& grad
   return result;
 }
 
-inline at::Tensor sum_of_ranks(const at::Tensor& tensor, const Group& world) {
-  const auto sum = tensor.detach().to(at::kDouble, false, true).contiguous();
+/// The sum of a parameter's gradients; undefined if there is no parameter.
+inline at::Tensor sum_of_ranks(const at::Tensor& parameter, const Group& world) {
+  if (!parameter.defined()) return {};
+  const auto sum = parameter.grad().to(at::kDouble, false, true).contiguous();
   world.all_reduce(sum).wait();
   return sum;
 }

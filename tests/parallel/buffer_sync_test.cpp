@@ -4,7 +4,7 @@
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "tests/matchers.h"
-#include "tests/parallel/saved_buffers.h"
+#include "tests/parallel/saved_tensors.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing::saved_tensors {
@@ -17,18 +17,24 @@ at::Tensor evaluated(DistributedDataParallel<Normalised>& ddp, const at::Tensor&
   return output;
 }
 
-/// The running mean of a rank's batch norm after a forward in training mode.
-at::Tensor running_mean_after(int rank, int index) {
-  Normalised model;
-  model.forward(batch(rank, index));
-  return model.norm->running_mean;
+/// A copy of the running means and variances.
+at::Tensor statistics(const Normalised& model) {
+  return at::stack({model.norm->running_mean, model.norm->running_var});
 }
 
-at::Tensor synchronised_mean(BufferPolicy policy, int ranks, int index) {
-  auto mean = running_mean_after(0, index);
-  if (policy == BufferPolicy::from_rank0) return mean;
-  for (int rank = 1; rank < ranks; ++rank) mean += running_mean_after(rank, index);
-  return mean / ranks;
+/// The statistics of a rank's batch norm after a forward in training mode.
+at::Tensor statistics_after(int rank, int index) {
+  Normalised model;
+  model.forward(batch(rank, index));
+  return statistics(model);
+}
+
+at::Tensor synchronised_statistics(BufferPolicy policy, const Group& world) {
+  if (policy == BufferPolicy::none) return statistics_after(world.rank(), 0);
+  auto sum = statistics_after(0, 0);
+  if (policy == BufferPolicy::from_rank0) return sum;
+  for (int rank = 1; rank < world.size(); ++rank) sum += statistics_after(rank, 0);
+  return sum / world.size();
 }
 
 /// An event while received buffers wait for the graph of an evaluation forward.
@@ -58,17 +64,18 @@ TEST_ON_RANKS(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun, 3) {
          (*ddp)(batch(0, 3));
        }},
   };
-  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average, BufferPolicy::none}) {
     for (const auto& [name, happen] : events) {
       const auto model = std::make_shared<Normalised>();
       std::optional<DistributedDataParallel<Normalised>> ddp;
       ddp.emplace(model, world, DataParallelOptions{.buffer_policy = policy});
       auto kept = evaluated(*ddp, batch(world.rank(), 1));
       loss_of((*ddp)(batch(world.rank(), 0))).backward();
-      const auto& mean = model->norm->running_mean;
-      EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0))) << name;
+      EXPECT_TRUE(at::equal(statistics(*model), statistics_after(world.rank(), 0))) << name;
       happen(ddp, *model, kept);
-      EXPECT_LT(distance(mean, synchronised_mean(policy, world.size(), 0)), 1e-15) << name;
+      EXPECT_LT(distance(statistics(*model), synchronised_statistics(policy, world)), 1e-15)
+          << name;
+      EXPECT_EQ(model->norm->num_batches_tracked.item<int>(), 1) << name;
     }
   }
 }
@@ -77,13 +84,12 @@ TEST_ON_RANKS(BufferSync, OfAnOptimizerWritesInItsStep, 3) {
   const auto model = std::make_shared<Normalised>();
   torch::optim::SGD sgd(model->parameters(), rate);
   DistributedOptimizer optimizer(sgd, *model, world);
-  const auto& mean = model->norm->running_mean;
   if (world.rank() != 1) {  // which has no loss
     loss_of(model->forward(batch(world.rank(), 0))).backward();
-    EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0)));
+    EXPECT_TRUE(at::equal(statistics(*model), statistics_after(world.rank(), 0)));
   }
   optimizer.step();
-  EXPECT_TRUE(at::equal(mean, running_mean_after(0, 0)));
+  EXPECT_TRUE(at::equal(statistics(*model), statistics_after(0, 0)));
 }
 
 TEST_ON_RANKS(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues, 2) {
@@ -126,8 +132,8 @@ TEST_ON_RANKS(BufferSync, AveragesReceivedValuesThatSomeRanksHaveNotWritten, 3) 
   loss_of(ddp(batch(world.rank(), 0))).backward();
   model->out->weight.sum().backward();  // without a forward of the wrapper
   kept.reset();
-  EXPECT_LT(distance(model->norm->running_mean, synchronised_mean(BufferPolicy::average, 3, 0)),
-            1e-15);
+  const auto expected = synchronised_statistics(BufferPolicy::average, world);
+  EXPECT_LT(distance(statistics(*model), expected), 1e-15);
 }
 
 TEST_ON_RANKS(BufferSync, WritesBeforeBuffersEnterAMovingAverage, 2) {
@@ -138,12 +144,8 @@ TEST_ON_RANKS(BufferSync, WritesBeforeBuffersEnterAMovingAverage, 2) {
     average.update();
     const auto kept = evaluated(ddp, batch(world.rank(), 1));
     loss_of(ddp(batch(world.rank(), 0))).backward();
-    if (applies) {
-      const auto applied = average.apply();
-    } else {
-      average.update();
-    }
-    EXPECT_TRUE(at::equal(model->norm->running_mean, running_mean_after(0, 0))) << applies;
+    applies ? static_cast<void>(average.apply()) : average.update();
+    EXPECT_TRUE(at::equal(statistics(*model), statistics_after(0, 0))) << applies;
   }
 }
 
@@ -153,10 +155,9 @@ TEST_ON_RANKS(BufferSync, KeepsWhatTheProgramWritesMeanwhile, 2) {
   auto kept = evaluated(ddp, batch(world.rank(), 1));
   loss_of(ddp(batch(world.rank(), 0))).backward();
   model->norm->running_mean.fill_(7);
-  model->norm->running_var.set_data(at::full({4}, 8, at::kDouble));
+  model->norm->running_var.set_data(at::full({4}, 7, at::kDouble));
   kept.reset();
-  EXPECT_TRUE(at::equal(model->norm->running_mean, at::full({4}, 7, at::kDouble)));
-  EXPECT_TRUE(at::equal(model->norm->running_var, at::full({4}, 8, at::kDouble)));
+  EXPECT_TRUE(at::equal(statistics(*model), at::full({2, 4}, 7, at::kDouble)));
 }
 
 TEST_ON_RANKS(BufferSync, OmitsRanksOfWeightZero, 3) {
@@ -174,32 +175,36 @@ TEST_ON_RANKS(BufferSync, OmitsRanksOfWeightZero, 3) {
     loss_of(ddp(x)).backward();
     optimizer.weight(samples);
     optimizer.backward_and_update(world.rank() == 0 ? at::Tensor() : loss_of(optimized.forward(x)));
-    auto expected = running_mean_after(1, 0);
-    if (policy == BufferPolicy::average) expected = (expected + running_mean_after(2, 0)) / 2;
-    EXPECT_LT(distance(wrapped->norm->running_mean, expected), 1e-15);
-    EXPECT_LT(distance(optimized.norm->running_mean, expected), 1e-15);
+    auto expected = statistics_after(1, 0);
+    if (policy == BufferPolicy::average) expected = (expected + statistics_after(2, 0)) / 2;
+    EXPECT_LT(distance(statistics(*wrapped), expected), 1e-15);
+    EXPECT_LT(distance(statistics(optimized), expected), 1e-15);
     EXPECT_EQ(optimized.norm->num_batches_tracked.item<int>(), 1);
     // Without weights, all ranks count again.
     wrapped->norm->running_mean.fill_(world.rank() + 1);
     wrapped->out->weight.sum().backward();
     const double all = policy == BufferPolicy::average ? 2 : 1;
-    EXPECT_TRUE(at::equal(wrapped->norm->running_mean, at::full_like(expected, all)));
+    EXPECT_TRUE(wrapped->norm->running_mean.eq(all).all().item<bool>());
   }
 }
 
-/// A script whose forward puts a new tensor in the place of its buffer.
+/// A script with a parameter p and the buffer mean.
+torch::jit::Module script(at::IntArrayRef buffer, const char* definition) {
+  torch::jit::Module model("script");
+  const auto p = at::linspace(1, 2, 4, at::kDouble).to(own_device()).requires_grad_();
+  model.register_parameter("p", p, /*is_buffer=*/false);
+  model.register_buffer("mean", at::zeros(buffer, at::kDouble).to(own_device()));
+  model.define(definition);
+  return model;
+}
+
+/// One whose forward puts a new tensor in the place of its buffer.
 torch::jit::Module assigning_script() {
-  torch::jit::Module model("assigning");
-  model.register_parameter("p",
-                           at::linspace(1, 2, 4, at::kDouble).to(own_device()).requires_grad_(),
-                           /*is_buffer=*/false);
-  model.register_buffer("mean", at::zeros({4}, at::kDouble).to(own_device()));
-  model.define(R"(
+  return script({4}, R"(
     def forward(self, x):
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         return (x - self.mean) * self.p
   )");
-  return model;
 }
 
 /// Its buffer after synchronised forwards.
@@ -265,20 +270,16 @@ TEST_ON_RANKS(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber, 2) {
 }
 
 TEST_ON_RANKS(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes, 2) {
-  torch::jit::Module model("storing");
-  model.register_parameter("p", at::ones({4}, at::kDouble).to(own_device()).requires_grad_(),
-                           /*is_buffer=*/false);
-  model.register_buffer("last", at::zeros({2, 4}, at::kDouble).to(own_device()));
-  model.define(R"(
-  def forward(self, x):
-      self.last = x
-      return x * self.p
-)");
+  auto model = script({2, 4}, R"(
+    def forward(self, x):
+        self.mean = x
+        return x * self.p
+  )");
   DistributedDataParallel ddp(model, world);
   const auto x = [&](int rows) { return at::ones({rows, 4}, at::kDouble).to(own_device()); };
   loss_of(ddp(x(2 + world.rank())).toTensor()).backward();
   const auto error = refusal([&] { ddp(x(2)); });
-  const bool is_named = error.find("buffer last is now Double [3, 4]") != std::string::npos;
+  const bool is_named = error.find("buffer mean is now Double [3, 4]") != std::string::npos;
   EXPECT_EQ(is_named, world.rank() == 1) << error;
   expect_usable(world);
 }

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "tests/matchers.h"
-#include "tests/parallel/saved_buffers.h"
+#include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
@@ -49,36 +49,6 @@ TEST_ON_RANKS(Layout, OfAGradientThatTheUserSetMayBeAny, 2) {
   }
 }
 
-TEST_ON_RANKS(Outputs, OfAnyShapeAreWatched, 2) {
-  struct Several : torch::nn::Module {
-    using Output =
-        std::tuple<std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string>;
-    Output forward(const at::Tensor& x, int which) {
-      // The parameter is used in none: only the outputs can tell.
-      const auto y = x * 2;
-      return {{which == 0 ? y : at::Tensor()},
-              {7, which == 1 ? std::optional<at::Tensor>(y.view({-1})) : std::nullopt},
-              "text"};
-    }
-    at::Tensor weight = register_parameter("weight", at::ones({3}));
-  };
-  auto model = std::make_shared<Several>();
-  DistributedDataParallel ddp(model, world);
-  const auto x = at::ones({2, 2}).set_requires_grad(true);
-  for (const int which : {0, 1}) {
-    const auto [list, pair, text] = ddp(x, which);
-    auto loss = (which == 0 ? list[0] : *pair.second).relu_().sum();
-    // Rank 1 uses the parameter beside the model, and would wait for ever for a rank that did not
-    // take part.
-    if (world.rank() == 1) loss = loss + model->weight.sum();
-    loss.backward();
-    EXPECT_TRUE(near(model->weight.grad(), at::full({3}, 0.5F)));
-    model->zero_grad();
-  }
-  const torch::NoGradGuard no_grad;
-  EXPECT_FALSE(std::get<0>(ddp(x, 0))[0].requires_grad());
-}
-
 /// A model whose outputs do not depend on its parameter, in some type.
 template <class Output>
 struct Beside : torch::nn::Module {
@@ -90,7 +60,8 @@ struct Beside : torch::nn::Module {
   std::function<Output(const at::Tensor&)> forward_;
 };
 
-/// Rank 0's loss reaches no parameter; it takes part because its output is watched.
+/// Rank 0's loss reaches no parameter; it takes part because its output is watched. Rank 1 uses the
+/// parameter beside the model, and would wait for ever for a rank that did not take part.
 template <class Output>
 void expect_watched(std::function<Output(const at::Tensor&)> wrap,
                     const std::function<at::Tensor(const Output&)>& unwrap) {
@@ -99,10 +70,12 @@ void expect_watched(std::function<Output(const at::Tensor&)> wrap,
     DistributedDataParallel ddp(model, world);
     const auto x = at::ones({2, 2}).set_requires_grad(true);
     const auto output = ddp(x);
-    auto loss = unwrap(output).sum();
+    auto loss = unwrap(output).relu_().sum();
     if (world.rank() == 1) loss = loss + model->weight.sum();
     loss.backward();
     EXPECT_TRUE(near(model->weight.grad(), at::full({3}, 0.5F)));
+    const torch::NoGradGuard no_grad;
+    EXPECT_FALSE(unwrap(ddp(x)).requires_grad());
   });
 }
 
@@ -115,7 +88,19 @@ void visit_tensors(const Detection& output, const auto& visit) {
   visit(output.scores);
 }
 
-TEST(Outputs, OfDictionariesHandlesVariantsAndUsersTypesAreWatched) {
+TEST(Outputs, OfAnyShapeAreWatched) {
+  using Tuple =
+      std::tuple<std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string>;
+  expect_watched<Tuple>(
+      [](const at::Tensor& x) {
+        return Tuple{{x}, {7, std::nullopt}, "text"};
+      },
+      [](const Tuple& tuple) { return std::get<0>(tuple)[0]; });
+  expect_watched<Tuple>(
+      [](const at::Tensor& x) {
+        return Tuple{{at::Tensor()}, {7, x.view({-1})}, "text"};
+      },
+      [](const Tuple& tuple) { return *std::get<1>(tuple).second; });
   using Map = std::map<std::string, std::vector<at::Tensor>>;
   expect_watched<Map>(
       [](const at::Tensor& x) {
@@ -240,24 +225,6 @@ TEST_ON_RANKS(Model, MayBeOnTheStackOrInAUniquePtr, 2) {
   owner(coefficients(world.rank(), *owner.module())).backward();
   std::unique_ptr<Terms> none;
   EXPECT_THAT(refusal([&] { DistributedDataParallel(none, world); }), HasSubstr("got no model"));
-}
-
-TEST_ON_RANKS(Buffers, AreRankZerosAfterEachBackward, 3) {
-  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::none}) {
-    const auto model = std::make_shared<saved_tensors::Normalised>();
-    saved_tensors::Normalised reference;
-    DistributedDataParallel ddp(model, world, {.buffer_policy = policy});
-    const auto follow = policy == BufferPolicy::none ? world.rank() : 0;
-    for (int step = 0; step < 3; ++step) {
-      const auto loss = ddp(saved_tensors::batch(world.rank(), step)).pow(2).sum();
-      loss.backward({}, /*retain_graph=*/true);
-      loss.backward();
-      reference.forward(saved_tensors::batch(follow, step));
-      EXPECT_TRUE(torch::equal(model->norm->running_mean, reference.norm->running_mean));
-      EXPECT_TRUE(torch::equal(model->norm->running_var, reference.norm->running_var));
-      EXPECT_EQ(model->norm->num_batches_tracked.item<int>(), step + 1);
-    }
-  }
 }
 
 TEST_ON_RANKS(Buffers, MayBeAveraged, 3) {

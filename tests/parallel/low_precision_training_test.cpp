@@ -54,48 +54,46 @@ const std::vector<std::pair<const char*, Make>> optimizers{
 
 SUITE_ON_RANKS(LowPrecisionTraining, 1, 2, 3, 4, 7);
 
-TEST_P(LowPrecisionTraining, HasTheBitsOfOneProcessAlsoInParts) {
+TEST_P_ON_RANKS(LowPrecisionTraining, HasTheBitsOfOneProcessAlsoInParts) {
   const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    for (const auto mode : modes) {
-      for (const auto& [kind, make] : optimizers) {
-        for (const auto shard : {Shard::optimizer, Shard::gradients}) {
-          SCOPED_TRACE(std::string(name(mode)) + ' ' + kind);
-          Layers alone;
-          const auto reference = make(alone, mode);
-          const auto step_alone = [&](int step) {
-            reference->zero_grad();
-            alone.loss(step).backward();
-            reference->step();
-          };
-          Layers model;
-          auto base = make(model, mode);
-          DistributedOptimizer optimizer(*base, model, world, {.shard = shard});
-          for (int step = 0; step < 3; ++step) {
-            step_alone(step);
-            optimizer.backward_and_update(model.loss(step));
-          }
-          expect_equal_models(model, alone);
-          const auto path = folder / "parts";
-          EXPECT_TRUE(file_of(model, *base, world, path) ==
-                      file_of(alone, *reference, world, folder / "whole"));
-
-          Layers resumed;
-          const auto loaded = make(resumed, mode);
-          DistributedOptimizer after(*loaded, resumed, world, {.shard = shard});
-          after.backward_and_update(resumed.loss(9));  // it remembers something else
-          Checkpoint{.model = resumed, .optimizer = *loaded}.load(path, world);
-          for (int step = 3; step < 5; ++step) {
-            step_alone(step);
-            after.backward_and_update(resumed.loss(step));
-          }
-          expect_equal_models(resumed, alone);
-          EXPECT_TRUE(file_of(resumed, *loaded, world, path) ==
-                      file_of(alone, *reference, world, folder / "whole"));
+  for (const auto mode : modes) {
+    for (const auto& [kind, make] : optimizers) {
+      for (const auto shard : {Shard::optimizer, Shard::gradients}) {
+        SCOPED_TRACE(std::string(name(mode)) + ' ' + kind);
+        Layers alone;
+        const auto reference = make(alone, mode);
+        const auto step_alone = [&](int step) {
+          reference->zero_grad();
+          alone.loss(step).backward();
+          reference->step();
+        };
+        Layers model;
+        auto base = make(model, mode);
+        DistributedOptimizer optimizer(*base, model, world, {.shard = shard});
+        for (int step = 0; step < 3; ++step) {
+          step_alone(step);
+          optimizer.backward_and_update(model.loss(step));
         }
+        expect_equal_models(model, alone);
+        const auto path = folder / "parts";
+        EXPECT_TRUE(file_of(model, *base, world, path) ==
+                    file_of(alone, *reference, world, folder / "whole"));
+
+        Layers resumed;
+        const auto loaded = make(resumed, mode);
+        DistributedOptimizer after(*loaded, resumed, world, {.shard = shard});
+        after.backward_and_update(resumed.loss(9));  // it remembers something else
+        Checkpoint{.model = resumed, .optimizer = *loaded}.load(path, world);
+        for (int step = 3; step < 5; ++step) {
+          step_alone(step);
+          after.backward_and_update(resumed.loss(step));
+        }
+        expect_equal_models(resumed, alone);
+        EXPECT_TRUE(file_of(resumed, *loaded, world, path) ==
+                    file_of(alone, *reference, world, folder / "whole"));
       }
     }
-  });
+  }
 }
 
 TEST_ON_RANKS(LowPrecisionSharing, IsRefusedWithTheRemedy, 2) {

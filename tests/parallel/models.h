@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/on_ranks.h"
 
@@ -29,6 +30,11 @@ inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 /// Every way in which ranks divide or share an update, or none.
 inline const DataParallelOptions every_update[] = {
     {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
+
+/// Whether the options need a DistributedOptimizer.
+inline bool divides_update(const DataParallelOptions& options) {
+  return options.shard != Shard::none || options.share_memory == true;
+}
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 inline const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
@@ -90,6 +96,25 @@ inline std::vector<std::string> errors_of(int ranks, const std::function<void(co
     // The first of them once more.
   }
   return errors;
+}
+
+/// Runs fn, whose backwards add to gradients that stay this rank's own.
+template <class Wrapper, class Fn>
+void without_sync(Wrapper& wrapper, const Fn& fn) {
+  const auto local = wrapper.no_sync();
+  fn();
+}
+
+/// The InvalidArgument that fn throws. Ends the rank if it throws none.
+template <class Fn>
+InvalidArgument invalid_argument_of(const Fn& fn) {
+  std::optional<InvalidArgument> thrown;
+  try {
+    fn();
+  } catch (const InvalidArgument& error) {
+    thrown.emplace(error);
+  }
+  return thrown.value();
 }
 
 inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,
@@ -176,10 +201,13 @@ inline std::vector<at::Tensor> coefficients(int rank, const Terms& model) {
   return all;
 }
 
-/// The mean over the ranks of their coefficients; zero for a rank that took_part says no of.
-inline at::Tensor mean_coefficient(
-    int ranks, std::size_t index, const at::Tensor& parameter,
-    const std::function<bool(int)>& took_part = [](int) { return true; }) {
+/// Whether a rank has gradients.
+using TookPart = std::function<bool(int)>;
+inline bool all_took_part(int /*rank*/) { return true; }
+
+/// The mean over the ranks of their coefficients; zero for a rank that has none.
+inline at::Tensor mean_coefficient(int ranks, std::size_t index, const at::Tensor& parameter,
+                                   const TookPart& took_part = all_took_part) {
   auto sum = at::zeros(parameter.sizes(), at::kDouble);
   for (int rank = 0; rank < ranks; ++rank)
     if (took_part(rank)) sum += coefficient(rank, index, parameter).cpu();
@@ -192,11 +220,26 @@ inline bool near(const at::Tensor& got, const at::Tensor& expected) {
 }
 
 /// Gradients are so many times the means of the ranks' coefficients.
-inline void expect_means(const Terms& model, const Group& world, double times = 1) {
+inline void expect_means(const Terms& model, const Group& world, double times = 1,
+                         const TookPart& took_part = all_took_part) {
   for (std::size_t i = 0; i < model.p.size(); ++i) {
-    const auto mean = mean_coefficient(world.size(), i, model.p[i]);
+    const auto mean = mean_coefficient(world.size(), i, model.p[i], took_part);
     EXPECT_TRUE(near(model.p[i].grad(), times * mean)) << i;
   }
+}
+
+/// The same bits of each tensor.
+inline void expect_equal_tensors(const std::vector<at::Tensor>& got,
+                                 const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], expected[i])) << i;
+}
+
+/// Copies of the values.
+inline std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
 }
 
 /// Terms of which a DistributedOptimizer subtracts the gradients, times its learning rate.
@@ -214,6 +257,20 @@ struct OptimizedTerms {
     return times * model.forward(coefficients(group.rank(), model));
   }
 
+  /// Adds gradients that stay this rank's own.
+  void accumulate(double times = 1) {
+    without_sync(optimizer, [&] { loss(times).backward(); });
+  }
+  /// Whether step() subtracts so many means of the coefficients from the values before it.
+  void expect_step_of(double means, const TookPart& took_part = all_took_part) {
+    const auto before = copies_of(model.p);
+    optimizer.step();
+    for (std::size_t i = 0; i < model.p.size(); ++i) {
+      const auto mean = mean_coefficient(group.size(), i, model.p[i], took_part);
+      EXPECT_TRUE(near(model.p[i].detach(), before[i] - means * mean)) << "p" << i;
+    }
+  }
+
   Group group;
   Terms model;
   torch::optim::SGD sgd;
@@ -229,6 +286,15 @@ inline void expect_equal_models(const torch::nn::Module& got, const torch::nn::M
     EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
     EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
   }
+}
+
+/// expect_equal_models() of models that ranks may share: a rank that is ahead must not update
+/// parameters that other ranks still compare. Ranks: all.
+inline void expect_equal_replicas(const Group& world, const torch::nn::Module& got,
+                                  const torch::nn::Module& expected) {
+  world.barrier().wait();
+  expect_equal_models(got, expected);
+  world.barrier().wait();
 }
 
 /// The same parameters up to a distance.

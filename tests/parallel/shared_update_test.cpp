@@ -22,19 +22,15 @@ Make fused(const SGDOptions& options) { return one_group<FusedSgd>(options); }
 
 SUITE_ON_RANKS(SharedUpdate, 1, 2, 3, 4, 7);
 
-TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRankAndSavesTheSameFile) {
-  const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    auto optimizers = every_optimizer;
-    optimizers.emplace_back("FusedSgd without state", fused(SGDOptions(0.1)));
-    optimizers.emplace_back("SGD without state", one_group<torch::optim::SGD>(SGDOptions(0.1)));
-    optimizers.emplace_back("FusedAdam",
-                            one_group<FusedAdam>(AdamOptions(0.01).weight_decay(0.01)));
-    for (const auto& [name, make] : optimizers) {
-      SCOPED_TRACE(name);
-      expect_same_steps(world, make, shared, folder);
-    }
-  });
+TEST_P_ON_RANKS(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRankAndSavesTheSameFile) {
+  auto optimizers = every_optimizer;
+  optimizers.emplace_back("FusedSgd without state", fused(SGDOptions(0.1)));
+  optimizers.emplace_back("SGD without state", one_group<torch::optim::SGD>(SGDOptions(0.1)));
+  optimizers.emplace_back("FusedAdam", one_group<FusedAdam>(AdamOptions(0.01).weight_decay(0.01)));
+  for (const auto& [name, make] : optimizers) {
+    SCOPED_TRACE(name);
+    expect_same_steps(world, make, shared);
+  }
 }
 
 /// Parameters of all floating-point dtypes. The second is updated in several chunks by each rank.
@@ -66,11 +62,7 @@ TEST_P_ON_RANKS(SharedUpdate, KeepsTheBitsOfEveryDtypeAndOfLargeParameters) {
     for (int step = 0; step < 3; ++step) {
       of_one_copy.backward_and_update(models[0].loss(world, step));
       of_own.backward_and_update(models[1].loss(world, step));
-      for (const auto& parameter : models[0].named_parameters()) {
-        const auto expected = models[1].named_parameters()[parameter.key()];
-        EXPECT_TRUE(torch::equal(parameter.value(), expected)) << parameter.key() << step;
-      }
-      world.barrier().wait();
+      expect_equal_replicas(world, models[0], models[1]);
     }
   }
 }
@@ -117,8 +109,7 @@ TEST_P_ON_RANKS(SharedUpdate, KeepsOneCopyUntilItEnds) {
   trained->step(world, 0);
   world.barrier().wait();
   if (world.rank() == 0) {
-    const torch::NoGradGuard no_grad;
-    trained->model.doubles.fill_(3);
+    trained->model.doubles.detach().fill_(3);
     trained->model.frozen.fill_(4);
   }
   world.barrier().wait();
@@ -141,10 +132,7 @@ TEST_P_ON_RANKS(SharedUpdate, KeepsOneCopyUntilItEnds) {
   EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
   optimizer.reset();
   EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
-  {
-    const torch::NoGradGuard no_grad;
-    model.doubles.fill_(world.rank());
-  }
+  model.doubles.detach().fill_(world.rank());
   world.barrier().wait();
   EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
 }
@@ -159,9 +147,7 @@ TEST_P_ON_RANKS(SharedUpdate, FollowsParametersThatChangeTheirGroups) {
       if (step == 1) std::swap(groups[0].params()[0], groups[1].params()[0]);
       trained->step(world, step);
     }
-    world.barrier().wait();
-    expect_equal_models(got.model, expected.model);
-    world.barrier().wait();
+    expect_equal_replicas(world, got.model, expected.model);
   }
 }
 
@@ -185,23 +171,16 @@ struct FailingSgd : FusedSgd {
   }
 };
 
-TEST(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint) {
+TEST_ON_RANKS(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint, 3) {
   const TemporaryFolder folder;
-  std::vector<std::string> errors(3);
-  on_ranks(3, [&](const Group& world) {
-    const auto failing = one_group<FailingSgd>(SGDOptions(0.1));
-    Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), shared);
-    try {
-      trained.optimizer.backward_and_update(trained.model.loss(world, 1));
-      ADD_FAILURE() << "no error on rank " << world.rank();
-    } catch (const std::exception& error) {
-      errors[static_cast<std::size_t>(world.rank())] = error.what();
-    }
-    const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
-    EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
-    EXPECT_FALSE(std::filesystem::exists(folder / "half"));
-  });
-  EXPECT_THAT(errors, Each(HasSubstr("the update has failed")));
+  const auto failing = one_group<FailingSgd>(SGDOptions(0.1));
+  Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), shared);
+  const auto loss = trained.model.loss(world, 1);
+  EXPECT_THAT(message_of<std::exception>([&] { trained.optimizer.backward_and_update(loss); }),
+              HasSubstr("the update has failed"));
+  const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
+  EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
+  EXPECT_FALSE(std::filesystem::exists(folder / "half"));
 }
 
 /// Each update takes longer than the other ranks need to read all parameters.
@@ -227,19 +206,15 @@ TEST_ON_RANKS(SharedUpdateStep, EndsWhenAllRanksHaveUpdatedTheirParts, 2) {
 
 TEST(SharedTrainingBetweenHosts, HasOneCopyAHostAndTheBitsOfTheUnsharedTraining) {
   for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 1}}) {
-    const TemporaryFolder folder;
     on_ranks(static_cast<int>(hosts.size()), [&](const Group& ranks) {
       const auto world = on_hosts(ranks, hosts);
       for (const auto& [name, make] : every_optimizer) {
         SCOPED_TRACE(name);
-        expect_same_steps(world, make, shared, folder);
+        expect_same_steps(world, make, shared);
       }
       Trained trained(world, every_optimizer[0].second, shared);
       world.barrier().wait();
-      {
-        const torch::NoGradGuard no_grad;
-        if (world.local_rank() == 0) trained.model.doubles.fill_(world.node());
-      }
+      if (world.local_rank() == 0) trained.model.doubles.detach().fill_(world.node());
       world.barrier().wait();
       EXPECT_EQ(trained.model.doubles.detach().sum().item<double>(), 37 * world.node());
       world.barrier().wait();

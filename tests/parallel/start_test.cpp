@@ -5,7 +5,8 @@
 #include "tests/refusal.h"
 #include "tests/variable.h"
 
-// How ranks come to start from the same model, and what is refused before they do.
+// How ranks come to start from the same model, what is refused before they do, and replicas that
+// must be equal and are not.
 
 namespace lockstep::testing {
 namespace {
@@ -60,16 +61,13 @@ TEST_ON_RANKS(Start, GivesAllRanksRankZerosParametersAndBuffers, 3) {
   };
   for (const int root : {0, 2}) {
     auto model = std::make_shared<Odd>();
-    {
-      const torch::NoGradGuard no_grad;
-      const int mark = world.rank() == root ? 5 : 9;
-      model->weight.fill_(mark);
-      model->weight[2][1] = 1;
-      model->frozen.fill_(mark);
-      model->flags[1] = world.rank() == root;
-      model->count.fill_(mark);
-      model->complex.fill_(mark);
-    }
+    const int mark = world.rank() == root ? 5 : 9;
+    model->weight.detach().fill_(mark);
+    model->weight.detach()[2][1] = 1;
+    model->frozen.fill_(mark);
+    model->flags[1] = world.rank() == root;
+    model->count.fill_(mark);
+    model->complex.fill_(mark);
     std::optional<DistributedDataParallel<Odd>> ddp;
     if (root == 0) {
       ddp.emplace(model, world);
@@ -143,10 +141,7 @@ TEST_ON_RANKS(Start, WithTheSameSeedOnlyVerifies, 3) {
   set_values(*model, 4);
   const DataParallelOptions options{.initial_sync = InitialSync::same_seed};
   { DistributedDataParallel ddp(model, world, options); }
-  {
-    const torch::NoGradGuard no_grad;
-    if (world.rank() == 2) model->layers[1]->bias[3] += 1e-6;
-  }
+  if (world.rank() == 2) model->layers[1]->bias.detach()[3] += 1e-6;
   EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, options); }),
               AllOf(HasSubstr("parameter layer1.bias"), HasSubstr("on rank 2")));
   expect_usable(world);
@@ -192,6 +187,95 @@ TEST_ON_RANKS(Start, RefusesModelsThatCannotBeWrapped, 2) {
   says(expanded, "parameter p1: got an expanded tensor");
   EXPECT_EQ(refused(world, model), "");  // once the first is gone
   expect_usable(world);
+}
+
+DataParallelOptions every(std::int64_t n) {
+  return {.buckets = {.first = 0, .rest = 0}, .verify_every = n};
+}
+
+/// Changes one bit of one element on this rank only.
+void flip(const at::Tensor& parameter, std::int64_t element, int bit) {
+  auto* word = static_cast<std::uint32_t*>(parameter.data_ptr()) + element;
+  *word ^= std::uint32_t{1} << bit;
+}
+
+/// The steps until backward throws, and what it says.
+struct Found {
+  int steps = 0;
+  std::string text;
+  int rank = -1;
+};
+
+Found train_until_found(DistributedDataParallel<Terms>& ddp, Terms& model, int rank, int at_most) {
+  for (int step = 1; step <= at_most; ++step) {
+    model.zero_grad();
+    try {
+      ddp(coefficients(rank, model)).backward();
+    } catch (const ReplicaError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::replica);
+      EXPECT_EQ(error.operation(), "consistency check");
+      return {step, error.what(), error.rank()};
+    }
+  }
+  return {};
+}
+
+SUITE_ON_RANKS(PlantedBit, 2, 3, 4, 7);
+
+TEST_P_ON_RANKS(PlantedBit, IsNamedWithinOneRotation) {
+  for (std::size_t i = 0; i < some_shapes.size(); ++i) {
+    auto model = make_terms(some_shapes);
+    DistributedDataParallel ddp(model, world, every(1));
+    EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 2 * 4).steps, 0);
+    const int wrong = world.size() - 1;
+    if (world.rank() == wrong) flip(model->p[i], 0, static_cast<int>(i));
+    const auto [steps, text, rank] = train_until_found(ddp, *model, world.rank(), 4);
+    EXPECT_GT(steps, 0) << "not found";
+    EXPECT_EQ(rank, wrong);
+    EXPECT_THAT(text, AllOf(HasSubstr("parameter p" + std::to_string(i) + " with checksum"),
+                            HasSubstr("on rank " + std::to_string(wrong)),
+                            HasSubstr("in bucket " + std::to_string(some_shapes.size() - 1 - i)),
+                            HasSubstr("no_sync()"), HasSubstr("learning rate of one rank")));
+    // Once mended, training goes on.
+    if (world.rank() == wrong) flip(model->p[i], 0, static_cast<int>(i));
+    EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 4).steps, 0);
+    EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(world.size(), 1, model->p[1])));
+  }
+}
+
+TEST_ON_RANKS(ConsistencyCheck, ComparesAtEveryNthExchangeOrNever, 2) {
+  {
+    auto model = make_terms({{5}});
+    DistributedDataParallel third(model, world, every(3));
+    EXPECT_EQ(train_until_found(third, *model, world.rank(), 1).steps, 0);  // compares exchange 0
+    if (world.rank() == 0) flip(model->p[0], 4, 31);
+    // Exchanges 1 and 2 are not compared.
+    EXPECT_EQ(train_until_found(third, *model, world.rank(), 9).steps, 3);
+  }
+  auto model = make_terms(some_shapes);
+  DistributedDataParallel never(model, world, every(0));
+  if (world.rank() == 0) flip(model->p[0], 0, 3);
+  EXPECT_EQ(train_until_found(never, *model, world.rank(), 9).steps, 0);
+  EXPECT_NE(refusal([&] { DistributedDataParallel(make_terms({{5}}), world, every(-1)); }), "");
+  expect_usable(world);
+}
+
+TEST_ON_RANKS(ConsistencyCheck, SeesEveryLayoutOfParameters, 2) {
+  struct Strided : Terms {
+    Strided() : Terms({}) {
+      add(at::ones({4, 6}).t().detach());
+      add(at::ones({4, 6}).slice(1, 0, 6, 2).detach());  // with holes
+      add(at::ones({0}));
+    }
+  };
+  auto model = std::make_shared<Strided>();
+  DistributedDataParallel<Terms> ddp(model, world, every(1));
+  EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 6).steps, 0);
+  if (world.rank() == 1) flip(model->p[1], 1, 7);  // in a hole: nobody's
+  EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 6).steps, 0);
+  if (world.rank() == 1) flip(model->p[1], 2, 7);
+  EXPECT_THAT(train_until_found(ddp, *model, world.rank(), 3).text,
+              HasSubstr("parameter p1 with checksum"));
 }
 
 }  // namespace

@@ -64,13 +64,9 @@ struct Trained {
         torch::nn::utils::clip_grad_norm_(model.parameters(), 0.2);
         optimizer.step();
         return optimizer.zero_grad();
-      case 2: {
-        {
-          const auto local = optimizer.no_sync();
-          model.loss(world, step + 50).backward();
-        }
+      case 2:
+        without_sync(optimizer, [&] { model.loss(world, step + 50).backward(); });
         return optimizer.backward_and_update(model.loss(world, step));
-      }
       case 3:  // what was averaged already is added to
         model.loss(world, step).backward();
         return optimizer.backward_and_update(model.loss(world, step + 50));
@@ -129,7 +125,7 @@ inline const std::vector<std::pair<const char*, Make>> every_optimizer{
     {"FusedAdamW", in_groups<FusedAdamW>(torch::optim::AdamWOptions(0.01),
                                          torch::optim::AdamWOptions(0.02).amsgrad(true))}};
 
-/// The bytes of a checkpoint. Ranks: all.
+/// The bytes of a checkpoint. Ranks: all. Those of rank 0 if each has a folder of its own.
 inline std::string file_of(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const Group& world, const std::filesystem::path& path) {
   Checkpoint{.model = model, .optimizer = optimizer}.save(path, {}, world);
@@ -142,8 +138,9 @@ inline std::string file_of(Trained& trained, const Group& world,
 }
 
 /// The bits and the checkpoints of trainings with those options and without. Ranks: all.
-inline void expect_same_steps(const Group& world, const Make& make, const DataParallelOptions& how,
-                              const TemporaryFolder& folder) {
+inline void expect_same_steps(const Group& world, const Make& make,
+                              const DataParallelOptions& how) {
+  const TemporaryFolder folder;
   Trained got(world, make, how), expected(world, make, {});
   for (int step = 0; step < 15; ++step) {
     for (auto* trained : {&got, &expected}) {
@@ -151,12 +148,21 @@ inline void expect_same_steps(const Group& world, const Make& make, const DataPa
       if (step == 9) trained->model.mlp->layers[1]->bias.requires_grad_(false);
       trained->step(world, step);
     }
-    // A rank that is ahead must not update parameters that other ranks still compare.
-    world.barrier().wait();
-    expect_equal_models(got.model, expected.model);
-    world.barrier().wait();
+    expect_equal_replicas(world, got.model, expected.model);
   }
   EXPECT_TRUE(file_of(got, world, folder / "got") == file_of(expected, world, folder / "expected"));
+}
+
+/// The ranks have so many elements of the model's parameters each, in all every one of them.
+inline void expect_parts(const Group& world, std::int64_t elements,
+                         const torch::nn::Module& model) {
+  std::int64_t all = 0;
+  for (const auto& parameter : model.parameters()) all += parameter.numel();
+  // A part is rounded up to cache lines, and parameters begin at cache lines.
+  EXPECT_LE(elements, all / world.size() + 16 * 7);
+  auto sum = torch::tensor(elements);
+  world.all_reduce(sum).wait();
+  EXPECT_EQ(sum.item<std::int64_t>(), all);
 }
 
 /// Two models with the same values, of which the first has its update sharded or shared.
@@ -168,15 +174,11 @@ struct TwoTrainings {
       model->to(dtype);
       set_values(*model, 1);
     }
-    adam =
-        std::make_unique<torch::optim::Adam>(parts.parameters(), torch::optim::AdamOptions(0.01));
-    adam_of_whole =
-        std::make_unique<torch::optim::Adam>(whole.parameters(), torch::optim::AdamOptions(0.01));
-    in_parts = std::make_unique<DistributedOptimizer>(*adam, parts, world, how);
+    in_parts = std::make_unique<DistributedOptimizer>(adam, parts, world, how);
     auto unsharded = how;
     unsharded.shard = Shard::none;
     unsharded.share_memory = false;
-    in_whole = std::make_unique<DistributedOptimizer>(*adam_of_whole, whole, world, unsharded);
+    in_whole = std::make_unique<DistributedOptimizer>(adam_of_whole, whole, world, unsharded);
   }
 
   static at::Tensor loss(Mlp& model, const Group& world, int step) {
@@ -200,7 +202,7 @@ struct TwoTrainings {
   }
 
   Mlp parts{{7, 61, 33, 3}}, whole{{7, 61, 33, 3}};
-  std::unique_ptr<torch::optim::Adam> adam, adam_of_whole;
+  torch::optim::Adam adam{parts.parameters(), 0.01}, adam_of_whole{whole.parameters(), 0.01};
   std::unique_ptr<DistributedOptimizer> in_parts, in_whole;
 };
 

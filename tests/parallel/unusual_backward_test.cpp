@@ -34,12 +34,8 @@ struct WithNested : Terms {
     };
     const auto outer = [&] { return (p[1] * terms[1]).sum(); };
     // Backward goes through what was computed last first.
-    if (inner_first) {
-      const auto computed_first = outer();
-      return computed_first + inner();
-    }
-    const auto computed_first = inner();
-    return computed_first + outer();
+    const auto computed_first = inner_first ? outer() : inner();
+    return computed_first + (inner_first ? inner() : outer());
   }
 };
 
@@ -115,10 +111,7 @@ TEST_ON_RANKS(CreateGraph, AveragesButEndsTheGraphAloud, 3) {
     for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
     // Taken for a constant, the penalty would be left out without a word.
     const auto penalty = model->p[0].grad().square().sum() + model->p[1].sum();
-    EXPECT_THAT(refusal([&] {
-                  const auto alone = ddp.no_sync();
-                  penalty.backward();
-                }),
+    EXPECT_THAT(refusal([&] { without_sync(ddp, [&] { penalty.backward(); }); }),
                 HasSubstr("parameter p0: a backward reached its "
                           "averaged gradient, which has no graph"));
     step == 0 ? model->zero_grad() : model->zero_grad(/*set_to_none=*/false);

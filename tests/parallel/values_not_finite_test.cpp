@@ -25,16 +25,12 @@ std::vector<at::Tensor> with(double value, const std::vector<at::Tensor>& coeffi
 /// Expects the error of p1 on that rank, with its fields.
 void expect_not_finite(const Group& world, int culprit, const std::function<void()>& fn,
                        const std::string& what = "the gradient of parameter p1") {
-  try {
-    fn();
-    ADD_FAILURE() << "took the gradient";
-  } catch (const InvalidArgument& error) {
-    const auto text = detail::concat("check_finite rank ", world.rank(), " of ", world.size(), ": ",
-                                     what, " on rank ", culprit, " has NaN or Inf");
-    EXPECT_THAT(error.what(), HasSubstr(text));
-    EXPECT_EQ(error.rank(), culprit);
-    EXPECT_EQ(error.cause().empty(), world.rank() == culprit);
-  }
+  const auto error = invalid_argument_of(fn);
+  const auto text = detail::concat("check_finite rank ", world.rank(), " of ", world.size(), ": ",
+                                   what, " on rank ", culprit, " has NaN or Inf");
+  EXPECT_THAT(error.what(), HasSubstr(text));
+  EXPECT_EQ(error.rank(), culprit);
+  EXPECT_EQ(error.cause().empty(), world.rank() == culprit);
 }
 
 struct Training : OptimizedTerms {
@@ -45,11 +41,7 @@ struct Training : OptimizedTerms {
     return model.forward(with(value, coefficients(group.rank(), model)));
   }
   /// A copy of all parameters, in a row.
-  at::Tensor values() const {
-    std::vector<at::Tensor> flat;
-    for (const auto& parameter : model.p) flat.push_back(parameter.detach().flatten());
-    return at::cat(flat);
-  }
+  at::Tensor values() const { return torch::nn::utils::parameters_to_vector(model.p).detach(); }
 };
 
 /// Trains with a gradient of rank 2 that is not finite in the third and fourth step, and without
@@ -157,26 +149,20 @@ TEST_ON_RANKS(CheckFinite, CountsTheOtherParametersAndNamesAllRanks, 3) {
   auto model = make_terms(shapes);
   DistributedDataParallel ddp(model, world, {.check_finite = true});
   const auto own = coefficients(world.rank(), *model);
-  try {
-    // p2 comes before p1 in the order of the backward.
-    ddp(world.rank() == 1 ? own : with(nan, with(nan, own, 2), 1)).backward();
-    ADD_FAILURE() << "took the gradients";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of parameter p2 on ranks 0, 2 has NaN or Inf, as have "
-                                        "those of 1 other parameter"));
-    EXPECT_EQ(error.rank(), 0);
-    EXPECT_EQ(error.operation(), "backward");
-  }
+  // p2 comes before p1 in the order of the backward.
+  const auto terms = world.rank() == 1 ? own : with(nan, with(nan, own, 2), 1);
+  const auto error = invalid_argument_of([&] { ddp(terms).backward(); });
+  EXPECT_THAT(error.what(), HasSubstr("of parameter p2 on ranks 0, 2 has NaN or Inf, as have "
+                                      "those of 1 other parameter"));
+  EXPECT_EQ(error.rank(), 0);
+  EXPECT_EQ(error.operation(), "backward");
 }
 
 TEST_ON_RANKS(CheckFinite, TestsTheSumThatWasAccumulated, 2) {
   auto model = make_terms(shapes);
   DistributedDataParallel ddp(model, world, {.check_finite = true});
   const auto own = coefficients(world.rank(), *model);
-  {
-    const auto local = ddp.no_sync();
-    ddp(world.rank() == 0 ? with(infinity, own) : own).backward();
-  }
+  without_sync(ddp, [&] { ddp(world.rank() == 0 ? with(infinity, own) : own).backward(); });
   expect_not_finite(world, 0, [&] { ddp(own).backward(); });
 }
 

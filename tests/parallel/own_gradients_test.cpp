@@ -1,4 +1,6 @@
 // Gradients that are a rank's own when the optimizer steps: every one is averaged, or refused.
+// Those that a program keeps: as in one process, a later backward changes them only if it
+// accumulates into them.
 #include <sstream>
 
 #include "parallel/reducer/gradient.h"
@@ -9,22 +11,7 @@
 namespace lockstep::testing {
 namespace {
 
-struct OneModel : OptimizedTerms {
-  using OptimizedTerms::OptimizedTerms;
-
-  /// Whether the step has subtracted so many means of the coefficients from the values before it.
-  void expect_step_of(
-      double means, const std::function<bool(int)>& took_part = [](int) { return true; }) {
-    std::vector<at::Tensor> before;
-    for (const auto& parameter : model.p) before.push_back(parameter.detach().clone());
-    optimizer.step();
-    for (std::size_t i = 0; i < model.p.size(); ++i) {
-      const auto expected =
-          before[i] - means * mean_coefficient(group.size(), i, model.p[i], took_part);
-      EXPECT_TRUE(near(model.p[i].detach(), expected)) << "p" << i << ": " << model.p[i];
-    }
-  }
-};
+using OneModel = OptimizedTerms;
 
 /// Replaces every parameter's data.
 void save_and_load(std::shared_ptr<Terms> model) {
@@ -98,10 +85,7 @@ TEST_P_ON_RANKS(LocalGradients, ChangedInOneElementAreAveraged) {
   const auto& p = one.model.p[0];
   one.loss().backward();
   auto expected = p.detach() - mean_coefficient(world.size(), 0, p);
-  {
-    const torch::NoGradGuard no_grad;
-    p.mutable_grad()[437] += world.rank();
-  }
+  p.mutable_grad()[437] += world.rank();
   expected[437] -= (world.size() - 1) / 2.0;
   one.optimizer.step();
   EXPECT_TRUE(near(p.detach(), expected));
@@ -125,7 +109,7 @@ TEST_ON_RANKS(LocalGradient, OfABackwardAfterADroppedMeanIsRefusedWhileARankIsIn
 TEST_ON_RANKS(LocalGradient, OfABackwardAfterAStepThatOneRankLeavesOutIsRefused, 3) {
   for (const auto& options : every_update) {
     OneModel one(world, options);
-    const auto text = refusal([&] {
+    expect_refused(world, "while another rank is in step() and holds that mean", [&] {
       one.loss().backward();
       if (world.rank() == 0) {
         one.optimizer.zero_grad();
@@ -133,8 +117,6 @@ TEST_ON_RANKS(LocalGradient, OfABackwardAfterAStepThatOneRankLeavesOutIsRefused,
       }
       one.optimizer.step();
     });
-    EXPECT_THAT(text, HasSubstr("while another rank is in step() and holds that mean"));
-    expect_usable(world);
   }
 }
 
@@ -156,12 +138,10 @@ TEST_ON_RANKS(LocalGradient, OfALastStepIsRefusedOnARankWithoutALoss, 3) {
       one.expect_step_of(1.5, took_part);
       continue;
     }
-    const auto text = refusal([&] {
+    expect_refused(world, "holds that mean", [&] {
       backward();
       one.optimizer.step();
     });
-    EXPECT_THAT(text, HasSubstr("holds that mean"));
-    expect_usable(world);
   }
 }
 
@@ -171,8 +151,7 @@ TEST_ON_RANKS(LocalGradient, OfARankWithoutALossFollowsAChangedCombination, 3) {
   std::vector<at::Tensor> expected;
   if (has_loss(world.rank(), world.size())) {
     one.loss().backward();
-    const torch::NoGradGuard no_grad;
-    for (auto& p : one.model.p) expected.push_back(p - p.mutable_grad().mul_(0.5));
+    for (auto& p : one.model.p) expected.push_back(p.detach() - p.mutable_grad().mul_(0.5));
   }
   one.optimizer.step();
   for (std::size_t i = 0; i < expected.size(); ++i)
@@ -182,7 +161,6 @@ TEST_ON_RANKS(LocalGradient, OfARankWithoutALossFollowsAChangedCombination, 3) {
 TEST_ON_RANKS(LocalGradient, ChangedInPlaceIsRefusedUnderErrorFeedback, 2) {
   OneModel one(world, {.strategy = parse_strategy("topk:0.5")});
   one.loss().backward();
-  const torch::NoGradGuard no_grad;
   one.model.p[1].mutable_grad().add_(world.rank());
   EXPECT_THAT(refusal([&] { one.optimizer.step(); }),
               AllOf(HasSubstr("parameter p1"), HasSubstr("changed in place")));
@@ -212,6 +190,145 @@ TEST(GradientRecord, KeepsAMeanThatOneChangeIsAPartOf) {
   values.mul_(2).mul_(2);
   record.keep_average(values, values);
   EXPECT_EQ(record.state(values, values), GradientState::edited);
+}
+
+const std::vector<std::vector<std::int64_t>> kept_shapes{{3}, {6, 5}, {17}, {2, 2}};
+
+/// Tensors over the memory of gradients, with the values that they must keep. Of each gradient one:
+/// each kind must be enough for itself.
+class Kept {
+ public:
+  void keep(const at::Tensor& gradient) {
+    if (!gradient.defined()) return;
+    // The last is no view for autograd.
+    const at::Tensor kinds[] = {gradient, gradient.detach(), gradient[0], gradient.view(-1),
+                                gradient.variable_data()};
+    const auto& tensor = kinds[tensors_.size() % std::size(kinds)];
+    tensors_.emplace_back(tensor, tensor.clone());
+  }
+  void keep_all(const torch::nn::Module& model) {
+    for (const auto& parameter : model.parameters()) keep(parameter.grad());
+  }
+  std::size_t size() const { return tensors_.size(); }
+  void expect_unchanged() const {
+    for (const auto& [tensor, values] : tensors_)
+      EXPECT_TRUE(torch::equal(tensor, values)) << "got " << tensor << "\nfor " << values;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
+};
+
+/// The parameters after some steps, of which the program keeps every gradient or none. Ranks: all.
+std::vector<at::Tensor> trained_with(const Group& world, const DataParallelOptions& options,
+                                     bool keeps) {
+  OptimizedTerms one(world, options, kept_shapes, torch::optim::SGDOptions(0.1).momentum(0.9));
+  auto& optimizer = one.optimizer;
+  const bool means_only = !optimizer.replicas_may_differ() && !divides_update(options);
+  Kept kept;
+  for (int step = 1; step <= 5; ++step) {
+    if (step % 2 == 0) {
+      one.accumulate(step);
+      if (keeps) kept.keep_all(one.model);  // this rank's own
+      optimizer.zero_grad();
+    }
+    auto terms = coefficients(world.rank(), one.model);
+    if (means_only && step == 3) {
+      one.model.p[1].mutable_grad() = at::ones_like(one.model.p[1]);
+      terms[1] = at::Tensor();                         // on no rank
+      if (world.rank() == 0) terms[2] = at::Tensor();  // on the others
+    }
+    (step * one.model.forward(terms)).backward();
+    // None with Shard::gradients.
+    if (keeps && (!means_only || step != 2 || world.rank() == 0)) kept.keep_all(one.model);
+    optimizer.step();
+    optimizer.zero_grad();
+    if (!optimizer.replicas_may_differ()) optimizer.weight(1 + world.rank());
+    optimizer.backward_and_update(one.loss());
+    kept.expect_unchanged();
+  }
+  EXPECT_EQ(kept.size() > 0, keeps);
+  optimizer.synchronize();
+  return copies_of(one.model.p);
+}
+
+void expect_kept(const Group& world, DataParallelOptions options,
+                 const std::vector<const char*>& strategies) {
+  for (const char* text : strategies) {
+    SCOPED_TRACE(text);
+    options.strategy = parse_strategy(text);
+    for (const auto& buckets : {BucketCaps{}, one_each.buckets}) {
+      options.buckets = buckets;
+      const auto got = trained_with(world, options, true);
+      expect_equal_tensors(got, trained_with(world, options, false));
+    }
+  }
+}
+
+SUITE_ON_RANKS(KeptGradients, 1, 2, 3);
+
+TEST_P_ON_RANKS(KeptGradients, KeepTheirValuesUnderEveryStrategyThatAveragesGradients) {
+  expect_kept(world, {},
+              {"fp32", "fp16", "bf16", "topk:0.3", "threshold:1", "int8", "power_sgd:rank=1",
+               "warmup:1:topk:0.3"});
+}
+
+TEST_P_ON_RANKS(KeptGradients, KeepTheirValuesUnderEveryUpdate) {
+  expect_kept(world, {}, {"adasum", "partial_update", "local_sgd:period=2"});
+  expect_kept(world, {.shard = Shard::optimizer}, {"fp32", "fp16", "int8"});
+  expect_kept(world, {.shard = Shard::gradients}, {"fp32", "bf16"});
+  expect_kept(world, {.share_memory = true}, {"fp32"});
+}
+
+TEST_P_ON_RANKS(KeptGradients, ThatTheBucketWouldTakeStayThisRanksOwn) {
+  for (const char* text : {"fp32", "fp16"}) {
+    // Alone in its bucket, which is exchanged in the gradient's memory.
+    OptimizedTerms one(world, {.strategy = parse_strategy(text), .shard = Shard::gradients},
+                       {{100}});
+    const auto& p = one.model.p[0];
+    one.accumulate();
+    const auto own = p.grad();
+    one.loss(2).backward();  // accumulates, as in one process
+    EXPECT_TRUE(torch::equal(own, 3 * coefficient(world.rank(), 0, p)));
+    one.optimizer.step();
+    one.optimizer.zero_grad();
+    one.optimizer.backward_and_update(one.loss());
+    EXPECT_TRUE(torch::equal(own, 3 * coefficient(world.rank(), 0, p)));
+  }
+}
+
+TEST_P_ON_RANKS(KeptGradients, MayBeAssignedInAnotherOrderOfElements) {
+  OptimizedTerms one(world, {}, {{3, 3}});
+  const auto& p = one.model.p[0];
+  one.loss().backward();
+  p.mutable_grad() = p.grad().t();  // over the bucket's memory
+  one.accumulate();
+  one.optimizer.average_gradients();
+  const auto mean = mean_coefficient(world.size(), 0, p);
+  EXPECT_TRUE(near(p.grad(), mean + mean.t()));
+}
+
+TEST_ON_RANKS(KeptGradientsCost, IsNothingWhereNobodyKeepsOne, 2) {
+  auto model = make_terms(kept_shapes);
+  DistributedDataParallel ddp(model, world);
+  const auto backward = [&] {
+    model->zero_grad();
+    ddp(coefficients(world.rank(), *model)).backward();
+    std::vector<std::pair<const void*, const void*>> tensors;
+    for (const auto& parameter : model->p) {
+      const auto& gradient = parameter.grad();
+      tensors.emplace_back(gradient.unsafeGetTensorImpl(), gradient.const_data_ptr());
+    }
+    return tensors;
+  };
+  const auto first = backward();
+  EXPECT_EQ(backward(), first);
+  const auto kept = model->p[2].grad();
+  const auto after = backward();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(after[i].first != first[i].first, i == 2);  // another tensor …
+    EXPECT_EQ(after[i].second, first[i].second);          // … in the same place
+  }
 }
 
 }  // namespace
