@@ -78,7 +78,7 @@ TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
 
 TEST(TuneCommand, SaysWhenOneProcessWins) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
-  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads 200");
+  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads");
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("One process wins on these"), HasSubstr("samples/s"),
