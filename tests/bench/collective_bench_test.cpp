@@ -1,10 +1,7 @@
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "bench/pattern.h"
 #include "bench/ranks.h"

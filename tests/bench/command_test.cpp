@@ -1,11 +1,7 @@
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include "tests/launch/launched.h"
-#include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep bench …`, as a user starts it.
 

@@ -1,13 +1,8 @@
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/launch/launched.h"
-#include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep plan …`, as a user starts it.
 

@@ -1,12 +1,7 @@
 #include "lockstep/statistics.h"
 
-#include <chrono>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "comm/request.h"
 #include "profile/group_statistics.h"
 #include "tests/matchers.h"

@@ -1,4 +1,3 @@
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"

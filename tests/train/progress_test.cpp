@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cmath>
 #include <limits>
 #include <sstream>
 #include <thread>

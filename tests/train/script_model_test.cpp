@@ -3,7 +3,6 @@
 #include <torch/script.h>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_optimizer.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/python.h"

@@ -1,11 +1,9 @@
 // A load restores everything, or changes nothing, whichever tensor it fails at and why.
 #include <c10/core/InferenceMode.h>
 
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/early_stopping.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/moving_average.h"
 #include "lockstep/samplers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"

@@ -4,7 +4,6 @@
 
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "tests/parallel/models.h"

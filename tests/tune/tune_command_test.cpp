@@ -2,8 +2,6 @@
 #include <signal.h>
 
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
 
 #include "core/system/topology.h"
 #include "tests/launch/launched.h"
