@@ -1,20 +1,14 @@
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include "tests/launch/launched.h"
-#include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep bench …`, as a user starts it.
 
 namespace lockstep::testing {
 namespace {
 
-Ended run_bench(const std::string& arguments) {
-  return Launched(in_shell("bench " + arguments)).wait();
-}
+Ended run_bench(const std::string& arguments) { return run_in_shell("bench " + arguments); }
 
 TEST(BenchCommand, MeasuresProcessesAndThreads) {
   for (const std::string how : {"", "--threads "}) {
@@ -35,10 +29,8 @@ TEST(BenchCommand, MeasuresProcessesAndThreads) {
 }
 
 TEST(BenchCommand, TakesTheWorldItIsStartedIn) {
-  const auto ended =
-      Launched(in_shell("run -n 3 " + quoted(lockstep_program()) +
-                        " bench all_reduce --max 1KiB --repeats 1 --memory group --json"))
-          .wait();
+  const auto ended = run_in_shell("run -n 3 " + quoted(lockstep_program()) +
+                                  " bench all_reduce --max 1KiB --repeats 1 --memory group --json");
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("\"ranks\":3"));
 }

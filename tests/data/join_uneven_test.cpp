@@ -12,6 +12,7 @@
 #include "tests/groups.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
+#include "tests/on_ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -33,8 +34,9 @@ int some_batches_of(int rank) { return 3 + 2 * rank % 3; }
 /// Stands for a training step: one collective over all ranks.
 void step(const Group& group) { group.all_reduce(torch::ones({3})).wait(); }
 
-class JoinUneven : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, JoinUneven, ::testing::Values(1, 2, 3, 4, 7));
+void on_ranks(int n, const std::function<void(const Group&)>& fn) { run_groups(n, fn); }
+
+SUITE_ON_RANKS(JoinUneven, 1, 2, 3, 4, 7);
 
 void end_with_the_first(const Group& group) {
   int fewest = some_batches_of(0);
@@ -49,38 +51,33 @@ void end_with_the_first(const Group& group) {
   group.barrier().wait();
 }
 
-TEST_P(JoinUneven, EndsWithTheFirstRankThatRunsOut) {
-  run_groups(GetParam(), [](const Group& group) {
-    end_with_the_first(group);
-    // A rank without batches lets nobody begin.
-    const auto loader = batches(0, group.rank() == group.size() - 1 ? 0 : 3);
-    for ([[maybe_unused]] const int& batch : join_uneven(loader, group)) ADD_FAILURE();
-    group.barrier().wait();
-  });
+TEST_P_ON_RANKS(JoinUneven, EndsWithTheFirstRankThatRunsOut) {
+  end_with_the_first(world);
+  // A rank without batches lets nobody begin.
+  const auto loader = batches(0, world.rank() == world.size() - 1 ? 0 : 3);
+  for ([[maybe_unused]] const int& batch : join_uneven(loader, world)) ADD_FAILURE();
+  world.barrier().wait();
 }
 
-TEST_P(JoinUneven, UntilLastGoesOnWithoutTheRanksThatRanOut) {
-  const int ranks = GetParam();
-  run_groups(ranks, [&](const Group& group) {
-    int most = 0;
-    for (int rank = 0; rank < ranks; ++rank) most = std::max(most, batches_of(rank, ranks));
-    const int own = batches_of(group.rank(), ranks);
-    const auto loader = batches(group.rank(), own);
-    std::vector<int> seen;
-    int turns = 0;
-    for (const auto& batch : join_uneven(loader, group, until_last)) {
-      EXPECT_EQ(batch.has_value(), turns < own);
-      if (batch) seen.push_back(*batch);
-      step(group);
-      ++turns;
-    }
-    EXPECT_EQ(turns, most);
-    EXPECT_EQ(seen, loader);
-    const std::vector<int> nothing;
-    for ([[maybe_unused]] const auto& batch : join_uneven(nothing, group, until_last))
-      ADD_FAILURE();
-    group.barrier().wait();
-  });
+TEST_P_ON_RANKS(JoinUneven, UntilLastGoesOnWithoutTheRanksThatRanOut) {
+  const int ranks = world.size();
+  int most = 0;
+  for (int rank = 0; rank < ranks; ++rank) most = std::max(most, batches_of(rank, ranks));
+  const int own = batches_of(world.rank(), ranks);
+  const auto loader = batches(world.rank(), own);
+  std::vector<int> seen;
+  int turns = 0;
+  for (const auto& batch : join_uneven(loader, world, until_last)) {
+    EXPECT_EQ(batch.has_value(), turns < own);
+    if (batch) seen.push_back(*batch);
+    step(world);
+    ++turns;
+  }
+  EXPECT_EQ(turns, most);
+  EXPECT_EQ(seen, loader);
+  const std::vector<int> nothing;
+  for ([[maybe_unused]] const auto& batch : join_uneven(nothing, world, until_last)) ADD_FAILURE();
+  world.barrier().wait();
 }
 
 TEST_P(JoinUneven, ARankThatThrowsFailsTheOthersWithItsOwnError) {
@@ -107,20 +104,18 @@ TEST_P(JoinUneven, ARankThatThrowsFailsTheOthersWithItsOwnError) {
   }
 }
 
-TEST_P(JoinUneven, LeavingTogetherLeavesTheGroupUsable) {
-  run_groups(GetParam(), [](const Group& group) {
-    const auto loader = batches(group.rank(), 5);
-    for (const int& batch : join_uneven(loader, group)) {
-      if (batch % 100 == 1) break;
-    }
-    const auto leave = [&] {
-      for ([[maybe_unused]] const int& batch : join_uneven(loader, group))
-        throw InvalidArgument("on every rank");
-    };
-    EXPECT_THROW(leave(), InvalidArgument);
-    step(group);
-    end_with_the_first(group);
-  });
+TEST_P_ON_RANKS(JoinUneven, LeavingTogetherLeavesTheGroupUsable) {
+  const auto loader = batches(world.rank(), 5);
+  for (const int& batch : join_uneven(loader, world)) {
+    if (batch % 100 == 1) break;
+  }
+  const auto leave = [&] {
+    for ([[maybe_unused]] const int& batch : join_uneven(loader, world))
+      throw InvalidArgument("on every rank");
+  };
+  EXPECT_THROW(leave(), InvalidArgument);
+  step(world);
+  end_with_the_first(world);
 }
 
 TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
@@ -154,8 +149,7 @@ Batches all_batches() {
           batch_of(20, at::kByte, at::kFloat)};
 }
 
-class Scatter : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Scatter, ::testing::Values(1, 2, 3, 4, 7));
+SUITE_ON_RANKS(Scatter, 1, 2, 3, 4, 7);
 
 void expect_own_rows(const Group& group) {
   const Batches expected = all_batches();
@@ -174,47 +168,39 @@ void expect_own_rows(const Group& group) {
   EXPECT_EQ(turn, expected.size());
 }
 
-TEST_P(Scatter, GivesEachRankItsRows) {
-  run_groups(GetParam(), [](const Group& group) {
-    expect_own_rows(group);
-    Batches nothing;
-    for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&nothing, group)) ADD_FAILURE();
-    expect_own_rows(group);
-  });
+TEST_P_ON_RANKS(Scatter, GivesEachRankItsRows) {
+  expect_own_rows(world);
+  Batches nothing;
+  for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&nothing, world)) ADD_FAILURE();
+  expect_own_rows(world);
+  // Earlier batches stay as they were.
+  Batches source{{torch::full({8, 1}, 1.0), torch::ones({8})},
+                 {torch::full({8, 1}, 2.0), torch::ones({8})}};
+  Batches kept;
+  for (const Batch& batch : scatter_from_rank0(&source, world)) kept.push_back(batch);
+  ASSERT_EQ(kept.size(), 2u);
+  EXPECT_TRUE(kept[0].data.eq(1).all().item<bool>());
+  EXPECT_TRUE(kept[1].data.eq(2).all().item<bool>());
 }
 
-TEST_P(Scatter, KeepsEarlierBatchesAsTheyWere) {
-  run_groups(GetParam(), [](const Group& group) {
-    Batches source{{torch::full({8, 1}, 1.0), torch::ones({8})},
-                   {torch::full({8, 1}, 2.0), torch::ones({8})}};
-    Batches kept;
-    for (const Batch& batch : scatter_from_rank0(&source, group)) kept.push_back(batch);
-    ASSERT_EQ(kept.size(), 2u);
-    EXPECT_TRUE(kept[0].data.eq(1).all().item<bool>());
-    EXPECT_TRUE(kept[1].data.eq(2).all().item<bool>());
-  });
-}
-
-TEST_P(Scatter, WhatRank0CannotDealIsSaidOnEveryRank) {
+TEST_P_ON_RANKS(Scatter, WhatRank0CannotDealIsSaidOnEveryRank) {
   const Batch sound = batch_of(8, at::kFloat, at::kLong);
   const std::pair<Batches, std::string> cases[] = {
       {{sound, {torch::zeros({3, 2}), torch::zeros({2})}}, "got 3 rows of data and 2 of target"},
       {{{torch::zeros({3}), torch::zeros({})}}, "got target of 0 dimensions"},
       {{sound, sound, {torch::zeros({3}), {}}}, "got target of 0 dimensions"}};
-  run_groups(GetParam(), [&](const Group& group) {
-    for (const auto& [source, said] : cases) {
-      Batches own = source;
-      std::size_t turns = 1;
-      const auto scatter = [&] {
-        for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&own, group)) ++turns;
-      };
-      const bool first = group.rank() == 0;
-      EXPECT_THAT(first ? message_of<InvalidArgument>(scatter) : message_of<DataError>(scatter),
-                  AllOf(HasSubstr(said), HasSubstr(first ? "" : "rank 0: ")));
-      EXPECT_EQ(turns, source.size());
-      expect_own_rows(group);
-    }
-  });
+  for (const auto& [source, said] : cases) {
+    Batches own = source;
+    std::size_t turns = 1;
+    const auto scatter = [&] {
+      for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&own, world)) ++turns;
+    };
+    const bool first = world.rank() == 0;
+    EXPECT_THAT(first ? message_of<InvalidArgument>(scatter) : message_of<DataError>(scatter),
+                AllOf(HasSubstr(said), HasSubstr(first ? "" : "rank 0: ")));
+    EXPECT_EQ(turns, source.size());
+    expect_own_rows(world);
+  }
 }
 
 class Broken : public torch::data::datasets::BatchDataset<Broken, Batch> {
@@ -226,35 +212,28 @@ class Broken : public torch::data::datasets::BatchDataset<Broken, Batch> {
   std::optional<std::size_t> size() const override { return 8; }
 };
 
-TEST_P(Scatter, WhatCannotBeCopiedAndNoLoaderAreErrorsOnEveryRank) {
-  run_groups(GetParam(), [](const Group& group) {
-    const auto scatter = [&](Batches* source) {
-      for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(source, group)) ADD_FAILURE();
-    };
-    Batches sparse{{torch::eye(6).to_sparse(), torch::arange(6)}};
-    EXPECT_THROW(scatter(&sparse), std::exception);
-    EXPECT_THROW(scatter(nullptr), Error);
-    expect_own_rows(group);
-  });
-}
-
-TEST_P(Scatter, ALoadersErrorIsSaidOnEveryRank) {
-  run_groups(GetParam(), [](const Group& group) {
-    auto loader = torch::data::make_data_loader(
-        Broken(), DistributedSampler(8, ShardSpec{}, {.shuffle = false}), 2);
-    int turns = 0;
-    try {
-      for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(loader.get(), group)) ++turns;
-      ADD_FAILURE();
-    } catch (const DataError& error) {
-      EXPECT_STREQ(error.what(),
-                   group.rank() == 0 ? "broken: offset 4" : "rank 0: broken: offset 4");
-      EXPECT_EQ(error.rank(), group.rank() == 0 ? -1 : 0);
-      EXPECT_EQ(error.cause(), group.rank() == 0 ? "" : "broken: offset 4");
-    }
-    EXPECT_EQ(turns, 2);
-    group.barrier().wait();
-  });
+TEST_P_ON_RANKS(Scatter, ALoadersErrorWhatCannotBeCopiedAndNoLoaderAreErrorsOnEveryRank) {
+  int turns = 0;
+  const auto scatter = [&](auto* source) {
+    for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(source, world)) ++turns;
+  };
+  Batches sparse{{torch::eye(6).to_sparse(), torch::arange(6)}};
+  EXPECT_THROW(scatter(&sparse), std::exception);
+  EXPECT_THROW(scatter(static_cast<Batches*>(nullptr)), Error);
+  EXPECT_EQ(turns, 0);
+  expect_own_rows(world);
+  auto loader = torch::data::make_data_loader(
+      Broken(), DistributedSampler(8, ShardSpec{}, {.shuffle = false}), 2);
+  try {
+    scatter(loader.get());
+    ADD_FAILURE();
+  } catch (const DataError& error) {
+    EXPECT_STREQ(error.what(), world.rank() == 0 ? "broken: offset 4" : "rank 0: broken: offset 4");
+    EXPECT_EQ(error.rank(), world.rank() == 0 ? -1 : 0);
+    EXPECT_EQ(error.cause(), world.rank() == 0 ? "" : "broken: offset 4");
+  }
+  EXPECT_EQ(turns, 2);
+  world.barrier().wait();
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ Setting two_hosts(Shard shard = Shard::none) {
           .compute = 3};
 }
 
-TEST(PlanModel, CountsParametersAndMultiplications) {
+TEST(PlanModel, HasItsParametersMultiplicationsAndBuckets) {
   const auto parameters = [](const char* name) { return plan::find_model(name).parameters(); };
   EXPECT_EQ(parameters("cnn"), 431'080u);
   EXPECT_EQ(parameters("mlp"), 24'202'250u);
@@ -51,9 +51,7 @@ TEST(PlanModel, CountsParametersAndMultiplications) {
   EXPECT_EQ(plan::model_of(2'500'000).parameters(), 2'500'000u);
   EXPECT_EQ(plan::model_of(2'500'000).layers.size(), 3u);
   EXPECT_THROW(plan::find_model("resnet51"), InvalidArgument);
-}
-
-TEST(PlanModel, FillsBucketsFromItsLastLayer) {
+  // Buckets are filled from the last layer on.
   const auto cnn = plan::buckets(plan::find_model("cnn"));
   ASSERT_EQ(cnn.size(), 2u);  // 20 KB and 1.6 MB, with which the first has enough; and the rest
   EXPECT_EQ(cnn[0].size(), 2u);
@@ -82,7 +80,7 @@ TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
   EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3);
 }
 
-TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
+TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAndOfParametersNothing) {
   // As above, but each bucket takes 0.3 s in backward: the first from 2 s on, the second from 3 s.
   // The all_gather of the parameters then takes 0.6 s.
   const Setting setting = two_hosts(Shard::optimizer);
@@ -92,9 +90,7 @@ TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
   EXPECT_DOUBLE_EQ(sharded.step, 3.9);
   EXPECT_DOUBLE_EQ(sharded.sent, 2'400'000);
   EXPECT_THROW(plan::forecast(setting, plan::parse_strategy("fp16")), InvalidArgument);
-}
-
-TEST(Forecast, OfParametersExchangedAfterTheStepHidesNothing) {
+  // An exchange of parameters after the step hides nothing.
   const auto every_third = plan::forecast(two_hosts(), plan::parse_strategy("local_sgd:period=3"));
   EXPECT_DOUBLE_EQ(every_third.hidden, 0);
   EXPECT_DOUBLE_EQ(every_third.step, 3.4);
@@ -225,18 +221,14 @@ TEST(ModelMemory, IsThatOfTheZeroPaper) {
 }
 
 TEST(ModelMemory, OfOneCopyIsSharedByTheHost) {
-  const Keeping keeping{
-      .share_memory = true, .state_tensors = adam, .nodes = 1, .ranks_per_node = 4};
+  Keeping keeping{.share_memory = true, .state_tensors = adam, .nodes = 1, .ranks_per_node = 4};
   const auto memory = plan::bytes_per_parameter(keeping);
   EXPECT_DOUBLE_EQ(memory.shared, 12);  // parameters and two tensors of state
   EXPECT_DOUBLE_EQ(memory.of_rank, 8);  // .grad(), and the bucket
   EXPECT_DOUBLE_EQ(memory.of_host(4), 44);
-  const auto of_two_hosts = plan::bytes_per_parameter(
-      {.share_memory = true, .state_tensors = adam, .nodes = 2, .ranks_per_node = 4});
-  EXPECT_DOUBLE_EQ(of_two_hosts.of_host(4), 28);  // .grad() is in the bucket
-}
-
-TEST(ModelMemory, OfOneRankIsTheSameInAllWaysButTheLast) {
+  keeping.nodes = 2;
+  EXPECT_DOUBLE_EQ(plan::bytes_per_parameter(keeping).of_host(4), 28);  // .grad() is in the bucket
+  // That of one rank is the same in all ways.
   for (const auto shard : {Shard::none, Shard::optimizer, Shard::gradients}) {
     EXPECT_DOUBLE_EQ(plan::bytes_per_parameter({.shard = shard, .state_tensors = 1}).of_host(1),
                      12);

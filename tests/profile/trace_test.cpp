@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <thread>
-#include <vector>
 
-#include "comm/communicator.h"
 #include "comm/waiting.h"
 #include "lockstep/error.h"
 #include "lockstep/statistics.h"

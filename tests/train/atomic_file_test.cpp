@@ -33,13 +33,12 @@ extern "C" int flock(int fd, int operation) noexcept {
   return -1;
 }
 
+// Waits for no disk.
 extern "C" int fsync(int fd) {
-  {
-    std::error_code ignored;
-    const std::lock_guard lock(syncing);
-    synced.insert(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
-  }
-  return static_cast<int>(syscall(SYS_fsync, fd));
+  std::error_code ignored;
+  const std::lock_guard lock(syncing);
+  synced.insert(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
+  return 0;
 }
 
 namespace lockstep::inline v0_2::detail {
@@ -109,21 +108,20 @@ TEST(AtomicFile, WhatLiesInItsPlaceIsUsedUpOrRemoved) {
   EXPECT_EQ(files_in(folder.path()), 5);
 }
 
-TEST(AtomicFile, TwoWritersDoNotMix) {
+TEST(AtomicFile, IsOneWritersAndNotLeftBehindIfItCannotBeLocked) {
   const TemporaryFolder folder;
   const auto path = folder / "file";
-  AtomicFile first(path, checkpoint);
-  first.write("first");
-  EXPECT_THAT(failure([&] { AtomicFile second(path, checkpoint); }),
-              AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
-  first.commit();
-  EXPECT_EQ(content(path), "first");
-}
-
-TEST(AtomicFile, AFileThatCannotBeLockedIsNotLeftBehind) {
-  const TemporaryFolder folder;
+  {
+    AtomicFile first(path, checkpoint);
+    first.write("first");
+    EXPECT_THAT(failure([&] { AtomicFile second(path, checkpoint); }),
+                AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
+    first.commit();
+    EXPECT_EQ(content(path), "first");
+  }
+  std::filesystem::remove(path);
   lock_error = ENOLCK;
-  const std::string error = failure([&] { AtomicFile(folder / "file", checkpoint); });
+  const std::string error = failure([&] { AtomicFile(path, checkpoint); });
   EXPECT_EQ(files_in(folder.path()), 0);
   AtomicFile(folder / "log", AtomicFile::Use::log).commit();
   lock_error = 0;

@@ -1,4 +1,3 @@
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
@@ -9,12 +8,14 @@
 namespace lockstep::testing {
 namespace {
 
-class OverAGroup : public ::testing::TestWithParam<int> {};
+SUITE_ON_RANKS(OverAGroup, 1, 2, 3, 7);
 
-TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
+TEST_P(OverAGroup, WhatFailsOnOneRankFailsOnAllAndChangesNone) {
   const TemporaryFolder folder;
+  Training().save(folder / "saved");
+  const int odd = GetParam() - 1;
   run_groups(GetParam(), [&](const Group& group) {
-    Training own;
+    Training own, other(kinds[0], group.rank() == odd ? 5 : 6);
     const auto saving = failure(
         [&] { save_checkpoint("no/such/folder/c", *own.model, *own.optimizer, {}, group); });
     EXPECT_THAT(saving, HasSubstr("no/such/folder/c: cannot create the file: No such file"));
@@ -27,30 +28,19 @@ TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
       EXPECT_THAT(saving, HasSubstr("rank 0: "));
     }
     check_checkpoint_path(folder / "c", group);  // the group goes on
-  });
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "a check leaves nothing behind";
-}
-
-TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
-  const TemporaryFolder folder;
-  Training reference;
-  reference.save(folder / "c");
-  const int odd = GetParam() - 1;
-  run_groups(GetParam(), [&](const Group& group) {
-    Training own(kinds[0], group.rank() == odd ? 5 : 6);
-    const auto before = own.values();
+    EXPECT_FALSE(std::filesystem::exists(folder / "c")) << "a check leaves nothing behind";
+    // One rank has another model.
+    const auto before = other.values();
     const auto text =
-        failure([&] { load_checkpoint(folder / "c", *own.model, *own.optimizer, group); });
+        failure([&] { load_checkpoint(folder / "saved", *other.model, *other.optimizer, group); });
     EXPECT_THAT(text,
                 HasSubstr("tensor 'first.weight': expected Float [5, 4], found Float [6, 4]"));
     if (group.rank() != odd) {
       EXPECT_THAT(text, HasSubstr("rank " + std::to_string(odd) + ": "));
     }
-    expect_same(own.values(), before);
+    expect_same(other.values(), before);
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, OverAGroup, ::testing::Values(1, 2, 3, 7));
 
 // Averages in checkpoints and on several ranks, and other objects of Checkpoint::extra.
 
@@ -102,10 +92,8 @@ TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
   Checkpoint{.model = model}.load(folder / "c");  // without the object, which is ignored
 }
 
-/// Trains on ranks and returns each rank's averaged and trained parameters. With a path, the run
-/// saves a checkpoint in the middle and continues from it.
-std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory,
-                                                       const std::filesystem::path& path = {}) {
+/// Trains on ranks and returns each rank's averaged and trained parameters.
+std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory) {
   std::vector<std::vector<at::Tensor>> result(static_cast<std::size_t>(ranks));
   run_groups(ranks, [&](const Group& group) {
     at::set_num_threads(1);
@@ -117,16 +105,7 @@ std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_mem
     FusedSgd sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     DistributedOptimizer optimizer(sgd, *model, group, {.share_memory = share_memory});
     MovingAverage average(*model, {.decay = 0.75});
-    const Checkpoint checkpoint{
-        .model = *model, .optimizer = sgd, .strategy = optimizer, .extra = {{"ema", average}}};
     for (int step = 0; step < 6; ++step) {
-      if (step == 3 && !path.empty()) {
-        checkpoint.save(path, {}, group);
-        // load() must undo this step.
-        optimizer.backward_and_update(model->forward(torch::ones({4, 4})).square().mean());
-        average.update();
-        checkpoint.load(path, group);
-      }
       auto generator = at::make_generator<at::CPUGeneratorImpl>(
           static_cast<std::uint64_t>(step * ranks + group.rank()));
       const at::Tensor x = torch::randn({4, 4}, generator);
@@ -155,23 +134,18 @@ std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_mem
   return result;
 }
 
-class AverageOfRanks : public ::testing::TestWithParam<int> {};
-
-TEST_P(AverageOfRanks, IsTheSameOnEveryRankAndAfterResuming) {
-  const TemporaryFolder folder;
-  std::vector<at::Tensor> of_replicas;
-  for (const bool share_memory : {false, true}) {
-    const auto expected = averages_of_ranks(GetParam(), share_memory);
-    for (const auto& values : expected) expect_same(values, expected[0]);
-    const auto resumed = averages_of_ranks(GetParam(), share_memory, folder / "c");
-    for (const auto& values : resumed) expect_same(values, expected[0]);
-    if (!share_memory) of_replicas = expected[0];
-    for (std::size_t i = 0; i < of_replicas.size(); ++i)
-      EXPECT_TRUE(of_replicas[i].allclose(expected[0][i], 1e-4, 1e-5)) << i;
+TEST(MovingAverage, IsTheSameOnEveryRankAlsoOfSharedMemory) {
+  for (const int ranks : {1, 2, 3}) {
+    std::vector<at::Tensor> of_replicas;
+    for (const bool share_memory : {false, true}) {
+      const auto of_ranks = averages_of_ranks(ranks, share_memory);
+      for (const auto& values : of_ranks) expect_same(values, of_ranks[0]);
+      if (!share_memory) of_replicas = of_ranks[0];
+      for (std::size_t i = 0; i < of_replicas.size(); ++i)
+        EXPECT_TRUE(of_replicas[i].allclose(of_ranks[0][i], 1e-4, 1e-5)) << i;
+    }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, AverageOfRanks, ::testing::Values(1, 2, 3));
 
 // Checkpoints of one model that two optimizers train.
 
@@ -203,8 +177,7 @@ struct TwoOptimizers {
   SeveralStateful both{std::vector<Stateful>{of_first, of_last}};
 };
 
-class SeveralOptimizersCheckpoint : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, SeveralOptimizersCheckpoint, ::testing::Values(1, 2, 3));
+SUITE_ON_RANKS(SeveralOptimizersCheckpoint, 1, 2, 3);
 
 TEST_P(SeveralOptimizersCheckpoint, GoesOnAsIfItHadNeverStopped) {
   const TemporaryFolder folder;

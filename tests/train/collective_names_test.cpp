@@ -27,7 +27,7 @@ void save(const Group& group) {
   Checkpoint{.model = model}.save("collective_names.safetensors", {}, group);
 }
 
-TEST(CollectiveNames, AreInErrorsOfOperationsThatDiffer) {
+TEST(CollectiveNames, AreInErrorsOfOperationsThatDifferAndOfARankThatLeft) {
   const Call combine = [](const Group& group) { compute(group, Sum()); };
   const Call condition = [](const Group& group) { group.any(false); };
   const Call check = [](const Group& group) { all_or_none(group, [] {}); };
@@ -45,9 +45,6 @@ TEST(CollectiveNames, AreInErrorsOfOperationsThatDiffer) {
   expect(condition, "Group::mean(), any() or all()", combine, "the metrics");
   expect(save, "a checkpoint", check, "all_or_none()");
   expect(next, "join_uneven()", save, "a checkpoint");
-}
-
-TEST(CollectiveNames, AreInTheErrorAboutARankThatLeft) {
   EXPECT_THAT(error_of(save, [](const Group&) {}),
               HasSubstr("rank 1 left the world (returned) before all_gather #1 (a checkpoint); "
                         "end loops on all ranks together: by Group::any()"));

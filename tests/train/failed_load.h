@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -39,19 +37,5 @@ inline const std::vector<std::pair<const char*, std::function<void(Values&, cons
                    const bool is_short = tensors[name].scalar_type() == at::kShort;
                    tensors[name] = tensors[name].to(is_short ? at::kInt : at::kShort);
                  }}};
-
-/// safetensors::write() without waiting for the disk.
-inline void write_unsynced(const std::filesystem::path& path, const safetensors::Content& content) {
-  const auto pieces = safetensors::pieces_of(content, path.string());
-  safetensors::Header header{.entries = {}, .metadata = content.metadata};
-  for (const auto& piece : pieces) header.entries.push_back(piece.entry);
-  std::ofstream file(path, std::ios::binary);
-  file << safetensors::write_header(header, path.string());
-  for (const auto& piece : pieces) {
-    const auto bytes = safetensors::bytes_of(piece.values);
-    file.write(reinterpret_cast<const char*>(bytes.data()),
-               static_cast<std::streamsize>(bytes.size()));
-  }
-}
 
 }  // namespace lockstep::testing

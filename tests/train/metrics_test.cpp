@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <random>
 
-#include "tests/groups.h"
 #include "tests/matchers.h"
+#include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
 namespace lockstep::testing {
@@ -17,12 +16,6 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double largest = std::numeric_limits<double>::max();
-
-void on_each(const std::function<void(const Group&, int)>& fn) {
-  for (const int ranks : {1, 2, 3, 7}) {
-    run_groups(ranks, [&](const Group& group) { fn(group, ranks); });
-  }
-}
 
 /// Sums in units of 2^-40, in 128 bits: exact, and rounded once by the compiler's conversion.
 __extension__ using Wide = __int128;
@@ -130,7 +123,7 @@ TEST(ExactSum, TakesEveryInteger) {
   EXPECT_EQ(mean.value(), 0x1p64);
 }
 
-TEST(Metrics, MeanAndSumAreThoseOfOneProcess) {
+TEST_ON_RANKS(Metrics, MeanAndSumAreThoseOfOneProcess, 1, 2, 3, 7) {
   const auto samples = make_samples(1000);
   Wide sum = 0;
   Wide weighted = 0;
@@ -141,54 +134,52 @@ TEST(Metrics, MeanAndSumAreThoseOfOneProcess) {
     weights += weight;
   }
   const double mean = in_ones(weighted) / static_cast<double>(weights);
+  const int ranks = world.size();
   for (const bool backwards : {false, true}) {
-    on_each([&](const Group& group, int ranks) {
-      // Rank r owns r samples of every few; rank 0 has none, unless it is alone.
-      std::vector<int> owners;
-      for (int rank = 1; rank < ranks; ++rank) owners.insert(owners.end(), rank, rank);
-      if (owners.empty()) owners = {0};
-      Mean own_mean;
-      Sum own_sum;
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        const auto& sample = samples[backwards ? samples.size() - 1 - i : i];
-        if (owners[i % owners.size()] != group.rank()) continue;
-        own_mean.add(sample.value(), sample.weight);
-        own_sum.add(sample.value());
-      }
-      const double before = own_sum.value();
-      const auto [all_mean, all_sum] = compute(group, own_mean, own_sum);
-      EXPECT_EQ(all_mean, mean) << "the same bits, on " << ranks << " ranks";
-      EXPECT_EQ(all_sum, in_ones(sum)) << "the same bits, on " << ranks << " ranks";
-      EXPECT_EQ(own_sum.value(), before) << "compute() changes no metric";
-      EXPECT_EQ(compute(group, own_mean), mean);
-    });
+    // Rank r owns r samples of every few; rank 0 has none, unless it is alone.
+    std::vector<int> owners;
+    for (int rank = 1; rank < ranks; ++rank) owners.insert(owners.end(), rank, rank);
+    if (owners.empty()) owners = {0};
+    Mean own_mean;
+    Sum own_sum;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const auto& sample = samples[backwards ? samples.size() - 1 - i : i];
+      if (owners[i % owners.size()] != world.rank()) continue;
+      own_mean.add(sample.value(), sample.weight);
+      own_sum.add(sample.value());
+    }
+    const double before = own_sum.value();
+    const auto [all_mean, all_sum] = compute(world, own_mean, own_sum);
+    EXPECT_EQ(all_mean, mean) << "the same bits, on " << ranks << " ranks";
+    EXPECT_EQ(all_sum, in_ones(sum)) << "the same bits, on " << ranks << " ranks";
+    EXPECT_EQ(own_sum.value(), before) << "compute() changes no metric";
+    EXPECT_EQ(compute(world, own_mean), mean);
   }
 }
 
-TEST(Metrics, NoSamplesAndTensorsOfAnyRealType) {
-  on_each([&](const Group& group, int ranks) {
-    Mean mean;
-    Sum sum;
-    mean.add(torch::empty({0}));
-    mean.add(3, 0);
-    const auto [no_mean, no_sum] = compute(group, mean, sum);
-    EXPECT_TRUE(std::isnan(no_mean));
-    EXPECT_EQ(no_sum, 0);
-    Mean of_last;
-    if (group.rank() == ranks - 1) of_last.add(7);
-    EXPECT_EQ(compute(group, of_last), 7);
-    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
-                             torch::kInt, torch::kLong, torch::kByte, torch::kBool}) {
-      const at::Tensor values = torch::tensor({{1, 0, 1}, {0, 0, 1}}).to(dtype);
-      mean.add(values.t());  // not contiguous
-      mean.add(values, 2);
-      sum.add(values);
-    }
-    mean.add(torch::tensor(4.0, torch::requires_grad()), 16);
-    const auto [all_mean, all_sum] = compute(group, mean, sum);
-    EXPECT_DOUBLE_EQ(all_mean, (8 * 3 * 3 + 4 * 16) / (8 * 6 * 3 + 16.0));
-    EXPECT_EQ(all_sum, 8 * 3 * ranks);
-  });
+TEST_ON_RANKS(Metrics, NoSamplesAndTensorsOfAnyRealType, 1, 2, 3, 7) {
+  const int ranks = world.size();
+  Mean mean;
+  Sum sum;
+  mean.add(torch::empty({0}));
+  mean.add(3, 0);
+  const auto [no_mean, no_sum] = compute(world, mean, sum);
+  EXPECT_TRUE(std::isnan(no_mean));
+  EXPECT_EQ(no_sum, 0);
+  Mean of_last;
+  if (world.rank() == ranks - 1) of_last.add(7);
+  EXPECT_EQ(compute(world, of_last), 7);
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
+                           torch::kInt, torch::kLong, torch::kByte, torch::kBool}) {
+    const at::Tensor values = torch::tensor({{1, 0, 1}, {0, 0, 1}}).to(dtype);
+    mean.add(values.t());  // not contiguous
+    mean.add(values, 2);
+    sum.add(values);
+  }
+  mean.add(torch::tensor(4.0, torch::requires_grad()), 16);
+  const auto [all_mean, all_sum] = compute(world, mean, sum);
+  EXPECT_DOUBLE_EQ(all_mean, (8 * 3 * 3 + 4 * 16) / (8 * 6 * 3 + 16.0));
+  EXPECT_EQ(all_sum, 8 * 3 * ranks);
   Sum large;
   large.add(torch::tensor({(std::int64_t{1} << 60) + 1, -(std::int64_t{1} << 60)}));
   EXPECT_EQ(large.value(), 1) << "no float64 holds the first";
@@ -221,77 +212,72 @@ TEST(Metrics, WhatIsRefused) {
   EXPECT_EQ(mean.weight(), 0) << "nothing was added before the refusal";
 }
 
-TEST(Metrics, CustomStatesOfEveryKind) {
+TEST_ON_RANKS(Metrics, CustomStatesOfEveryKind, 1, 2, 3, 7) {
   constexpr std::int64_t large = (std::int64_t{1} << 59) + 1;  // a float64 rounds it
-  on_each([&](const Group& group, int ranks) {
-    const int rank = group.rank();
-    double sum = rank + 0.5, lowest = 10.0 - rank, highest = -10.0 - rank;
-    double no_number = rank == ranks / 2 ? std::nan("") : rank, nor_this = no_number;
-    std::int64_t count = rank % 2 == 0 ? large + rank : -rank;
-    std::int64_t first = large + rank, last = -large - rank;
-    at::Tensor counts = torch::tensor({std::int64_t{rank}, -large}).view({1, 2});
-    at::Tensor sums = torch::tensor({0.0, 0.25 * rank}, torch::kDouble);
-    at::Tensor lows = torch::full({3}, infinity, torch::kDouble);
-    at::Tensor highs = torch::full({3}, -100, torch::kLong);
-    lows[rank % 3] = rank;
-    highs[0] = -rank - 1;
-    const at::Tensor handle = counts, copy = counts.clone();
-    combine_over_ranks(group, [&](MetricCombiner& combiner) {
-      for (double* each : {&lowest, &no_number}) combiner.min(*each);
-      for (double* each : {&highest, &nor_this}) combiner.max(*each);
-      combiner.sum(sum);
-      combiner.sum(count);
-      combiner.min(first);
-      combiner.max(last);
-      combiner.sum(counts);
-      combiner.sum(sums);
-      combiner.min(lows);
-      combiner.max(highs);
-    });
-    const int rank_sum = ranks * (ranks - 1) / 2;
-    std::int64_t expected = 0;
-    for (int other = 0; other < ranks; ++other) expected += other % 2 == 0 ? large + other : -other;
-    EXPECT_DOUBLE_EQ(sum, rank_sum + 0.5 * ranks);
-    EXPECT_EQ(count, expected);
-    EXPECT_EQ(lowest, 11.0 - ranks);
-    EXPECT_EQ(highest, -10);
-    EXPECT_TRUE(std::isnan(no_number) && std::isnan(nor_this));
-    EXPECT_EQ(first, large);
-    EXPECT_EQ(last, -large);
-    EXPECT_TRUE(counts.equal(torch::tensor({std::int64_t{rank_sum}, -large * ranks}).view({1, 2})));
-    EXPECT_TRUE(sums.equal(torch::tensor({0.0, 0.25 * rank_sum}, torch::kDouble)));
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(lows[i].item<double>(), i < ranks ? i : infinity);
-    EXPECT_TRUE(highs.equal(torch::tensor({-1, -100, -100}, torch::kLong)));
-    EXPECT_TRUE(handle.equal(copy)) << "other handles keep their values";
+  const int ranks = world.size(), rank = world.rank();
+  double sum = rank + 0.5, lowest = 10.0 - rank, highest = -10.0 - rank;
+  double no_number = rank == ranks / 2 ? std::nan("") : rank, nor_this = no_number;
+  std::int64_t count = rank % 2 == 0 ? large + rank : -rank;
+  std::int64_t first = large + rank, last = -large - rank;
+  at::Tensor counts = torch::tensor({std::int64_t{rank}, -large}).view({1, 2});
+  at::Tensor sums = torch::tensor({0.0, 0.25 * rank}, torch::kDouble);
+  at::Tensor lows = torch::full({3}, infinity, torch::kDouble);
+  at::Tensor highs = torch::full({3}, -100, torch::kLong);
+  lows[rank % 3] = rank;
+  highs[0] = -rank - 1;
+  const at::Tensor handle = counts, copy = counts.clone();
+  combine_over_ranks(world, [&](MetricCombiner& combiner) {
+    for (double* each : {&lowest, &no_number}) combiner.min(*each);
+    for (double* each : {&highest, &nor_this}) combiner.max(*each);
+    combiner.sum(sum);
+    combiner.sum(count);
+    combiner.min(first);
+    combiner.max(last);
+    combiner.sum(counts);
+    combiner.sum(sums);
+    combiner.min(lows);
+    combiner.max(highs);
   });
+  const int rank_sum = ranks * (ranks - 1) / 2;
+  std::int64_t expected = 0;
+  for (int other = 0; other < ranks; ++other) expected += other % 2 == 0 ? large + other : -other;
+  EXPECT_DOUBLE_EQ(sum, rank_sum + 0.5 * ranks);
+  EXPECT_EQ(count, expected);
+  EXPECT_EQ(lowest, 11.0 - ranks);
+  EXPECT_EQ(highest, -10);
+  EXPECT_TRUE(std::isnan(no_number) && std::isnan(nor_this));
+  EXPECT_EQ(first, large);
+  EXPECT_EQ(last, -large);
+  EXPECT_TRUE(counts.equal(torch::tensor({std::int64_t{rank_sum}, -large * ranks}).view({1, 2})));
+  EXPECT_TRUE(sums.equal(torch::tensor({0.0, 0.25 * rank_sum}, torch::kDouble)));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(lows[i].item<double>(), i < ranks ? i : infinity);
+  EXPECT_TRUE(highs.equal(torch::tensor({-1, -100, -100}, torch::kLong)));
+  EXPECT_TRUE(handle.equal(copy)) << "other handles keep their values";
 }
 
-TEST(Metrics, WhatCannotBeCombinedIsAnErrorOnEveryRank) {
-  run_groups(3, [](const Group& group) {
-    std::int64_t count = std::int64_t{1} << 62;
-    const auto sum = [&](MetricCombiner& combiner) { combiner.sum(count); };
-    EXPECT_THROW(combine_over_ranks(group, sum), InvalidArgument) << "beyond int64";
-    const auto different = [&](MetricCombiner& combiner) {
-      double lowest = 0, highest = 0;
-      if (group.rank() == 1) combiner.max(highest);
-      combiner.min(lowest);
-      if (group.rank() != 1) combiner.max(highest);
+TEST_ON_RANKS(Metrics, WhatCannotBeCombinedIsAnErrorOnEveryRank, 3) {
+  std::int64_t count = std::int64_t{1} << 62;
+  const auto sum = [&](MetricCombiner& combiner) { combiner.sum(count); };
+  EXPECT_THROW(combine_over_ranks(world, sum), InvalidArgument) << "beyond int64";
+  const auto different = [&](MetricCombiner& combiner) {
+    double lowest = 0, highest = 0;
+    if (world.rank() == 1) combiner.max(highest);
+    combiner.min(lowest);
+    if (world.rank() != 1) combiner.max(highest);
+  };
+  EXPECT_THAT(refusal([&] { combine_over_ranks(world, different); }),
+              HasSubstr("differ between ranks"));
+  for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
+                                   torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
+    const auto sum_values = [tensor = values](MetricCombiner& combiner) mutable {
+      combiner.sum(tensor);
     };
-    EXPECT_THAT(refusal([&] { combine_over_ranks(group, different); }),
-                HasSubstr("differ between ranks"));
-    count = group.rank();
-    combine_over_ranks(group, sum);
-    EXPECT_EQ(count, 3) << "the group stays usable";
-  });
-  run_groups(1, [](const Group& group) {
-    for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
-                                     torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
-      const auto sum = [tensor = values](MetricCombiner& combiner) mutable {
-        combiner.sum(tensor);
-      };
-      EXPECT_THROW(combine_over_ranks(group, sum), InvalidArgument) << "neither float64 nor int64";
-    }
-  });
+    EXPECT_THROW(combine_over_ranks(world, sum_values), InvalidArgument)
+        << "neither float64 nor int64";
+  }
+  count = world.rank();
+  combine_over_ranks(world, sum);
+  EXPECT_EQ(count, 3) << "the group stays usable";
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cmath>
 #include <limits>
 #include <sstream>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "lockstep/run_log.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
+#include "tests/parallel/models.h"
 #include "tests/variable.h"
 
 namespace lockstep::testing {
@@ -220,7 +220,7 @@ TEST(Efficiency, OtherLoadOfTheProcessorsIsNoticed) {
   Efficiency found;
   run_groups(1, [&](const Group& group) {
     const auto step = [] { std::this_thread::sleep_for(5ms); };
-    found = measure_efficiency(group, step, step, {.rounds = 3, .time = 100ms});
+    found = measure_efficiency(group, step, step, {.rounds = 1, .time = 100ms});
   });
   for (const pid_t pid : others) {
     ::kill(pid, SIGKILL);
@@ -271,36 +271,30 @@ TEST(Tally, CountsNothingOfAnEmptyBatchOrOfShapesThatDoNotBelongTogether) {
   EXPECT_EQ(tally.score().accuracy, 0);
 }
 
-TEST(Tally, IsExactOverRanksOfUnequalSizes) {
-  for (const int ranks : {1, 2, 3, 7}) {
-    run_groups(ranks, [&](const Group& group) {
-      Tally tally;
-      // Rank 0 has nothing; rank r has r samples of loss r, one of them right.
-      if (group.rank() > 0) tally.add(group.rank(), 1, group.rank());
-      const Score score = tally.score(group);
-      double samples = 0;
-      double loss = 0;
-      for (int rank = 1; rank < ranks; ++rank) {
-        samples += rank;
-        loss += rank * rank;
-      }
-      EXPECT_EQ(score.samples, static_cast<std::int64_t>(samples));
-      EXPECT_DOUBLE_EQ(score.loss, ranks == 1 ? 0 : loss / samples);
-      EXPECT_DOUBLE_EQ(score.accuracy, ranks == 1 ? 0 : (ranks - 1) / samples);
-      EXPECT_EQ(score.top, score.accuracy);
-    });
+TEST_ON_RANKS(Tally, IsExactOverRanksOfUnequalSizes, 1, 2, 3, 7) {
+  const int ranks = world.size();
+  Tally tally;
+  // Rank 0 has nothing; rank r has r samples of loss r, one of them right.
+  if (world.rank() > 0) tally.add(world.rank(), 1, world.rank());
+  const Score score = tally.score(world);
+  double samples = 0;
+  double loss = 0;
+  for (int rank = 1; rank < ranks; ++rank) {
+    samples += rank;
+    loss += rank * rank;
   }
+  EXPECT_EQ(score.samples, static_cast<std::int64_t>(samples));
+  EXPECT_DOUBLE_EQ(score.loss, ranks == 1 ? 0 : loss / samples);
+  EXPECT_DOUBLE_EQ(score.accuracy, ranks == 1 ? 0 : (ranks - 1) / samples);
+  EXPECT_EQ(score.top, score.accuracy);
 }
 
-TEST(Throughput, IsOfAllSamplesInTheSlowestRanksTime) {
-  for (const int ranks : {1, 2, 3, 7}) {
-    run_groups(ranks, [&](const Group& group) {
-      // Rank r has 10 r samples and takes 8 - r seconds: rank 0 is the slowest.
-      const double rate = throughput(10 * group.rank(), 8.0 - group.rank(), group);
-      EXPECT_DOUBLE_EQ(rate, 10 * ranks * (ranks - 1) / 2 / 8.0);
-      EXPECT_EQ(throughput(0, 0, group), 0) << "nothing was done, in no time";
-    });
-  }
+TEST_ON_RANKS(Throughput, IsOfAllSamplesInTheSlowestRanksTime, 1, 2, 3, 7) {
+  const int ranks = world.size();
+  // Rank r has 10 r samples and takes 8 - r seconds: rank 0 is the slowest.
+  const double rate = throughput(10 * world.rank(), 8.0 - world.rank(), world);
+  EXPECT_DOUBLE_EQ(rate, 10 * ranks * (ranks - 1) / 2 / 8.0);
+  EXPECT_EQ(throughput(0, 0, world), 0) << "nothing was done, in no time";
 }
 
 }  // namespace

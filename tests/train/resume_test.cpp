@@ -6,7 +6,6 @@
 #include "lockstep/denormals.h"
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
-#include "lockstep/samplers.h"
 #include "tests/groups.h"
 #include "tests/train/training.h"
 
@@ -48,13 +47,6 @@ struct Trainer {
             .strategy = residuals,
             .generator = generator};
   }
-  std::vector<at::Tensor> values() const {
-    auto all = values_of(model);
-    for (const auto& [name, tensor] : residuals.tensors) all.push_back(tensor);
-    all.push_back(torch::tensor(optimizer.param_groups()[0].options().get_lr(), torch::kDouble));
-    all.push_back(generator.get_state());
-    return all;
-  }
 
   Net model;
   at::Generator generator;
@@ -82,40 +74,9 @@ Resumed load(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem:
 
 void save(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
   run_groups(static_cast<int>(runs.size()), [&](const Group& group) {
-    runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(
-        path, {.epoch = 1, .notes = {{"seed", "7"}}}, group);
+    runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(path, {}, group);
   });
 }
-
-class ResumedRun : public ::testing::TestWithParam<int> {};
-
-TEST_P(ResumedRun, EveryRankGoesOnAsIfItHadNeverStopped) {
-  const TemporaryFolder folder;
-  auto whole = runs_of(GetParam());
-  for (auto& run : whole)
-    for (int i = 0; i < 3; ++i) run->step();
-  save(whole, folder / "c");
-  auto fresh = runs_of(GetParam());
-  for (auto& run : fresh) run->step();
-  const Resumed found = load(fresh, folder / "c");
-  EXPECT_EQ(found.meta.epoch, 1);
-  EXPECT_EQ(found.meta.notes.at("seed"), "7");
-  EXPECT_EQ(found.changes, "");
-
-  // Without a group between them ranks train apart: those beside rank 0 only share its model now.
-  for (std::size_t rank = 0; rank < whole.size(); ++rank) {
-    EXPECT_TRUE(fresh[rank]->residual().equal(whole[rank]->residual()));
-    EXPECT_TRUE(fresh[rank]->generator.get_state().equal(whole[rank]->generator.get_state()));
-    EXPECT_TRUE(fresh[rank]->model.first->weight.equal(whole[0]->model.first->weight));
-  }
-  for (int i = 0; i < 3; ++i) {
-    whole[0]->step();
-    fresh[0]->step();
-  }
-  expect_same(fresh[0]->values(), whole[0]->values());
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, ResumedRun, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(Resume, OtherNumbersOfRanksSayWhatTheyLeaveOutAndWhatIsTheirOwn) {
   const TemporaryFolder folder;
@@ -200,25 +161,6 @@ TEST(Resume, AnotherTreatmentOfDenormalsIsSaid) {
             "their last bits");
 }
 
-TEST(Resume, AStrategyThatRefusesLeavesTheModel) {
-  struct Refusing : Residuals {
-    void load_state(const State&) { throw CheckpointError("not mine"); }
-  };
-  const TemporaryFolder folder;
-  auto runs = runs_of(2);
-  for (auto& run : runs) run->step();
-  save(runs, folder / "c");
-  run_groups(2, [&](const Group& group) {
-    Trainer run(0);
-    Refusing refusing;
-    Checkpoint checkpoint = run.checkpoint();
-    if (group.rank() == 1) checkpoint.strategy = refusing;
-    const auto before = run.model.first->weight.detach().clone();
-    EXPECT_THAT(failure([&] { checkpoint.load(folder / "c", group); }), HasSubstr("not mine"));
-    EXPECT_TRUE(run.model.first->weight.equal(before));
-  });
-}
-
 TEST(Resume, TheFileGrowsOnlyByWhatEachRankNeeds) {
   const TemporaryFolder folder;
   const auto size = [&](int ranks, bool own) {
@@ -237,84 +179,23 @@ TEST(Resume, TheFileGrowsOnlyByWhatEachRankNeeds) {
   EXPECT_LT(size(7, true), one + 6 * (random + 200));
 }
 
-/// Trains on a group over a sampler's batches, with a checkpoint and everything made anew after so
-/// many of them.
-at::Tensor trained(const Group& group, const std::filesystem::path& path, int stop_after) {
-  const at::Tensor data = torch::randn({40, 4}, generator_of(1));
-  auto trainer = std::make_unique<Trainer>(group.rank());
-  auto sampler = std::make_unique<DistributedSampler>(40, group);
-  {
-    const torch::NoGradGuard no_grad;
-    trainer->model.first->weight.uniform_(-0.5, 0.5, generator_of(2));
-    trainer->model.first->bias.zero_();
-  }
-  int batches = 0;
-  for (sampler->reset(); sampler->epoch() < 2; sampler->reset()) {
-    while (const auto indices = sampler->next(3)) {
-      trainer->optimizer.zero_grad();
-      for (const std::size_t index : *indices)
-        trainer->model.first(data[static_cast<std::int64_t>(index)]).square().mean().backward();
-      for (const auto& parameter : trainer->model.first->parameters())
-        group.all_reduce(parameter.grad(), ReduceOp::avg).wait();
-      trainer->optimizer.step();
-      trainer->rate.step();
-      if (++batches != stop_after) continue;
-      const auto checkpoint = [&] {
-        Checkpoint all = trainer->checkpoint();
-        all.sampler = *sampler;
-        return all;
-      };
-      checkpoint().save(path, {}, group);
-      trainer = std::make_unique<Trainer>(0);
-      sampler = std::make_unique<DistributedSampler>(40, group);
-      EXPECT_EQ(checkpoint().load(path, group).changes, "");
-      break;  // to the rest of the pass
-    }
-  }
-  return trainer->model.first->weight.detach();
-}
-
-TEST(Resume, InTheMiddleOfAnEpochIsBitIdentical) {
-  const TemporaryFolder folder;
-  for (const int ranks : {1, 2, 3}) {
-    run_groups(ranks, [&](const Group& group) {
-      const at::Tensor whole = trained(group, folder / "c", -1);
-      // After some batches, and after the last of an epoch.
-      const int epoch = static_cast<int>((40 / static_cast<std::size_t>(ranks) + 2) / 3);
-      for (const int stop_after : {2, epoch, epoch + 1})
-        EXPECT_TRUE(trained(group, folder / "c", stop_after).equal(whole)) << stop_after;
-    });
-  }
-}
-
 constexpr const char* path_variable = "LOCKSTEP_TEST_CHECKPOINT";
 
-// LibTorch's own generator is one of each process.
-const ProcessBody own_generator("generator", [](std::shared_ptr<Communicator> communicator) {
+const ProcessBody checkpoints("checkpoints", [](std::shared_ptr<Communicator> communicator) {
   const Group group(std::move(communicator));
-  torch::nn::Linear model(2, 2);
+  const std::filesystem::path path = std::getenv(path_variable);
+  torch::nn::Linear small(2, 2), model(1024, 8 * 1024);  // 32 MiB
+  // LibTorch's own generator is one of each process.
   torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
   torch::randn({5});
-  const Checkpoint checkpoint{.model = *model, .generator = at::detail::getDefaultCPUGenerator()};
-  checkpoint.save(std::getenv(path_variable), {}, group);
-  const at::Tensor expected = torch::randn({5});
+  const Checkpoint checkpoint{.model = *small, .generator = at::detail::getDefaultCPUGenerator()};
+  checkpoint.save(path, {}, group);
+  const at::Tensor drawn = torch::randn({5});
   torch::manual_seed(99);
-  checkpoint.load(std::getenv(path_variable), group);
-  if (!torch::randn({5}).equal(expected)) throw std::runtime_error("another random state");
-});
-
-TEST(Resume, ProcessesKeepLibTorchsRandomState) {
-  const TemporaryFolder folder;
-  setenv(path_variable, (folder / "c").c_str(), 1);
-  expect_processes(3, "generator");
-}
-
-// Rank 1 has no memory for what rank 0 sends it.
-const ProcessBody shortage("shortage", [](std::shared_ptr<Communicator> communicator) {
-  const Group group(std::move(communicator));
-  torch::nn::Linear model(1024, 8 * 1024);  // 32 MiB
+  checkpoint.load(path, group);
+  if (!torch::randn({5}).equal(drawn)) throw std::runtime_error("another random state");
+  // Rank 1 has no memory for what rank 0 sends it.
   torch::optim::SGD optimizer(model->parameters(), 0.1);
-  const std::filesystem::path path = std::getenv(path_variable);
   save_checkpoint(path, *model, optimizer, {}, group);
   if (group.rank() == 1) {
     std::uintmax_t pages = 0;
@@ -331,10 +212,10 @@ const ProcessBody shortage("shortage", [](std::shared_ptr<Communicator> communic
   group.barrier().wait();
 });
 
-TEST(Resume, AShortageOnOneRankIsAnErrorOnAll) {
+TEST(Resume, ProcessesKeepLibTorchsRandomStateAndAShortageOnOneRankIsAnErrorOnAll) {
   const TemporaryFolder folder;
   setenv(path_variable, (folder / "c").c_str(), 1);
-  expect_processes(3, "shortage");
+  expect_processes(3, "checkpoints");
 }
 
 }  // namespace

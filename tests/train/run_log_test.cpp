@@ -110,36 +110,30 @@ std::vector<int> numbers_in(const std::filesystem::path& file, const char* name)
   return values;
 }
 
-// The program of docs/run-log.md, killed and started again: the log of its first part was erased.
-TEST(RunLog, IsContinuedWithoutBeingAsked) {
-  const TemporaryFolder folder;
-  record_part(folder.path(), 1, 0, 4);
-  record_part(folder.path(), 2, 4, 8);
-  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"),
-              ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
-  EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
-  EXPECT_FALSE(std::filesystem::exists(folder / "discarded.jsonl"));
-  double before = 0;
-  for (const auto& line : json_lines(folder / "metrics.jsonl")) {
-    EXPECT_GT(line["elapsed"], before) << "time goes on";
-    EXPECT_GT(line["wall_time"], 1.7e9);
-    before = line["elapsed"];
-  }
-  const auto interval = json_lines(folder / "intervals.jsonl").back();
-  EXPECT_EQ(interval["ranks"][1]["samples"], 32);
-  EXPECT_EQ(event_files(folder.path()).size(), 2U) << "a part of one process and second, too";
-}
-
-TEST(RunLog, DiscardsTheStepsAfterTheCheckpointOfARestart) {
-  for (const bool with_intervals : {true, false}) {
+// The program of docs/run-log.md, killed and started again. Its checkpoint was that of step 4.
+TEST(RunLog, IsContinuedAndDiscardsTheStepsAfterTheCheckpoint) {
+  for (const auto& [last, with_intervals] : {std::pair(4, true), {6, true}, {6, false}}) {
     const TemporaryFolder folder;
-    record_part(folder.path(), 1, 0, 6, with_intervals);
-    record_part(folder.path(), 2, 4, 8, with_intervals);  // its checkpoint was that of step 4
+    record_part(folder.path(), 1, 0, last, with_intervals);
+    record_part(folder.path(), 2, 4, 8, with_intervals);
     EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"),
                 ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
+    double before = 0;
+    for (const auto& line : json_lines(folder / "metrics.jsonl")) {
+      EXPECT_GT(line["elapsed"], before) << "time goes on";
+      EXPECT_GT(line["wall_time"], 1.7e9);
+      before = line["elapsed"];
+    }
+    EXPECT_EQ(event_files(folder.path()).size(), 2U) << "a part of one process and second, too";
+    if (with_intervals) {
+      EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
+      const auto interval = json_lines(folder / "intervals.jsonl").back();
+      EXPECT_EQ(interval["ranks"][1]["samples"], 32);
+    }
+    EXPECT_EQ(std::filesystem::exists(folder / "discarded.jsonl"), last > 4);
+    if (last == 4) continue;
     EXPECT_THAT(numbers_in(folder / "discarded.jsonl", "loss"), ElementsAre(105, 106));
     if (!with_intervals) continue;
-    EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
     const auto discarded = json_lines(folder / "discarded.jsonl");
     ASSERT_EQ(discarded.size(), 5U) << "a heading for each of the two files";
     EXPECT_EQ(discarded[0]["discarded_from"], "metrics.jsonl");

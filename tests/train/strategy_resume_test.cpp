@@ -1,5 +1,4 @@
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/several_optimizers.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"

@@ -63,12 +63,9 @@ class TorchInterop : public ::testing::Test {
     }
   }
 
-  static std::unique_ptr<TemporaryFolder> folder;
-  static Answer written;
+  static inline std::unique_ptr<TemporaryFolder> folder;
+  static inline Answer written;
 };
-
-std::unique_ptr<TemporaryFolder> TorchInterop::folder;
-Answer TorchInterop::written;
 
 TEST_F(TorchInterop, AStateDictHasItsNamesAndValues) {
   const Dict state = read("deep.pt").toGenericDict();

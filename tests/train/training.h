@@ -3,10 +3,8 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <filesystem>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint.h"

@@ -1,11 +1,9 @@
-// A load that fails changes nothing, whichever tensor it fails at and why.
+// A load restores everything, or changes nothing, whichever tensor it fails at and why.
 #include <c10/core/InferenceMode.h>
 
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/early_stopping.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/moving_average.h"
 #include "lockstep/samplers.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
@@ -26,18 +24,19 @@ struct WholeRun {
       : world(group), generator(at::make_generator<at::CPUGeneratorImpl>(7 + world.rank())) {
     set_values(net, static_cast<std::uint64_t>(3 + seed));
     stopping.update(0.5 + seed);
-    for (int step = 0; step <= seed + 1; ++step) {
-      distributed.backward_and_update(
-          net.forward(random({4, 4}, static_cast<std::uint64_t>(step))).pow(2).mean());
-      further.step();
-      further.zero_grad();
-      rate.step();
-      average.update();
-      sampler.next(3);
-      scaler.load_state({{"scale", at::scalar_tensor(1024.0 + step, at::kFloat)},
-                         {"growth_tracker", at::scalar_tensor(step, at::kLong)}});
-      at::randn({3}, generator);
-    }
+    for (int number = 0; number <= seed + 1; ++number) step(number);
+  }
+  void step(int number) {
+    distributed.backward_and_update(
+        net.forward(random({4, 4}, static_cast<std::uint64_t>(number))).pow(2).mean());
+    further.step();
+    net.zero_grad();
+    rate.step();
+    average.update();
+    sampler.next(1);
+    scaler.load_state({{"scale", at::scalar_tensor(1024.0 + number, at::kFloat)},
+                       {"growth_tracker", at::scalar_tensor(number, at::kLong)}});
+    at::randn({3}, generator);
   }
   Checkpoint checkpoint() {
     return {.model = net,
@@ -99,8 +98,7 @@ bool is_no_error(const std::string& name, const std::string& fault) {
          fault != "of a wrong dtype" && !(name.ends_with("/random") && fault != "missing");
 }
 
-class FailedLoad : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, FailedLoad, ::testing::Values(1, 2));
+SUITE_ON_RANKS(FailedLoad, 1, 2);
 
 TEST_P(FailedLoad, OfACheckpointAtAnyTensor) {
   const TemporaryFolder folder;
@@ -125,11 +123,11 @@ TEST_P(FailedLoad, OfACheckpointAtAnyTensor) {
         if (is_no_error(name, fault) || is_left_out()) continue;
         auto content = good;
         spoil(content.tensors, name);
-        if (world.rank() == 0) write_unsynced(path, content);
+        if (world.rank() == 0) safetensors::write(path, content);
         expect_failure(concat(name, " is ", fault), culprit_of(name));
       }
     }
-    if (world.rank() == 0) write_unsynced(path, good);
+    if (world.rank() == 0) safetensors::write(path, good);
     world.barrier().wait();
     const safetensors::Reader reader(path);
     const auto bytes = content(path);
@@ -185,6 +183,23 @@ TEST_P(FailedLoad, IntoATensorWhoseElementsShareMemory) {
     EXPECT_EQ(run.checkpoint().load(path, world).changes, "");
     expect_unchanged(run.values(), saved.values(), "without a fault");
   });
+}
+
+TEST(LoadedRun, GoesOnAsTheSavedOneOnEveryRank) {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    on_ranks(ranks, [&](const Group& world) {
+      WholeRun saved(world, 2), run(world);
+      saved.checkpoint().save(folder / "c", {.epoch = 1, .notes = {{"seed", "7"}}}, world);
+      const Resumed found = run.checkpoint().load(folder / "c", world);
+      EXPECT_EQ(found.meta.epoch, 1);
+      EXPECT_EQ(found.meta.notes.at("seed"), "7");
+      EXPECT_EQ(found.changes, "");
+      expect_unchanged(run.values(), saved.values(), "after the load");
+      for (auto* each : {&saved, &run}) each->step(9);
+      expect_unchanged(run.values(), saved.values(), "after a step");
+    });
+  }
 }
 
 TEST(FailedLoads, OfAStateDictAtAnyTensor) {

@@ -4,7 +4,6 @@
 
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/learning_rate.h"
-#include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "tests/parallel/models.h"
@@ -39,7 +38,7 @@ TEST(FailedStateLoads, OfEachOptimizerAtAnyTensor) {
         if (is_number && std::string(fault) == "of a wrong dtype") continue;
         auto content = good;
         spoil(content.tensors, name);
-        write_unsynced(path, content);
+        safetensors::write(path, content);
         EXPECT_THAT(failure([&] { other.load(path); }), HasSubstr(concat('"', name, '"')))
             << kind.name << ": " << name << " is " << fault;
         expect_unchanged(values(), before, concat(kind.name, ": ", name, " is ", fault));
@@ -148,48 +147,45 @@ TEST(FailedStateLoads, OfAScheduleThatThrowsChangeNothing) {
   EXPECT_NEAR(loaded.optimizer->param_groups()[0].options().get_lr(), 0.3, 1e-12);
 }
 
-class FailedStateLoad : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, FailedStateLoad, ::testing::Values(1, 2));
+SUITE_ON_RANKS(FailedStateLoad, 1, 2);
 
-TEST_P(FailedStateLoad, OfStrategiesAndSeveralObjectsAtAnyTensor) {
-  on_ranks(GetParam(), [](const Group& world) {
-    const auto copy_of = [](State state) {
-      for (auto& [name, tensor] : state) tensor = tensor.clone();
-      return state;
-    };
-    const auto check = [&](const auto& object, const State& good, const std::string& what) {
-      const State before = copy_of(object.state());
-      for (const auto& [name, tensor] : good) {
-        for (const auto& [fault, spoil] : file_faults) {
-          State state = good;
-          spoil(state, name);
-          const std::string why = concat(what, ": ", name, " is ", fault);
-          EXPECT_THROW(object.load_state(state), Error) << why;
-          expect_unchanged({object.state(), ""}, {before, ""}, why);
-        }
+TEST_P_ON_RANKS(FailedStateLoad, OfStrategiesAndSeveralObjectsAtAnyTensor) {
+  const auto copy_of = [](State state) {
+    for (auto& [name, tensor] : state) tensor = tensor.clone();
+    return state;
+  };
+  const auto check = [&](const auto& object, const State& good, const std::string& what) {
+    const State before = copy_of(object.state());
+    for (const auto& [name, tensor] : good) {
+      for (const auto& [fault, spoil] : file_faults) {
+        State state = good;
+        spoil(state, name);
+        const std::string why = concat(what, ": ", name, " is ", fault);
+        EXPECT_THROW(object.load_state(state), Error) << why;
+        expect_unchanged({object.state(), ""}, {before, ""}, why);
       }
-    };
-    for (const Strategy& strategy :
-         {Strategy(TopK{.ratio = 0.3}), Strategy(Int8{}), Strategy(PowerSgd{.rank = 1})}) {
-      const auto trained = [&](std::uint64_t seed) {
-        auto model = std::make_shared<Mlp>();
-        set_values(*model, seed);
-        auto ddp = std::make_shared<DistributedDataParallel<Mlp>>(
-            model, world,
-            DataParallelOptions{.buckets = {.first = 0, .rest = 0}, .strategy = strategy});
-        (*ddp)(random({2, 7}, seed)).pow(2).mean().backward();
-        return ddp;
-      };
-      const auto first = trained(1), second = trained(2);
-      check(Stateful(*first), copy_of(second->state()), strategy.text());
-      torch::nn::LinearImpl layer(2, 2);
-      MovingAverage average(layer), other_average(layer);
-      const SeveralStateful several({average, *first});
-      const auto of_both = copy_of(SeveralStateful({other_average, *second}).state());
-      average.update();
-      check(several, of_both, "SeveralStateful");
     }
-  });
+  };
+  for (const Strategy& strategy :
+       {Strategy(TopK{.ratio = 0.3}), Strategy(Int8{}), Strategy(PowerSgd{.rank = 1})}) {
+    const auto trained = [&](std::uint64_t seed) {
+      auto model = std::make_shared<Mlp>();
+      set_values(*model, seed);
+      auto ddp = std::make_shared<DistributedDataParallel<Mlp>>(
+          model, world,
+          DataParallelOptions{.buckets = {.first = 0, .rest = 0}, .strategy = strategy});
+      (*ddp)(random({2, 7}, seed)).pow(2).mean().backward();
+      return ddp;
+    };
+    const auto first = trained(1), second = trained(2);
+    check(Stateful(*first), copy_of(second->state()), strategy.text());
+    torch::nn::LinearImpl layer(2, 2);
+    MovingAverage average(layer), other_average(layer);
+    const SeveralStateful several({average, *first});
+    const auto of_both = copy_of(SeveralStateful({other_average, *second}).state());
+    average.update();
+    check(several, of_both, "SeveralStateful");
+  }
 }
 
 }  // namespace

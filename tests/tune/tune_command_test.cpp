@@ -2,8 +2,6 @@
 #include <signal.h>
 
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
 
 #include "core/system/topology.h"
 #include "tests/launch/launched.h"
@@ -15,8 +13,7 @@ namespace {
 
 const std::string step_program = LOCKSTEP_BINARY_DIR "/tune_step_program";
 
-Launched started(const std::string& arguments) { return Launched(in_shell("tune " + arguments)); }
-Ended tune(const std::string& arguments) { return started(arguments).wait(); }
+Ended tune(const std::string& arguments) { return run_in_shell("tune " + arguments); }
 
 const std::string brief = "--ranks 1,2 --rounds 1 --warm-up 0 --seconds 0.3 --buckets 5 ";
 
@@ -79,7 +76,7 @@ TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
 
 TEST(TuneCommand, SaysWhenOneProcessWins) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
-  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads 200");
+  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads");
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("One process wins on these"), HasSubstr("samples/s"),
@@ -87,23 +84,20 @@ TEST(TuneCommand, SaysWhenOneProcessWins) {
 }
 
 TEST(TuneCommand, SaysWhyAProgramCannotBeMeasured) {
-  const std::string one = "--ranks 1 --rounds 1 --warm-up 0 ";
-  const auto few = tune(one + step_program + " few");
-  EXPECT_EQ(few.code, 1);
-  EXPECT_THAT(few.out, HasSubstr("not measured: 1 rank"));
-  EXPECT_THAT(few.out, HasSubstr("the program ended after"));
-  const auto none = tune(one + "--limit 0.5 " + step_program + " none");
-  EXPECT_EQ(none.code, 1);
-  EXPECT_THAT(none.out, HasSubstr("counted 0 steps in 0.5 s"));
-  const auto failed = tune(one + step_program + " exit-3");
-  EXPECT_EQ(failed.code, 1);
-  EXPECT_THAT(failed.out, AllOf(HasSubstr("this program has no use for it"),
-                                HasSubstr("exit code 3"), Not(HasSubstr("best:"))));
+  const auto expect_said = [](const std::string& arguments, const auto& said) {
+    const auto ended = tune("--ranks 1 --rounds 1 --warm-up 0 " + arguments);
+    EXPECT_EQ(ended.code, 1) << arguments;
+    EXPECT_THAT(ended.out, AllOf(HasSubstr("not measured: 1 rank"), said, Not(HasSubstr("best:"))));
+  };
+  expect_said(step_program + " few", HasSubstr("the program ended after"));
+  expect_said("--limit 0.5 " + step_program + " none", HasSubstr("counted 0 steps in 0.5 s"));
+  expect_said(step_program + " exit-3",
+              AllOf(HasSubstr("this program has no use for it"), HasSubstr("exit code 3")));
 }
 
 TEST(TuneCommand, EndsItsRanksWhenItIsEnded) {
   for (const int signal : {SIGTERM, SIGKILL}) {
-    Launched job = started("--ranks 1 --seconds 600 --limit 600 " + step_program + " ranks");
+    Launched job(in_shell("tune --ranks 1 --seconds 600 --limit 600 " + step_program + " ranks"));
     auto launchers = children_of(job.pid());
     while (launchers.empty()) launchers = children_of(job.pid());
     const auto launcher = *launchers.begin();

@@ -62,12 +62,14 @@ TEST(Tuning, MeasuresLayoutsThenVariantsThenWhatWonTogether) {
   EXPECT_NEAR(verdict.best->median(), 2 / 0.64, 0.05);
 }
 
-TEST(Tuning, CallsADifferenceWithinTheSpreadEqual) {
+TEST(Tuning, CallsADifferenceWithinTheSpreadEqualAndOmitsVariantsOfWhatIsFarBehind) {
   Runs runs{.step = [](const Candidate& one) { return one.bucket == 5 ? 0.995 : 1.0; }};
   const auto rows = runs.measure();
   const auto verdict = tune::conclude(rows, false);
   ASSERT_NE(verdict.best, nullptr);
   EXPECT_EQ(verdict.best->candidate, on_two_cores[2]) << "fewer settings, as none is faster";
+  runs.step = [](const Candidate& one) { return one.ranks == 2 ? 10.0 : 1.0; };
+  EXPECT_EQ(runs.measure().size(), on_two_cores.size()) << "no variants of what is far behind";
 }
 
 TEST(Tuning, SaysThatOneProcessWins) {
@@ -88,7 +90,7 @@ TEST(Tuning, SaysThatOneProcessWins) {
   EXPECT_THAT(lines[1], HasSubstr("Threads do not shorten"));
 }
 
-TEST(Tuning, RunsNothingAgainThatFailed) {
+TEST(Tuning, RunsNothingAgainThatFailedAndConcludesNothingFromIt) {
   Runs runs{.step = [](const Candidate& one) {
     return one.share_memory || one.threads == 2 ? 0.0 : 1.0;
   }};
@@ -98,17 +100,9 @@ TEST(Tuning, RunsNothingAgainThatFailed) {
   const auto failed = std::ranges::find(rows, on_two_cores[0], &tune::Row::candidate);
   EXPECT_EQ(failed->problem, "it failed");
   EXPECT_FALSE(failed->measured());
-}
-
-TEST(Tuning, OmitsVariantsOfRanksThatAreFarBehind) {
-  Runs runs{.step = [](const Candidate& one) { return one.ranks == 2 ? 10.0 : 1.0; }};
-  EXPECT_EQ(runs.measure().size(), on_two_cores.size());
-}
-
-TEST(Tuning, HasNoConclusionWithoutAMeasurement) {
-  Runs runs{.step = [](const Candidate&) { return 0.0; }};
-  const auto rows = runs.measure();
-  const auto verdict = tune::conclude(rows, false);
+  runs.step = [](const Candidate&) { return 0.0; };
+  const auto none = runs.measure();
+  const auto verdict = tune::conclude(none, false);
   EXPECT_EQ(verdict.best, nullptr);
   EXPECT_TRUE(tune::lines(verdict, 2).empty());
   EXPECT_FALSE(verdict.one_process_wins());
@@ -151,9 +145,6 @@ TEST(TuneLayouts, DivideTheCoresAmongRanks) {
   EXPECT_THAT(layouts_on(host_of(1, 7)),
               ElementsAre(Pair(1, 7), Pair(1, 3), Pair(1, 1), Pair(7, 1)));
   EXPECT_THAT(layouts_on(host_of(1, 1)), ElementsAre(Pair(1, 1)));
-}
-
-TEST(TuneLayouts, GiveNoRankCoresOfSeveralNodesUnlessItHasWholeOnes) {
   // 3 ranks on 2 nodes of 6 cores would need a rank with cores of both.
   EXPECT_THAT(layouts_on(host_of(2, 6)),
               ElementsAre(Pair(1, 12), Pair(1, 6), Pair(1, 3), Pair(2, 6), Pair(4, 3), Pair(6, 2),
@@ -168,11 +159,16 @@ TEST(TuneLayouts, DivideTheGlobalBatch) {
       ThrowsMessage<InvalidArgument>(HasSubstr("--global-batch: got 4")));
 }
 
-TEST(TuneLayouts, AreThoseThatTheUserWants) {
+TEST(TuneLayouts, AreThoseThatTheUserWantsAndNeedABatchForItsPlace) {
   EXPECT_THAT(layouts_on(host_of(1, 4), {.name = "true"}, {.ranks = {2, 3}}),
               ElementsAre(Pair(2, 2), Pair(3, 1)));
   EXPECT_THAT([] { layouts_on(host_of(1, 4), {.name = "true"}, {.ranks = {5}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("--ranks: got 5, expected 1 to 4")));
+  tune::Program program{.name = "true", .arguments = {"{batch}"}};
+  EXPECT_THAT([&] { layouts_on(host_of(1, 1), program); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("{batch}")));
+  program.global_batch = 8;
+  EXPECT_THAT(layouts_on(host_of(1, 1), program), ElementsAre(Pair(1, 1)));
 }
 
 TEST(TuneVariants, DifferInOneSetting) {
@@ -220,14 +216,6 @@ TEST(TuneCommand, IsWhatThePlanRuns) {
   EXPECT_EQ(variable(plan, "LOCKSTEP_SHARE_MEMORY"), "1");
 }
 
-TEST(TuneLayouts, NeedABatchForItsPlace) {
-  tune::Program program{.name = "true", .arguments = {"{batch}"}};
-  EXPECT_THAT([&] { layouts_on(host_of(1, 1), program); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("{batch}")));
-  program.global_batch = 8;
-  EXPECT_THAT(layouts_on(host_of(1, 1), program), ElementsAre(Pair(1, 1)));
-}
-
 /// Times by the formula, written out: of one process with 8, 4 and 2 threads, and of 2 × 4 and 8
 /// × 1.
 std::vector<StepTime> times_of(double serial, double parallel, double added, bool same_batch) {
@@ -273,14 +261,11 @@ TEST(TuneScaling, KnowsOnHowManyCoresTheWinnerChanges) {
   EXPECT_EQ(later.best_ranks(16).threads, 1);
 }
 
-TEST(TuneScaling, SaysWhatIsMissing) {
+TEST(TuneScaling, SaysWhatIsMissingAndHasNoNegativeTerm) {
   EXPECT_THAT(Scaling::fit({{1, 2, 0.1}, {2, 1, 0.1}}, false).problem, HasSubstr("two numbers"));
   EXPECT_THAT(Scaling::fit({{1, 2, 0.1}, {1, 1, 0.1}, {2, 1, 0.1}}, false).problem,
               HasSubstr("do not make one process faster"));
   EXPECT_THAT(Scaling::fit({{1, 2, 0.1}, {1, 1, 0.2}}, false).problem, HasSubstr("several ranks"));
-}
-
-TEST(TuneScaling, HasNoNegativeTerm) {
   // Twice the threads, less than half the time; ranks faster than the formula without an exchange.
   const auto scaling = Scaling::fit({{1, 2, 0.04}, {1, 1, 0.1}, {2, 1, 0.01}}, false);
   EXPECT_EQ(scaling.problem, "");

@@ -9,11 +9,11 @@
 #include "comm/host/host.h"
 #include "core/environment.h"
 
-/// A rank that counts steps of known length: PROGRAM BEHAVIOUR [ADDED]. Each step is a barrier and
+/// A rank that counts steps of known length: PROGRAM BEHAVIOUR. Each step is a barrier and
 /// a pause. The pause depends on threads and ranks by the formula of tune::Scaling, with terms in
 /// ms that the behaviour selects:
 ///
-///     threads    serial 1, parallel 24, ADDED (12): one process wins
+///     threads    serial 1, parallel 24, added 200: one process wins
 ///     ranks      24 ms with several ranks, 200 ms with one: several ranks win
 ///     no-share   as ranks; exits with 3 if LOCKSTEP_SHARE_MEMORY is set
 ///     few        as ranks; ends after 3 steps
@@ -44,9 +44,8 @@ int main(int argc, char** argv) {
   const double threads = number_in("OMP_NUM_THREADS");
   const double ranks = group->size();
   const bool by_threads = behaviour == "threads";
-  const double added = argc > 2 ? std::atof(argv[2]) : 12;
   const double by_ranks = ranks > 1 ? 24 : 200;
-  const Milliseconds pause(by_threads ? 1 + 24 / threads + (ranks > 1 ? added * ranks : 0)
+  const Milliseconds pause(by_threads ? 1 + 24 / threads + (ranks > 1 ? 200 * ranks : 0)
                                       : by_ranks);
   for (int step = 0; behaviour != "few" || step < 3; ++step) {
     group->barrier().wait();
