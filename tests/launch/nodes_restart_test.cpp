@@ -167,15 +167,6 @@ TEST_F(LostHosts, AreReplacedBeforeTheFirstStart) {
                                HasSubstr(concat("at 2 on ", hosts_.name(3)))));
 }
 
-TEST_F(LostHosts, RefuseContradictoryOptions) {
-  EXPECT_THAT(run_lockstep({"-n", "1", "--spare", "b:1", "true"}).err,
-              HasSubstr("got --spare without --hosts or --hostfile"));
-  EXPECT_THAT(run_lockstep({"-n", "1", "--min-hosts", "2", "true"}).err,
-              HasSubstr("--min-hosts: got 2, expected 1 to 1, the number of hosts"));
-  EXPECT_THAT(run_lockstep({"--hosts", "localhost:1,b:1", "--spare", "c", "true"}).err,
-              HasSubstr("--spare: got 'c', expected HOST:RANKS"));
-}
-
 const Words two_of_three = joined({"--min-hosts", "2"}, {restart_once, show_place});
 
 TEST_F(Nodes, GoOnWithoutALostOne) {

@@ -34,7 +34,9 @@ TEST(Hosts, AreRefusedWithTheEntry) {
         message_of<InvalidArgument>([&] { parse_hosts(concat("localhost:1,", entry), "--hosts"); }),
         HasSubstr(concat("--hosts: got '", entry, "'")));
   }
-  EXPECT_THROW(first_of({}, "--hosts"), InvalidArgument);
+  EXPECT_THAT(message_of<InvalidArgument>(
+                  [] { first_of(parse_hosts("# a:2\n", "--hostfile"), "--hostfile"); }),
+              HasSubstr("--hostfile: got no host, expected this host"));
   EXPECT_THROW(first_of({{"elsewhere.invalid", 1}, {"localhost", 1}}, "--hosts"), InvalidArgument);
 }
 
@@ -163,17 +165,6 @@ TEST_F(HostsBySsh, EndWithTheirStdin) {
   std::ofstream(pipe + ".end").put('x');
   const auto ended = launcher.wait();
   EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
-}
-
-TEST_F(HostsBySsh, AreRefusedWithOtherNumbersOfRanks) {
-  EXPECT_THAT(run({"--hosts", hosts_.list(), "-n", "2", "true"}),
-              ends(2, {"got --hosts or --hostfile with -n"}));
-  const auto path = (folder_ / "hosts").string();
-  std::ofstream(path) << "# a:2\n";
-  EXPECT_THAT(run_lockstep({"--hostfile", path, "true"}).err,
-              HasSubstr("--hostfile: got no host, expected this host"));
-  EXPECT_THAT(run_lockstep({"-n", "1", "-x", "LOCKSTEP_NOT_SET", "true"}).err,
-              HasSubstr("--export: got 'LOCKSTEP_NOT_SET', expected NAME=VALUE"));
 }
 
 }  // namespace

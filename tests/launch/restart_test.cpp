@@ -78,15 +78,6 @@ TEST(Restart, ThereIsNoneWhenTheSignalComesAfterTheFailure) {
   EXPECT_FALSE(anything_left());
 }
 
-TEST(Restart, ThereIsNoneOfWhatCannotBeStarted) {
-  const auto missing = run_lockstep({"-n", "2", "--max-restarts", "3", "no-such-program"});
-  EXPECT_THAT(missing, ends(2, {}, {"restart"}));
-  const auto negative = run_lockstep({"-n", "2", "--max-restarts", "-1", "true"});
-  EXPECT_THAT(negative, ends(2, {"max-restarts: got -1, expected 0 or more"}));
-  const auto delay = run_lockstep({"-n", "2", "--restart-delay", "-1", "true"});
-  EXPECT_THAT(delay, ends(2, {"--restart-delay: got -1, expected seconds from 0 to 1e6"}));
-}
-
 TEST(Restart, DelayIsEndedByASignal) {
   Launched job(in_shell(concat("run -n 2 --max-restarts 3 --restart-delay 1000 ",
                                quoted(rank_program()), " exit-3 1 2>&1")));

@@ -84,7 +84,6 @@ TEST(StallWarning, IsOffForZero) {
   const auto ended = run_lockstep(
       {"-n", "2", "--stall-warning", "0", "--timeout", "1", rank_program(), "stop", "1"});
   EXPECT_THAT(ended.err, Not(HasSubstr("stalled")));
-  EXPECT_EQ(run_cli({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
 }
 
 TEST(Explain, MergesTheRecordsOfAllRanks) {
@@ -119,11 +118,6 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
   // A later job in the same folder does not inherit the records.
   EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
   EXPECT_EQ(run_cli({"explain", logs}).code, 2);
-}
-
-TEST(Explain, RefusesOtherFiles) {
-  const auto answer = run_cli({"explain", "/proc/self/exe"});
-  EXPECT_THAT(answer, ends(2, {"expected a flight record"}));
 }
 
 // What the handler of crashes and the stacks of threads tell. The signals and exit codes are those
@@ -164,6 +158,9 @@ TEST_F(Crash, IsTheFirstCauseOnAllRanks) {
             HasSubstr("stack of rank 1 (pid "), ContainsRegex("#0 [^\n]*crash_in_the_program")));
   EXPECT_THAT(stacks(0), HasSubstr("process "));
   EXPECT_THAT(stacks(2), HasSubstr("process "));
+  // A later job in the same folder does not inherit the stacks.
+  EXPECT_EQ(run_lockstep({"-n", "3", "--log-dir", folder_.path().string(), "true"}).code, 0);
+  EXPECT_EQ(stacks(1), "");
 }
 
 TEST_F(Crash, HasTheExitStatusOfItsSignal) {
@@ -174,11 +171,6 @@ TEST_F(Crash, HasTheExitStatusOfItsSignal) {
   const auto in_a_thread = run("crash-in-a-thread");
   EXPECT_THAT(in_a_thread, ends(128 + SIGSEGV, {") crashed: SIGSEGV"}));
   EXPECT_THAT(explain({"--stacks"}), HasSubstr("crash_in_the_program"));
-}
-
-TEST_F(Crash, OfAnUncaughtErrorNamesTheError) {
-  const auto ended = run("throw");
-  EXPECT_THAT(ended, ends(128 + SIGABRT, {"this rank threw"}));
 }
 
 TEST_F(Crash, IsNotHandledIfTheUserSaysSo) {
@@ -206,12 +198,6 @@ TEST_F(Crash, StacksOfAHangingRankAreWritten) {
   EXPECT_THAT(explain({"--stacks"}),
               AllOf(HasSubstr("stacks of rank 0"), HasSubstr("stacks of rank 2"),
                     HasSubstr("spin_in_the_program"), HasSubstr("RankContext::")));
-}
-
-TEST_F(Crash, LeavesNoFilesOfAnEarlierJob) {
-  run("crash");
-  EXPECT_EQ(run_lockstep({"-n", "3", "--log-dir", folder_.path().string(), "true"}).code, 0);
-  EXPECT_EQ(stacks(1), "");
 }
 
 }  // namespace
