@@ -30,45 +30,40 @@ class GpuOptions : public ::testing::Test {
   void SetUp() override { unsetenv("CUDA_VISIBLE_DEVICES"); }
 };
 
-TEST_F(GpuOptions, ARankForEachGpu) {
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}), "0/2 visible=unset device=cuda share=\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}, {{"CUDA_VISIBLE_DEVICES", "1"}}),
-            "0/1 visible=1 device=cuda share=\n");
-}
-
-TEST_F(GpuOptions, NamedGpus) {
-  EXPECT_EQ(shown_by_ranks({"--gpus", "1,0"}), "0/2 visible=1,0 device=cuda share=\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--gpus", "1"}), "0/1 visible=1 device=cuda share=\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device=cuda share=\n");
-  EXPECT_EQ(shown_by_ranks({"--gpus", "GPU-22222222-2222"}),
-            "0/1 visible=GPU-22222222-2222 device=cuda share=\n");
-  EXPECT_EQ(shown_by_ranks({"--gpus", "MIG-1"}), "0/1 visible=MIG-1 device=cuda share=\n");
-}
-
-TEST_F(GpuOptions, NamedGpusOfAnAllottedList) {
-  const Launched::Variables allotted{{"CUDA_VISIBLE_DEVICES", "1,0"}};
-  EXPECT_EQ(shown_by_ranks({"--gpus", "0"}, allotted), "0/1 visible=0 device=cuda share=\n");
-  const Launched::Variables by_uuid{{"CUDA_VISIBLE_DEVICES", "GPU-22222222-2222"}};
-  EXPECT_EQ(shown_by_ranks({"--gpus", "1"}, by_uuid), "0/1 visible=1 device=cuda share=\n");
-}
-
-TEST_F(GpuOptions, SharedGpus) {
-  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus"}), "0/5 visible=unset device=cuda share=1\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus=nccl"}),
-            "0/5 visible=unset device=cuda share=nccl1\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1", "--share-gpus"}),
-            "0/3 visible=1 device=cuda share=1\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1"}, {{"LOCKSTEP_SHARE_GPUS", "1"}}),
-            "0/3 visible=1 device=cuda share=1\n");
-}
-
-TEST_F(GpuOptions, TheDeviceIsPassedOn) {
-  for (const char* device : {"auto", "cpu", "cuda"}) {
-    EXPECT_EQ(shown_by_ranks({"-n", "3", "--device", device}),
-              concat("0/3 visible=unset device=", device, " share=\n"));
+TEST_F(GpuOptions, ReachTheRanks) {
+  const struct {
+    const char* options;
+    const char* shown;
+    Launched::Variables more = {};
+  } cases[] = {
+      // A rank for each GPU, or for each named one.
+      {"-n gpus", "0/2 visible=unset device=cuda share="},
+      {"-n gpus", "0/1 visible=1 device=cuda share=", {{"CUDA_VISIBLE_DEVICES", "1"}}},
+      {"--gpus 1,0", "0/2 visible=1,0 device=cuda share="},
+      {"-n gpus --gpus 1", "0/1 visible=1 device=cuda share="},
+      {"--gpus GPU-22222222-2222", "0/1 visible=GPU-22222222-2222 device=cuda share="},
+      {"--gpus MIG-1", "0/1 visible=MIG-1 device=cuda share="},
+      // Of an allotted list.
+      {"--gpus 0", "0/1 visible=0 device=cuda share=", {{"CUDA_VISIBLE_DEVICES", "1,0"}}},
+      {"--gpus 1",
+       "0/1 visible=1 device=cuda share=",
+       {{"CUDA_VISIBLE_DEVICES", "GPU-22222222-2222"}}},
+      // Shared.
+      {"-n 5 --share-gpus", "0/5 visible=unset device=cuda share=1"},
+      {"-n 5 --share-gpus=nccl", "0/5 visible=unset device=cuda share=nccl1"},
+      {"-n 3 --gpus 1 --share-gpus", "0/3 visible=1 device=cuda share=1"},
+      {"-n 3 --gpus 1", "0/3 visible=1 device=cuda share=1", {{"LOCKSTEP_SHARE_GPUS", "1"}}},
+      // The device.
+      {"-n 3 --device auto", "0/3 visible=unset device=auto share="},
+      {"-n 3 --device cpu", "0/3 visible=unset device=cpu share="},
+      {"-n 3 --device cuda", "0/3 visible=unset device=cuda share="},
+      {"-n gpus --device cuda",
+       "0/2 visible=unset device=cuda share=",
+       {{"LOCKSTEP_DEVICE", "cpu"}}}};
+  for (const auto& [options, shown, more] : cases) {
+    EXPECT_EQ(shown_by_ranks(words_of(options), more), concat(shown, '\n')) << options;
   }
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--device", "cuda"}, {{"LOCKSTEP_DEVICE", "cpu"}}),
-            "0/2 visible=unset device=cuda share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device=cuda share=\n");
 }
 
 /// Without these options nothing looks for a GPU, which takes seconds on some machines.
@@ -88,14 +83,12 @@ TEST_F(GpuOptions, NoneLooksForNoGpu) {
 TEST_F(GpuOptions, AreInTheTableOfRanks) {
   const auto one_each =
       run_lockstep({"--gpus", "1,0", "--dry-run", "--bind", "none", "true"}, with_gpus());
-  EXPECT_EQ(one_each.code, 0) << one_each.err;
-  EXPECT_THAT(one_each.out,
-              AllOf(HasSubstr("  ranks      2\n"),
-                    HasSubstr("  GPUs       1 (NVIDIA B), 0 (NVIDIA A), one a rank\n"),
-                    HasSubstr("  CUDA_VISIBLE_DEVICES      1,0\n"),
-                    HasSubstr("  rank  cpus  GPU           LOCKSTEP_RANK\n"
-                              "  0     any   1 (NVIDIA B)  0\n"
-                              "  1     any   0 (NVIDIA A)  1\n")));
+  EXPECT_THAT(one_each,
+              prints({"  ranks      2\n", "  GPUs       1 (NVIDIA B), 0 (NVIDIA A), one a rank\n",
+                      "  CUDA_VISIBLE_DEVICES      1,0\n",
+                      "  rank  cpus  GPU           LOCKSTEP_RANK\n"
+                      "  0     any   1 (NVIDIA B)  0\n"
+                      "  1     any   0 (NVIDIA A)  1\n"}));
   const auto shared =
       run_lockstep({"-n", "3", "--share-gpus", "--dry-run", "--bind", "none", "true"},
                    with_gpus({{"CUDA_VISIBLE_DEVICES", "0,1"}}));
@@ -109,12 +102,10 @@ TEST_F(GpuOptions, InDoctor) {
   auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
-  const auto found = run_cli({"doctor"}, variables);
-  EXPECT_EQ(found.code, 0);
-  EXPECT_THAT(found.out, AllOf(HasSubstr("\nGPUs\n"), HasSubstr("for CUDA 13.0"),
-                               HasSubstr("  GPU 1    NVIDIA B, 2.0 GiB\n"),
-                               HasSubstr("1 of 2 GPUs"), HasSubstr("  NCCL     2.19.0, "),
-                               HasSubstr("fake_nccl"), Not(HasSubstr("too old"))));
+  EXPECT_THAT(run_cli({"doctor"}, variables),
+              prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n", "1 of 2 GPUs",
+                      "  NCCL     2.19.0, ", "fake_nccl"},
+                     {"too old"}));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";
   const auto missing = run_cli({"doctor"}, variables);
