@@ -3,11 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <optional>
-#include <string>
 
 #include "core/system/files.h"
 #include "core/system/topology.h"
@@ -31,14 +27,12 @@ std::string lock_refusal(const std::filesystem::path& folder, std::string_view p
 /// Another process that holds the lock until it is killed, or until this is destroyed.
 class Holder {
  public:
-  explicit Holder(
-      const std::filesystem::path& folder, const std::function<void()>& then = [] {}) {
+  explicit Holder(const std::filesystem::path& folder) {
     int ready[2];
     EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
     pid_ = ::fork();
     if (pid_ == 0) {
       const FolderLock lock(folder, "test", "first");
-      then();
       EXPECT_EQ(::write(ready[1], "x", 1), 1);
       ::pause();
       ::_exit(0);
@@ -64,37 +58,23 @@ class Holder {
   pid_t pid_ = -1;
 };
 
-TEST(FolderLock, NamesTheOtherJob) {
-  const TemporaryFolder folder;
-  const Holder holder(folder.path());
-  EXPECT_THAT(
-      lock_refusal(folder.path()),
-      AllOf(HasSubstr(concat(folder.path().string(),
-                             ": another job writes to this folder: ", "run first on host ",
-                             lockstep::detail::host_name(), ", pid ", holder.pid(), ", since 20")),
-            HasSubstr(" UTC. Wait for its end or stop it, or name another folder.")));
-}
-
-TEST(FolderLock, IsOfOnePurpose) {
-  const TemporaryFolder folder;
-  const Holder holder(folder.path());
-  EXPECT_EQ(lock_refusal(folder.path(), "other"), "");
-}
-
-TEST(FolderLock, IsDroppedHoweverItsProcessEnds) {
-  const TemporaryFolder folder;
-  Holder holder(folder.path());
-  holder.end();
-  EXPECT_TRUE(std::filesystem::exists(folder / ".lockstep-test.lock")) << "it was killed";
-  EXPECT_EQ(lock_refusal(folder.path()), "");
-}
-
-TEST(FolderLock, IsFoundByAnyPathOfTheFolder) {
+TEST(FolderLock, OfOnePurposeNamesTheOtherJobAtAnyPathOfTheFolder) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "real");
   std::filesystem::create_directory_symlink("real", folder / "link");
-  const Holder holder(folder / "real");
-  EXPECT_THAT(lock_refusal(folder / "link"), HasSubstr("run first on host"));
+  Holder holder(folder / "real");
+  for (const char* name : {"real", "link"}) {
+    EXPECT_THAT(
+        lock_refusal(folder / name),
+        AllOf(HasSubstr(concat((folder / name).string(), ": another job writes to this folder: ",
+                               "run first on host ", lockstep::detail::host_name(), ", pid ",
+                               holder.pid(), ", since 20")),
+              HasSubstr(" UTC. Wait for its end or stop it, or name another folder.")));
+  }
+  EXPECT_EQ(lock_refusal(folder / "real", "other"), "");
+  holder.end();
+  EXPECT_TRUE(std::filesystem::exists(folder / "real" / ".lockstep-test.lock")) << "it was killed";
+  EXPECT_EQ(lock_refusal(folder / "real"), "");
 }
 
 TEST(FolderLock, IsSharedWithinAProcessAndLeavesNoFile) {

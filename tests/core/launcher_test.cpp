@@ -5,12 +5,9 @@
 
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <map>
-#include <optional>
 #include <sstream>
-#include <string>
 
 #include "core/environment.h"
 #include "core/system/denormals_guard.h"
@@ -46,6 +43,8 @@ const Variables openmpi{{"OMPI_COMM_WORLD_RANK", "1"},
                         {"OMPI_COMM_WORLD_SIZE", "4"},
                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                         {"PMIX_NAMESPACE", "77"}};
+const Variables srun{
+    {"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_STEP_NUM_NODES", "1"}};
 const Variables by_hand{
     {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
 
@@ -57,29 +56,27 @@ Variables with(Variables some, const Variables& more) {
 TEST(LauncherVariables, NoneIsNoLauncher) { EXPECT_FALSE(read({})); }
 
 TEST(LauncherVariables, OfEachLauncher) {
-  const auto by_openmpi = read(openmpi);
-  ASSERT_TRUE(by_openmpi);
-  EXPECT_EQ(by_openmpi->kind, Kind::openmpi);
-  EXPECT_EQ(by_openmpi->rank, 1);
-  EXPECT_EQ(by_openmpi->size, 4);
-  EXPECT_EQ(by_openmpi->local_size, 2);
-  EXPECT_EQ(by_openmpi->job, "77");
-  EXPECT_FALSE(by_openmpi->one_host());
+  const auto by_openmpi = read(openmpi).value();
+  EXPECT_EQ(by_openmpi.kind, Kind::openmpi);
+  EXPECT_EQ(by_openmpi.rank, 1);
+  EXPECT_EQ(by_openmpi.size, 4);
+  EXPECT_EQ(by_openmpi.local_size, 2);
+  EXPECT_EQ(by_openmpi.job, "77");
+  EXPECT_FALSE(by_openmpi.one_host());
 
-  const auto by_hydra = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
-  ASSERT_TRUE(by_hydra);
-  EXPECT_EQ(by_hydra->kind, Kind::hydra);
-  EXPECT_TRUE(by_hydra->one_host());
-  EXPECT_EQ(by_hydra->job, "");
+  const auto by_hydra =
+      read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}).value();
+  EXPECT_EQ(by_hydra.kind, Kind::hydra);
+  EXPECT_TRUE(by_hydra.one_host());
+  EXPECT_EQ(by_hydra.job, "");
 
-  const auto by_srun =
-      read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_STEP_NUM_NODES", "1"}});
-  ASSERT_TRUE(by_srun);
-  EXPECT_EQ(by_srun->kind, Kind::srun);
-  EXPECT_TRUE(by_srun->one_host());
+  const auto by_srun = read(srun).value();
+  EXPECT_EQ(by_srun.kind, Kind::srun);
+  EXPECT_TRUE(by_srun.one_host());
 }
 
-TEST(LauncherProcess, IsTheNearestThatWasStartedWithoutTheVariables) {
+TEST(LauncherProcess, IsTheNearestThatWasStartedWithoutTheVariablesIfNotByHand) {
+  EXPECT_EQ(read(by_hand)->process(), 0);
   EXPECT_EQ(read(openmpi)->process(), ::getppid());
   EXPECT_EQ(read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}})->process(), ::getppid());
 }
@@ -113,24 +110,10 @@ TEST(LauncherProcess, HasEndedWhereTheFirstProcessHasTakenInTheRank) {
   EXPECT_TRUE(*ended);
 }
 
-TEST(LauncherProcess, IsUnknownWhereVariablesAreSetByHand) {
-  EXPECT_EQ(read(by_hand)->process(), 0);
-}
-
-TEST(LauncherVariables, ABatchScriptIsNoStepOfSeveralTasks) {
-  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));
-}
-
-TEST(LauncherVariables, TheInnermostLauncherCounts) {
-  const auto found = read(with(openmpi, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}));
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->kind, Kind::openmpi);
-}
-
-TEST(LauncherVariables, ByHandAgreeingWithMpirunIsMpirun) {
-  const auto found = read(with(openmpi, by_hand));
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->kind, Kind::openmpi);
+TEST(LauncherVariables, TheInnermostLauncherCountsAndMpirunBeforeEqualOnesByHand) {
+  for (const auto& outer : {srun, by_hand}) {
+    EXPECT_EQ(read(with(openmpi, outer)).value().kind, Kind::openmpi);
+  }
 }
 
 TEST(LauncherVariables, WhereByHandIsOneHost) {
@@ -185,9 +168,9 @@ TEST(LauncherVariables, WhatCannotBeIsShown) {
 
 TEST(LauncherVariables, ARankOfAnotherProgramDoesNotMatterToALauncher) {
   EXPECT_EQ(read(with(openmpi, {{"RANK", "3"}}))->rank, 1);
-  EXPECT_EQ(read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"RANK", "2"}})->kind,
-            Kind::srun);
-  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}}));  // a batch script
+  EXPECT_EQ(read(with(srun, {{"RANK", "2"}}))->kind, Kind::srun);
+  // A batch script is no step of several tasks.
+  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));
 }
 
 TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {

@@ -27,18 +27,12 @@ struct FakeTree : TemporaryFolder {
   Topology read(const std::vector<int>& allowed) const { return Topology::read(path(), allowed); }
 };
 
-TEST(CpuList, ReadsRangesAndNumbers) {
+TEST(CpuList, IsReadAndWrittenAsRanges) {
   EXPECT_THAT(parse_cpu_list("0-3,8"), ElementsAre(0, 1, 2, 3, 8));
   EXPECT_THAT(parse_cpu_list("5"), ElementsAre(5));
   EXPECT_THAT(parse_cpu_list(""), IsEmpty());
-}
-
-TEST(CpuList, SkipsWhatIsNoNumber) {
   EXPECT_THAT(parse_cpu_list("x,1,-2,3-,9-7,4"), ElementsAre(1, 4));
   EXPECT_THAT(parse_cpu_list("0-99999999999,2"), ElementsAre(2));
-}
-
-TEST(CpuList, WritesRuns) {
   EXPECT_EQ(format_cpu_list(std::vector<int>{0, 1, 2, 3, 8}), "0-3,8");
   EXPECT_EQ(format_cpu_list(std::vector<int>{1, 3, 5, 6}), "1,3,5-6");
   EXPECT_EQ(format_cpu_list(std::vector<int>{}), "");

@@ -12,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/text.h"
@@ -94,25 +93,28 @@ double zeros_of_batches(Loader& loader) {
   return zeros / static_cast<double>(samples);
 }
 
-/// The share of the work of each kind of thread that is flushed, as "main 1, OpenMP 1, …".
+/// Shares of the work of each kind of thread, as "main 1, OpenMP 1, …".
+inline std::string text_of(double own, double open_mp, double autograd, double prefetch,
+                           double loader) {
+  return lockstep::detail::concat("main ", own, ", OpenMP ", open_mp, ", autograd ", autograd,
+                                  ", PrefetchLoader ", prefetch, ", DataLoader ", loader);
+}
+inline std::string all_threads(double flushed) {
+  return text_of(flushed, flushed, flushed, flushed, flushed);
+}
+
+/// The shares that are flushed.
 inline std::string what_is_flushed() {
-  std::vector<std::pair<std::string, double>> found;
-  found.emplace_back("main", computes_zero());
+  const double own = computes_zero();
   // More than one thread takes part in operations on so many elements.
-  found.emplace_back("OpenMP", zeros_of_product(1 << 20));
-  found.emplace_back("autograd", backward(0).computed_zero);
-  PrefetchLoader prefetch(ReadBy(), torch::data::samplers::SequentialSampler(16),
-                          {.batch_size = 2, .workers = 2});
-  found.emplace_back("PrefetchLoader", zeros_of_batches(prefetch));
-  const auto loader =
-      torch::data::make_data_loader(ReadBy(), torch::data::samplers::SequentialSampler(16),
-                                    torch::data::DataLoaderOptions(2).workers(2));
-  found.emplace_back("DataLoader", zeros_of_batches(*loader));
-  std::string text;
-  for (const auto& [name, part] : found) {
-    text += lockstep::detail::concat(text.empty() ? "" : ", ", name, ' ', part);
-  }
-  return text;
+  const double open_mp = zeros_of_product(1 << 20);
+  const double autograd = backward(0).computed_zero;
+  const torch::data::samplers::SequentialSampler sampler(16);
+  PrefetchLoader prefetch(ReadBy(), sampler, {.batch_size = 2, .workers = 2});
+  const double prefetched = zeros_of_batches(prefetch);
+  const auto loader = torch::data::make_data_loader(ReadBy(), sampler,
+                                                    torch::data::DataLoaderOptions(2).workers(2));
+  return text_of(own, open_mp, autograd, prefetched, zeros_of_batches(*loader));
 }
 
 /// The same of threads that belong to the process and not to the thread that it is called in.
@@ -124,14 +126,6 @@ inline std::string what_the_process_flushes() {
   return lockstep::detail::concat("nested autograd ",
                                   deep.thread == std::this_thread::get_id() ? "in its caller " : "",
                                   deep.computed_zero, ", inter-op ", launched.get_future().get());
-}
-
-inline std::string all_threads(int flushed) {
-  std::string text;
-  for (const char* name : {"main", "OpenMP", "autograd", "PrefetchLoader", "DataLoader"}) {
-    text += lockstep::detail::concat(text.empty() ? "" : ", ", name, ' ', flushed);
-  }
-  return text;
 }
 
 }  // namespace lockstep::testing

@@ -2,14 +2,8 @@
 
 #include <torch/torch.h>
 
-#include <functional>
-#include <vector>
-
 #include "lockstep/activation_checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/init.h"
-#include "tests/matchers.h"
-#include "tests/refusal.h"
+#include "tests/group/on_threads.h"
 
 namespace lockstep::testing {
 namespace {
@@ -113,8 +107,7 @@ Derivatives in_one_process(const Form& form, std::size_t ranks, at::IntArrayRef 
   return all;
 }
 
-class Differentiable : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Differentiable, ::testing::Values(1, 2, 3, 4, 7));
+SUITE_ON_RANKS(Differentiable, 1, 2, 3, 4, 7);
 
 TEST_P(Differentiable, DerivativesAreThoseOfOneProcess) {
   const int ranks = GetParam();
@@ -161,35 +154,31 @@ TEST_P(Differentiable, ARankWhoseTensorNeedsNoGradientTakesPart) {
   }
 }
 
-TEST_P(Differentiable, WithoutGradModeRecordsNothing) {
-  spawn(GetParam(), [](const Group& world) {
-    const torch::NoGradGuard no_grad;
-    for (const auto& form : forms()) {
-      const auto y = form.on_ranks(torch::ones({2 * world.size()}).requires_grad_(), world);
-      EXPECT_FALSE(y.requires_grad()) << form.name;
-    }
-  });
+TEST_P_ON_RANKS(Differentiable, WithoutGradModeRecordsNothing) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& form : forms()) {
+    const auto y = form.on_ranks(torch::ones({2 * world.size()}).requires_grad_(), world);
+    EXPECT_FALSE(y.requires_grad()) << form.name;
+  }
 }
 
-TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
-  spawn(2, [](const Group& world) {
-    const auto refusal = [&](const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum) {
-      return testing::refusal([&] { differentiable::all_reduce(tensor, world, op); });
-    };
-    for (const auto op : {ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
-      EXPECT_THAT(refusal(torch::ones({2}), op),
-                  AllOf(HasSubstr("differentiable::all_reduce: rank"),
-                        HasSubstr(std::string(name(op))), HasSubstr("expected sum or avg")));
-    }
-    EXPECT_THAT(refusal(torch::ones({2}, at::kLong)),
-                HasSubstr("expected a dense one of a floating"));
-    EXPECT_THAT(refusal(torch::ones({2}).to_sparse()), HasSubstr("layout Sparse"));
-    EXPECT_THAT(refusal({}), HasSubstr("undefined"));
-    EXPECT_THROW(differentiable::reduce_scatter(torch::ones({3}), world), InvalidArgument);
-    EXPECT_THROW(differentiable::reduce_scatter(torch::ones({}), world), InvalidArgument);
-    EXPECT_THROW(differentiable::broadcast(torch::ones({3}), world, 2), InvalidArgument);
-    EXPECT_EQ(differentiable::all_reduce(torch::ones({}), world).item<float>(), 2);
-  });
+TEST_ON_RANKS(DifferentiableCollectives, RefuseWhatHasNoGradient, 2) {
+  const auto refusal = [&](const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum) {
+    return testing::refusal([&] { differentiable::all_reduce(tensor, world, op); });
+  };
+  for (const auto op : {ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
+    EXPECT_THAT(refusal(torch::ones({2}), op),
+                AllOf(HasSubstr("differentiable::all_reduce: rank"),
+                      HasSubstr(std::string(name(op))), HasSubstr("expected sum or avg")));
+  }
+  EXPECT_THAT(refusal(torch::ones({2}, at::kLong)),
+              HasSubstr("expected a dense one of a floating"));
+  EXPECT_THAT(refusal(torch::ones({2}).to_sparse()), HasSubstr("layout Sparse"));
+  EXPECT_THAT(refusal({}), HasSubstr("undefined"));
+  EXPECT_THROW(differentiable::reduce_scatter(torch::ones({3}), world), InvalidArgument);
+  EXPECT_THROW(differentiable::reduce_scatter(torch::ones({}), world), InvalidArgument);
+  EXPECT_THROW(differentiable::broadcast(torch::ones({3}), world, 2), InvalidArgument);
+  EXPECT_EQ(differentiable::all_reduce(torch::ones({}), world).item<float>(), 2);
 }
 
 /// The errors of two ranks.
@@ -232,21 +221,19 @@ TEST(DifferentiableCollectives, ARankWithoutABackwardIsNamedAtItsEnd) {
   EXPECT_THAT(texts[0], HasSubstr("rank 1 left the world"));
 }
 
-TEST(DifferentiableCollectives, InARecomputedSegment) {
-  spawn(2, [](const Group& world) {
-    const auto weight = torch::full({4}, 0.5 + world.rank(), at::kDouble).requires_grad_();
-    const auto segment = [&](const torch::Tensor& x) {
-      return differentiable::all_reduce((weight * x).exp(), world).pow(2);
-    };
-    const auto gradient = [&](const torch::Tensor& y) {
-      weight.mutable_grad().reset();
-      y.sum().backward();
-      return weight.grad().clone();
-    };
-    const auto x = torch::ones({4}, at::kDouble);
-    const auto expected = gradient(segment(x));
-    EXPECT_TRUE(torch::equal(gradient(recompute(segment, x)), expected));
-  });
+TEST_ON_RANKS(DifferentiableCollectives, InARecomputedSegment, 2) {
+  const auto weight = torch::full({4}, 0.5 + world.rank(), at::kDouble).requires_grad_();
+  const auto segment = [&](const torch::Tensor& x) {
+    return differentiable::all_reduce((weight * x).exp(), world).pow(2);
+  };
+  const auto gradient = [&](const torch::Tensor& y) {
+    weight.mutable_grad().reset();
+    y.sum().backward();
+    return weight.grad().clone();
+  };
+  const auto x = torch::ones({4}, at::kDouble);
+  const auto expected = gradient(segment(x));
+  EXPECT_TRUE(torch::equal(gradient(recompute(segment, x)), expected));
 }
 
 }  // namespace

@@ -1,21 +1,13 @@
 #include <torch/torch.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "lockstep/error.h"
-#include "lockstep/group.h"
-#include "lockstep/init.h"
-#include "tests/matchers.h"
+#include "tests/group/on_threads.h"
 
 // Versions and histories of tensors that collectives write.
 
 namespace lockstep::testing {
 namespace {
 
-class WrittenTensors : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, WrittenTensors, ::testing::Values(1, 2, 3));
+SUITE_ON_RANKS(WrittenTensors, 1, 2, 3);
 
 torch::Tensor doubles(at::IntArrayRef sizes, double value = 1) {
   return torch::full(sizes, value, at::kDouble);
@@ -74,168 +66,148 @@ std::vector<Operation> operations() {
   };
 }
 
-TEST_P(WrittenTensors, OfAGraphCanBeReadButNotDifferentiated) {
-  spawn(GetParam(), [](const Group& world) {
-    for (const auto& operation : operations()) {
-      SCOPED_TRACE(operation.name);
-      const bool is_written = operation.writes_on(world);
-      const auto output = in_graph(operation.elements(world));
-      const auto input = doubles({operation.input_elements(world)});
-      const auto version = output._version();
+TEST_P_ON_RANKS(WrittenTensors, OfAGraphCanBeReadButNotDifferentiated) {
+  for (const auto& operation : operations()) {
+    SCOPED_TRACE(operation.name);
+    const bool is_written = operation.writes_on(world);
+    const auto output = in_graph(operation.elements(world));
+    const auto input = doubles({operation.input_elements(world)});
+    const auto version = output._version();
+    operation.issue(world, output, input).wait();
+    EXPECT_EQ(output._version(), version + (is_written ? 1 : 0));
+    EXPECT_EQ(input._version(), 0);
+    EXPECT_GT(output.sum().item<double>(), 0);
+    EXPECT_FALSE((output * 0).detach().requires_grad());
+    const auto error = error_of([&] { output.sum().backward(); });
+    if (!is_written) {
+      EXPECT_EQ(error, "none");
+      continue;
+    }
+    EXPECT_THAT(error,
+                AllOf(HasSubstr(operation.name + " rank"), HasSubstr("got a backward through"),
+                      HasSubstr("differentiable::all_reduce"), HasSubstr("detach()")));
+  }
+}
+
+TEST_P_ON_RANKS(WrittenTensors, OfAnInputWithAGradientCanBeReadButNotDifferentiated) {
+  for (const auto& operation : operations()) {
+    if (operation.in_place) continue;
+    SCOPED_TRACE(operation.name);
+    const auto output = doubles({operation.elements(world)});
+    for (int step = 0; step < 2; ++step) {  // into the same output
+      const auto input = in_graph(operation.input_elements(world));
       operation.issue(world, output, input).wait();
-      EXPECT_EQ(output._version(), version + (is_written ? 1 : 0));
-      EXPECT_EQ(input._version(), 0);
+      const bool reads = operation.name != "scatter" || world.rank() == 0;
+      const bool has_graph = reads && operation.writes_on(world);
       EXPECT_GT(output.sum().item<double>(), 0);
-      EXPECT_FALSE((output * 0).detach().requires_grad());
-      const auto error = error_of([&] { output.sum().backward(); });
-      if (!is_written) {
-        EXPECT_EQ(error, "none");
-        continue;
-      }
-      EXPECT_THAT(error,
-                  AllOf(HasSubstr(operation.name + " rank"), HasSubstr("got a backward through"),
-                        HasSubstr("differentiable::all_reduce"), HasSubstr("detach()")));
+      EXPECT_EQ(output.requires_grad(), has_graph);
+      EXPECT_EQ(error_of([&] { input.sum().backward(); }), "none");
+      if (!has_graph) continue;
+      EXPECT_THAT(error_of([&] { (output * in_graph(1)).sum().backward(); }),
+                  HasSubstr(operation.name + " rank"));
     }
-  });
+  }
 }
 
-TEST_P(WrittenTensors, OfAnInputWithAGradientCanBeReadButNotDifferentiated) {
-  spawn(GetParam(), [](const Group& world) {
-    for (const auto& operation : operations()) {
-      if (operation.in_place) continue;
-      SCOPED_TRACE(operation.name);
-      const auto output = doubles({operation.elements(world)});
-      for (int step = 0; step < 2; ++step) {  // into the same output
-        const auto input = in_graph(operation.input_elements(world));
-        operation.issue(world, output, input).wait();
-        const bool reads = operation.name != "scatter" || world.rank() == 0;
-        const bool has_graph = reads && operation.writes_on(world);
-        EXPECT_GT(output.sum().item<double>(), 0);
-        EXPECT_EQ(output.requires_grad(), has_graph);
-        EXPECT_EQ(error_of([&] { input.sum().backward(); }), "none");
-        if (!has_graph) continue;
-        EXPECT_THAT(error_of([&] { (output * in_graph(1)).sum().backward(); }),
-                    HasSubstr(operation.name + " rank"));
-      }
-    }
-  });
+TEST_P_ON_RANKS(WrittenTensors, ThatAGraphHasSavedRaiseLibTorchsError) {
+  for (const auto& operation : operations()) {
+    const auto saved = doubles({operation.elements(world)}, 3);
+    const auto product = doubles({1}).requires_grad_() * saved;
+    operation.issue(world, saved, doubles({operation.input_elements(world)})).wait();
+    EXPECT_THAT(error_of([&] { product.sum().backward(); }),
+                operation.writes_on(world) ? HasSubstr("modified by an inplace operation")
+                                           : HasSubstr("none"))
+        << operation.name;
+  }
 }
 
-TEST_P(WrittenTensors, ThatAGraphHasSavedRaiseLibTorchsError) {
-  spawn(GetParam(), [](const Group& world) {
-    for (const auto& operation : operations()) {
-      const auto saved = doubles({operation.elements(world)}, 3);
-      const auto product = doubles({1}).requires_grad_() * saved;
-      operation.issue(world, saved, doubles({operation.input_elements(world)})).wait();
-      EXPECT_THAT(error_of([&] { product.sum().backward(); }),
-                  operation.writes_on(world) ? HasSubstr("modified by an inplace operation")
-                                             : HasSubstr("none"))
-          << operation.name;
-    }
-  });
+TEST_P_ON_RANKS(WrittenTensors, TheErrorIsThereBeforeTheOperationEnds) {
+  const auto output = in_graph(2);
+  auto work = world.all_reduce(output);
+  EXPECT_THAT(error_of([&] { output.sum().backward(); }), HasSubstr("all_reduce rank"));
+  work.wait();
 }
 
-TEST_P(WrittenTensors, TheErrorIsThereBeforeTheOperationEnds) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto output = in_graph(2);
-    auto work = world.all_reduce(output);
-    EXPECT_THAT(error_of([&] { output.sum().backward(); }), HasSubstr("all_reduce rank"));
-    work.wait();
-  });
-}
-
-TEST_P(WrittenTensors, LeavesStayLeaves) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto weight = doubles({2, 3}, world.rank() + 1).requires_grad_();
-    const auto version = weight._version();
+TEST_P_ON_RANKS(WrittenTensors, LeavesStayLeaves) {
+  const auto weight = doubles({2, 3}, world.rank() + 1).requires_grad_();
+  const auto version = weight._version();
+  world.broadcast(weight).wait();
+  world.broadcast(weight[1]).wait();
+  world.all_reduce(weight.view({6}), ReduceOp::avg).wait();
+  {
+    const torch::NoGradGuard no_grad;
     world.broadcast(weight).wait();
-    world.broadcast(weight[1]).wait();
-    world.all_reduce(weight.view({6}), ReduceOp::avg).wait();
-    {
-      const torch::NoGradGuard no_grad;
-      world.broadcast(weight).wait();
-      world.broadcast(weight.view({-1})).wait();
-    }
-    EXPECT_EQ(weight._version(), version + 5);
-    EXPECT_TRUE(weight.is_leaf() && weight.requires_grad());
-    EXPECT_TRUE(torch::equal(weight, doubles({2, 3})));
-    (weight * weight).sum().backward();
-    EXPECT_TRUE(torch::equal(weight.grad(), doubles({2, 3}, 2)));
-  });
+    world.broadcast(weight.view({-1})).wait();
+  }
+  EXPECT_EQ(weight._version(), version + 5);
+  EXPECT_TRUE(weight.is_leaf() && weight.requires_grad());
+  EXPECT_TRUE(torch::equal(weight, doubles({2, 3})));
+  (weight * weight).sum().backward();
+  EXPECT_TRUE(torch::equal(weight.grad(), doubles({2, 3}, 2)));
 }
 
-TEST_P(WrittenTensors, ViewsChangeTheHistoryOfTheirBase) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto whole = in_graph(6).view({2, 3});
-    const auto other = whole * 2;
-    world.all_reduce(whole[1]).wait();
-    EXPECT_EQ(whole[0].sum().item<double>(), 6);
-    EXPECT_EQ(whole[1].sum().item<double>(), 6 * world.size());
-    EXPECT_THAT(error_of([&] { whole.sum().backward(); }), HasSubstr("all_reduce rank"));
-    EXPECT_EQ(error_of([&] { other.sum().backward(); }), "none");
-  });
+TEST_P_ON_RANKS(WrittenTensors, ViewsChangeTheHistoryOfTheirBase) {
+  const auto whole = in_graph(6).view({2, 3});
+  const auto other = whole * 2;
+  world.all_reduce(whole[1]).wait();
+  EXPECT_EQ(whole[0].sum().item<double>(), 6);
+  EXPECT_EQ(whole[1].sum().item<double>(), 6 * world.size());
+  EXPECT_THAT(error_of([&] { whole.sum().backward(); }), HasSubstr("all_reduce rank"));
+  EXPECT_EQ(error_of([&] { other.sum().backward(); }), "none");
 }
 
-TEST_P(WrittenTensors, ViewsThatMayNotChangeAreRefused) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto rows = in_graph(6).view({2, 3}).unbind();
-    EXPECT_THAT(error_of([&] { world.all_reduce(rows[1]).wait(); }),
-                AllOf(HasSubstr("all_reduce: got a tensor that LibTorch does not let"),
-                      HasSubstr("multiple views")));
-    const auto sum = doubles({3});
+TEST_P_ON_RANKS(WrittenTensors, ViewsThatMayNotChangeAreRefused) {
+  const auto rows = in_graph(6).view({2, 3}).unbind();
+  EXPECT_THAT(error_of([&] { world.all_reduce(rows[1]).wait(); }),
+              AllOf(HasSubstr("all_reduce: got a tensor that LibTorch does not let"),
+                    HasSubstr("multiple views")));
+  const auto sum = doubles({3});
+  world.all_reduce(sum).wait();
+  EXPECT_TRUE(torch::equal(sum, doubles({3}, world.size())));
+}
+
+TEST_P_ON_RANKS(WrittenTensors, WithoutGradModeAreChangedAsByLibTorch) {
+  const auto weight = doubles({2}).requires_grad_();
+  const auto sum = weight + 1;
+  const auto power = weight.exp();
+  {
+    const torch::NoGradGuard no_grad;
     world.all_reduce(sum).wait();
-    EXPECT_TRUE(torch::equal(sum, doubles({3}, world.size())));
-  });
+    world.all_reduce(power).wait();
+  }
+  sum.sum().backward();  // needs no value
+  EXPECT_TRUE(torch::equal(weight.grad(), doubles({2})));
+  EXPECT_THAT(error_of([&] { power.sum().backward(); }),
+              HasSubstr("modified by an inplace operation"));
 }
 
-TEST_P(WrittenTensors, WithoutGradModeAreChangedAsByLibTorch) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto weight = doubles({2}).requires_grad_();
-    const auto sum = weight + 1;
-    const auto power = weight.exp();
-    {
-      const torch::NoGradGuard no_grad;
-      world.all_reduce(sum).wait();
-      world.all_reduce(power).wait();
-    }
-    sum.sum().backward();  // needs no value
-    EXPECT_TRUE(torch::equal(weight.grad(), doubles({2})));
-    EXPECT_THAT(error_of([&] { power.sum().backward(); }),
-                HasSubstr("modified by an inplace operation"));
-  });
-}
-
-TEST_P(WrittenTensors, OfInferenceMode) {
-  spawn(GetParam(), [](const Group& world) {
-    at::Tensor sum;
-    {
-      const c10::InferenceMode inference;
-      sum = doubles({2});
-      world.all_reduce(sum).wait();
-    }
+TEST_P_ON_RANKS(WrittenTensors, OfInferenceMode) {
+  at::Tensor sum;
+  {
+    const c10::InferenceMode inference;
+    sum = doubles({2});
     world.all_reduce(sum).wait();
-    EXPECT_EQ(sum[0].item<double>(), world.size() * world.size());
-    const auto gathered = doubles({world.size()});
-    world.all_gather(gathered, doubles({1}).requires_grad_()).wait();
-    EXPECT_EQ(gathered.sum().item<double>(), world.size());
-  });
+  }
+  world.all_reduce(sum).wait();
+  EXPECT_EQ(sum[0].item<double>(), world.size() * world.size());
+  const auto gathered = doubles({world.size()});
+  world.all_gather(gathered, doubles({1}).requires_grad_()).wait();
+  EXPECT_EQ(gathered.sum().item<double>(), world.size());
 }
 
-TEST_P(WrittenTensors, ALossMayBeAveragedAfterItsBackward) {
-  spawn(GetParam(), [](const Group& world) {
-    const auto weight = doubles({3}, world.rank()).requires_grad_();
-    const auto all = doubles({world.size()});
-    double total = 0;
-    for (int step = 0; step < 3; ++step) {
-      auto loss = (weight * weight).sum();
-      loss.backward();
-      world.all_gather(all, loss.view({1})).wait();
-      world.all_reduce(loss, ReduceOp::avg).wait();
-      total += loss.item<double>() - all.mean().item<double>();
-    }
-    EXPECT_NEAR(total, 0, 1e-12);
-    EXPECT_TRUE(torch::equal(weight.grad(), doubles({3}, 6 * world.rank())));
-  });
+TEST_P_ON_RANKS(WrittenTensors, ALossMayBeAveragedAfterItsBackward) {
+  const auto weight = doubles({3}, world.rank()).requires_grad_();
+  const auto all = doubles({world.size()});
+  double total = 0;
+  for (int step = 0; step < 3; ++step) {
+    auto loss = (weight * weight).sum();
+    loss.backward();
+    world.all_gather(all, loss.view({1})).wait();
+    world.all_reduce(loss, ReduceOp::avg).wait();
+    total += loss.item<double>() - all.mean().item<double>();
+  }
+  EXPECT_NEAR(total, 0, 1e-12);
+  EXPECT_TRUE(torch::equal(weight.grad(), doubles({3}, 6 * world.rank())));
 }
 
 }  // namespace

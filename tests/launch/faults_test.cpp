@@ -83,28 +83,24 @@ TEST(Run, AllWellIsZeroAndSilent) {
   EXPECT_FALSE(anything_left());
 }
 
-TEST(Report, HoldsTheLastTwentyLines) {
-  const auto ended =
-      run_lockstep({"-n", "2", "--quiet", "sh", "-c",
-                    "[ $LOCKSTEP_RANK = 0 ] || { seq -f 'line %g' 0 39 >&2; exit 5; }"});
-  EXPECT_THAT(ended, ends(5, {"  | line 20\n", "  | line 39\n"}, {"  | line 19\n"}));
+/// Runs two ranks, of which rank 1 does so.
+Ended run_rank_1(const std::string& script, const Words& options = {}) {
+  return run_lockstep(joined(
+      {"-n", "2"}, {options, {"sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || { " + script + "; }"}}));
 }
 
-TEST(Report, HoldsNoFramesOfABacktrace) {
-  const auto ended =
-      run_lockstep({"-n", "2", "--quiet", "sh", "-c",
-                    "[ $LOCKSTEP_RANK = 0 ] || { echo 'shape is invalid' >&2; echo 'Exception "
-                    "raised from view at a.h:1 (most recent call first):' >&2; "
-                    "seq -f 'frame #%g: c10' 0 30 >&2; exit 3; }"});
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("  | shape is invalid\n"), Not(HasSubstr("frame #")),
-                               Not(HasSubstr("Exception raised"))));
+TEST(Report, HoldsTheLastTwentyLinesAndNoFramesOfABacktrace) {
+  EXPECT_THAT(run_rank_1("seq -f 'line %g' 0 39 >&2; exit 5", {"--quiet"}),
+              ends(5, {"  | line 20\n", "  | line 39\n"}, {"  | line 19\n"}));
+  EXPECT_THAT(run_rank_1("echo 'shape is invalid' >&2; echo 'Exception raised from view at a.h:1 "
+                         "(most recent call first):' >&2; seq -f 'frame #%g: c10' 0 30 >&2; exit 3",
+                         {"--quiet"}),
+              ends(3, {"  | shape is invalid\n"}, {"frame #", "Exception raised"}));
 }
 
 TEST(Report, DoesNotRepeatLinesThatTheUserHasJustSeen) {
-  const auto shown =
-      run_lockstep({"-n", "2", "sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || { seq 5 >&2; exit 3; }"});
-  EXPECT_THAT(shown.err, AllOf(HasSubstr("[1] 5\n"), Not(HasSubstr("  | ")),
-                               HasSubstr("Its last lines of stderr are above.")));
+  EXPECT_THAT(run_rank_1("seq 5 >&2; exit 3"),
+              ends(3, {"[1] 5\n", "Its last lines of stderr are above."}, {"  | "}));
   const auto interrupted =
       run_lockstep({"-n", "2", "sh", "-c",
                     "if [ $LOCKSTEP_RANK = 1 ]; then echo one >&2; kill -9 $$; "
@@ -132,40 +128,32 @@ TEST(Stopping, ReachesARankThatIgnoresSigterm) {
   const auto first = numbers_after(concat("\n", job.output()), "\npid");
   ASSERT_EQ(first.size(), 1U);
   kill(first.front(), SIGKILL);
-  const auto ended = job.wait();
+  const auto ended = job.wait_for_all();
   EXPECT_THAT(ended, ends(128 + SIGKILL, {"rank 0 of 2 failed first: it was ended by SIGKILL"}));
   EXPECT_LT(ended.seconds.count(), soon);
-  EXPECT_FALSE(anything_left());
 }
 
-TEST(Stopping, ReachesDescendantsThatLeftTheGroup) {
-  const auto ended = run_lockstep({"-n", "2", rank_program(), "hidden-descendant", "0"});
-  EXPECT_EQ(ended.code, 4);
+TEST(Stopping, ReachesDescendantsThatLeftTheGroupAndThoseOfASuccessfulJob) {
+  EXPECT_EQ(run_lockstep({"-n", "2", rank_program(), "hidden-descendant", "0"}).code, 4);
   EXPECT_FALSE(anything_left());
-}
-
-TEST(Stopping, ReachesDescendantsOfASuccessfulJob) {
   const auto ended = run_lockstep({"-n", "2", "sh", "-c", "sleep 1000 & echo started"});
   EXPECT_EQ(ended.code, 0);
   EXPECT_LT(ended.seconds.count(), soon);
   EXPECT_FALSE(anything_left());
 }
 
-class Interrupted : public ::testing::TestWithParam<int> {};
-
-TEST_P(Interrupted, EndsAllRanks) {
-  const int signal = GetParam();
-  Launched job(run_command({"-n", "3", "--max-restarts", "5", rank_program(), "never-init", "2"}));
-  job.await_output("pid ", 3);
-  job.send(signal);
-  const auto ended = job.wait();
-  EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first", "restart"}));
-  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 3U);
-  EXPECT_LT(ended.seconds.count(), soon);
-  EXPECT_FALSE(anything_left());
+TEST(Interrupted, EndsAllRanks) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Launched job(
+        run_command({"-n", "3", "--max-restarts", "5", rank_program(), "never-init", "2"}));
+    job.await_output("pid ", 3);
+    job.send(signal);
+    const auto ended = job.wait_for_all();
+    EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first", "restart"}));
+    EXPECT_EQ(numbers_after(ended.out, "pid").size(), 3U);
+    EXPECT_LT(ended.seconds.count(), soon);
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Run, Interrupted, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
 
 TEST(Interrupted, TwiceKills) {
   Launched job(run_command({"-n", "2", "--grace", "1000", rank_program(), "stubborn", "0"}));
@@ -173,45 +161,38 @@ TEST(Interrupted, TwiceKills) {
   job.await_output("ready");
   job.send(SIGINT);
   job.send(SIGTERM);
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 128 + SIGINT);
-  EXPECT_FALSE(anything_left());
+  EXPECT_EQ(job.wait_for_all().code, 128 + SIGINT);
 }
 
-/// `lockstep run` of two shells with this script, and its stderr in its stdout.
+/// `lockstep run` of two shells with this script, which then go on, and its stderr in its stdout.
 Launched shells(const std::string& options, const std::string& script) {
-  return Launched(in_shell(concat("run -n 2 ", options, " sh -c ", quoted(script), " 2>&1")));
+  return Launched(in_shell(concat("run -n 2 ", options, " sh -c ",
+                                  quoted(script + "; while :; do sleep 0.05; done"), " 2>&1")));
 }
-
-const std::string until_saved = "while :; do sleep 0.05; done";
 
 TEST(Forwarded, ReachesTheHandlersOfAllRanks) {
-  auto job = shells(
-      "", "trap \"echo one\" USR1; trap \"echo two; exit 0\" USR2; echo ready; " + until_saved);
+  auto job = shells("", "trap \"echo one\" USR1; trap \"echo two; exit 0\" USR2; echo ready");
   job.await_output("ready", 2);
   job.send(SIGUSR1);
   job.await_output("one", 2);
   job.send(SIGUSR2);
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 0) << ended.out;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("[1] two\n"), Not(HasSubstr("lockstep: "))));
+  EXPECT_THAT(job.wait(), prints({"[1] two\n"}, {"lockstep: "}));
 }
 
 TEST(Forwarded, EndsARankWithoutAHandler) {
   Launched job(run_command({"-n", "2", rank_program(), "stop", "2"}));
   job.await_output("pid ", 2);
   job.send(SIGUSR1);
-  const auto ended = job.wait();
+  const auto ended = job.wait_for_all();
   EXPECT_THAT(ended,
               ends(128 + SIGUSR1, {"of 2 failed first: it was ended by SIGUSR1, which the launcher "
                                    "forwarded: install a handler for it before lockstep::init(), "
                                    "or pass --no-forward-signals (host "}));
-  EXPECT_FALSE(anything_left());
 }
 
 TEST(Forwarded, IsNoneWithTheOption) {
-  auto job = shells("--no-forward-signals",
-                    "trap \"echo one\" USR1; trap \"echo two\" USR2; echo ready; " + until_saved);
+  auto job =
+      shells("--no-forward-signals", "trap \"echo one\" USR1; trap \"echo two\" USR2; echo ready");
   job.await_output("ready", 2);
   job.send(SIGUSR1);
   job.send(SIGUSR2);
@@ -224,38 +205,29 @@ TEST(Forwarded, IsNoneWithTheOption) {
 TEST(Forwarded, WaitsForRanksThatStart) {
   const TemporaryFolder folder;
   const auto ready = folder.path() / "ready";
-  auto job =
-      shells("", concat("echo up; until [ -e ", ready.string(),
-                        " ]; do sleep 0; done; trap \"echo saved; exit 0\" USR1; ", until_saved));
+  auto job = shells("", concat("echo up; until [ -e ", ready.string(),
+                               " ]; do sleep 0; done; trap \"echo saved; exit 0\" USR1"));
   job.await_output("up", 2);
   job.send(SIGUSR1);
   job.await_output("lockstep: SIGUSR1 is forwarded when rank ");
   std::ofstream{ready};
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 0) << ended.out;
-  EXPECT_THAT(ended.out, HasSubstr("[1] saved\n"));
+  EXPECT_THAT(job.wait(), prints({"[1] saved\n"}));
 }
 
 TEST(Forwarded, WaitsForARestart) {
-  auto job =
-      shells("--max-restarts 1 --restart-delay 2",
-             "[ $LOCKSTEP_RESTART_COUNT = 0 ] && exit 1; trap \"echo saved; exit 0\" USR1; " +
-                 until_saved);
+  auto job = shells("--max-restarts 1 --restart-delay 1",
+                    "[ $LOCKSTEP_RESTART_COUNT = 0 ] && exit 1; trap \"echo saved; exit 0\" USR1");
   job.await_output("all ranks start again");
   job.send(SIGUSR1);
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 0) << ended.out;
-  EXPECT_THAT(ended.out, HasSubstr("[1] saved\n"));
+  EXPECT_THAT(job.wait(), prints({"[1] saved\n"}));
 }
 
 TEST(Forwarded, IsNotLostWithoutAWord) {
-  auto job = shells("", "echo up; sleep 1");
+  auto job = shells("", "echo up; sleep 1; exit");
   job.await_output("up", 2);
   job.send(SIGUSR2);
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 0) << ended.out;
-  EXPECT_THAT(ended.out,
-              HasSubstr("lockstep: SIGUSR2 was not forwarded, because no rank was left\n"));
+  EXPECT_THAT(job.wait(),
+              prints({"lockstep: SIGUSR2 was not forwarded, because no rank was left\n"}));
 }
 
 TEST(Guardian, ThatIsKilledIsReplaced) {
@@ -275,21 +247,17 @@ TEST(Guardian, ThatIsKilledIsReplaced) {
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
-TEST(LauncherKilled, LeavesNoRank) {
-  Launched job(run_command({"-n", "3", rank_program(), "stubborn", "1"}));
-  job.await_output("pid ", 3);
-  job.await_output("ready");
-  job.send(SIGKILL);
-  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
-}
-
-/// It is no child of the launcher, so only the guardian can end it.
-TEST(LauncherKilled, LeavesNoDescendant) {
-  Launched job(
-      run_command({"-n", "2", "sh", "-c", quoted(rank_program()) + " descendant 1 & wait"}));
-  job.await_output("descendant ");
-  job.send(SIGKILL);
-  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+TEST(LauncherKilled, LeavesNoRankAndNoDescendant) {
+  // The descendants of the shell are no children of the launcher: only the guardian can end them.
+  const Words shell{"sh", "-c", quoted(rank_program()) + " descendant 1 & wait"};
+  for (const auto& [program, last] :
+       {std::pair(Words{rank_program(), "stubborn", "1"}, "ready"), {shell, "descendant "}}) {
+    Launched job(run_command(joined({"-n", "2"}, {program})));
+    job.await_output("pid ", 2);
+    job.await_output(last);
+    job.send(SIGKILL);
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+  }
 }
 
 }  // namespace

@@ -52,10 +52,5 @@ inline Words shell(const std::string& script) { return {"sh", "-c", script}; }
 
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 inline const auto sleep_on = shell("echo pid $$; exec sleep 100");
-/// A rank that ends so, and others that go on.
-inline Words script(int rank, const std::string& end) {
-  return shell(concat("echo pid $$; if [ $LOCKSTEP_RANK = ", rank, " ]; then ", end,
-                      "; fi; exec sleep 100"));
-}
 
 }  // namespace lockstep::testing

@@ -35,6 +35,14 @@ Words environment_with(const Launched::Variables& variables) {
   return words;
 }
 
+::testing::Matcher<std::string> has(const std::vector<std::string>& said,
+                                    const std::vector<std::string>& unsaid) {
+  std::vector<::testing::Matcher<std::string>> texts;
+  for (const auto& text : said) texts.emplace_back(HasSubstr(text));
+  for (const auto& text : unsaid) texts.emplace_back(Not(HasSubstr(text)));
+  return ::testing::AllOfArray(texts);
+}
+
 }  // namespace
 
 Words words_of(const std::string& text) {
@@ -164,13 +172,22 @@ Ended Launched::wait() {
           .seconds = std::chrono::steady_clock::now() - start_};
 }
 
+Ended Launched::wait_for_all() {
+  auto ended = wait();
+  EXPECT_FALSE(anything_left());
+  return ended;
+}
+
 ::testing::Matcher<const Ended&> ends(int code, const std::vector<std::string>& said,
                                       const std::vector<std::string>& unsaid) {
-  std::vector<::testing::Matcher<std::string>> texts;
-  for (const auto& text : said) texts.emplace_back(HasSubstr(text));
-  for (const auto& text : unsaid) texts.emplace_back(Not(HasSubstr(text)));
   return AllOf(::testing::Field("code", &Ended::code, code),
-               ::testing::Field("err", &Ended::err, ::testing::AllOfArray(texts)));
+               ::testing::Field("err", &Ended::err, has(said, unsaid)));
+}
+
+::testing::Matcher<const Ended&> prints(const std::vector<std::string>& said,
+                                        const std::vector<std::string>& unsaid) {
+  return AllOf(::testing::Field("code", &Ended::code, 0),
+               ::testing::Field("out", &Ended::out, has(said, unsaid)));
 }
 
 void PrintTo(const Ended& ended, std::ostream* out) {

@@ -82,6 +82,8 @@ class Launched {
   /// Closes the read end of its stdout.
   void close_output();
   Ended wait();
+  /// The same, and expects that anything_left() is false.
+  Ended wait_for_all();
 
  private:
   bool read_some(bool stdout_only);
@@ -97,6 +99,9 @@ class Launched {
 /// Matches an end with this exit code whose stderr has all these texts, and none of those.
 ::testing::Matcher<const Ended&> ends(int code, const std::vector<std::string>& said,
                                       const std::vector<std::string>& unsaid = {});
+/// Matches one with exit code 0 whose stdout has all these texts, and none of those.
+::testing::Matcher<const Ended&> prints(const std::vector<std::string>& said,
+                                        const std::vector<std::string>& unsaid = {});
 void PrintTo(const Ended& ended, std::ostream* out);
 
 /// The command of a shell that becomes `lockstep` with these words.

@@ -91,53 +91,57 @@ Options options_for(int ranks) {
   return options;
 }
 
-std::map<std::string, std::string> variables_of(const Plan& plan, std::size_t rank) {
+using Settings = std::map<std::string, std::string>;
+
+Settings variables_of(const Plan& plan, std::size_t rank = 0) {
   return {plan.ranks[rank].variables.begin(), plan.ranks[rank].variables.end()};
 }
 
 /// The value of rank 0's variable, "" if it gets none.
 std::string variable_of(const std::string& name, const Options& options, const Variables& users) {
-  const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
-  const auto found = variables.find(name);
-  return found == variables.end() ? "" : found->second;
+  return variables_of(make_plan(options, machine(1, 1), users))[name];
 }
 
 TEST(Plan, GivesEachRankItsPlace) {
   const auto plan = make_plan(options_for(3), machine(1, 6), {});
   for (std::size_t rank = 0; rank < 3; ++rank) {
-    const auto variables = variables_of(plan, rank);
-    EXPECT_EQ(variables.at("LOCKSTEP_RANK"), std::to_string(rank));
-    EXPECT_EQ(variables.at("LOCKSTEP_WORLD_SIZE"), "3");
-    EXPECT_EQ(variables.at("OMP_NUM_THREADS"), "2");
-    EXPECT_EQ(variables.at("MALLOC_MMAP_MAX_"), "0");
-    EXPECT_EQ(variables.at("MALLOC_TOP_PAD_"), "67108864");
+    auto variables = variables_of(plan, rank);
+    EXPECT_EQ(variables["LOCKSTEP_RANK"], std::to_string(rank));
+    EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "3");
+    EXPECT_EQ(variables["OMP_NUM_THREADS"], "2");
+    EXPECT_EQ(variables["MALLOC_MMAP_MAX_"], "0");
+    EXPECT_EQ(variables["MALLOC_TOP_PAD_"], "67108864");
     EXPECT_FALSE(variables.contains("LOCKSTEP_TIMEOUT"));
   }
 }
 
 TEST(Plan, LeavesTheUsersSettings) {
   const Variables users{{"OMP_NUM_THREADS", "5"}, {"MALLOC_TOP_PAD_", "1"}};
-  const auto plan = make_plan(options_for(2), machine(1, 2), users);
-  const auto variables = variables_of(plan, 0);
+  const auto variables = variables_of(make_plan(options_for(2), machine(1, 2), users));
   EXPECT_FALSE(variables.contains("OMP_NUM_THREADS"));
   EXPECT_FALSE(variables.contains("MALLOC_TOP_PAD_"));
   EXPECT_TRUE(variables.contains("MALLOC_MMAP_MAX_"));
 }
 
-TEST(Plan, ReplacesThePlaceOfAnOuterJob) {
-  const Variables outer{{"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}};
-  EXPECT_EQ(variable_of("LOCKSTEP_RANK", options_for(1), outer), "0");
-  EXPECT_EQ(variable_of("LOCKSTEP_WORLD_SIZE", options_for(1), outer), "1");
+TEST(Plan, ReplacesThePlaceAndInterfaceOfAnOuterJob) {
+  const Variables outer{
+      {"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}, {"LOCKSTEP_INTERFACE", "eth7"}};
+  auto options = options_for(1);
+  options.interface = "lo";
+  auto variables = variables_of(make_plan(options, machine(1, 1), outer));
+  EXPECT_EQ(variables["LOCKSTEP_RANK"], "0");
+  EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "1");
+  EXPECT_EQ(variables["LOCKSTEP_INTERFACE"], "lo");
 }
 
 TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
   auto options = options_for(1);
   options.keep_freed_memory = false;
   options.timeout = 2.5;
-  const auto variables = variables_of(make_plan(options, machine(1, 1), {}), 0);
+  auto variables = variables_of(make_plan(options, machine(1, 1), {}));
   EXPECT_FALSE(variables.contains("MALLOC_MMAP_MAX_"));
-  EXPECT_EQ(variables.at("MALLOC_MMAP_THRESHOLD_"), "1048576");
-  EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
+  EXPECT_EQ(variables["MALLOC_MMAP_THRESHOLD_"], "1048576");
+  EXPECT_EQ(variables["LOCKSTEP_TIMEOUT"], "2.5");
 }
 
 TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
@@ -145,14 +149,14 @@ TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
   const auto value = [&](const Variables& users) {
     return variable_of("GLIBC_TUNABLES", options, users);
   };
+  const Variables check{{"GLIBC_TUNABLES", "glibc.malloc.check=3"}};
   EXPECT_EQ(value({}), "glibc.malloc.hugetlb=1");
   EXPECT_EQ(value({{"GLIBC_TUNABLES", ""}}), "glibc.malloc.hugetlb=1");
-  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.check=3"}}),
-            "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
+  EXPECT_EQ(value(check), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
   EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"}}), "") << "the user's own";
   options.huge_pages = false;
   EXPECT_EQ(value({}), "");
-  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.check=3"}}), "");
+  EXPECT_EQ(value(check), "");
 }
 
 TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
@@ -167,12 +171,6 @@ TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
   EXPECT_EQ(value(keep), "1") << "the option goes before the variable";
   options.flush_denormals = false;
   EXPECT_EQ(value({}), "0");
-}
-
-TEST(Plan, TellsRanksOfTheInterface) {
-  auto options = options_for(1);
-  options.interface = "lo";
-  EXPECT_EQ(variable_of("LOCKSTEP_INTERFACE", options, {{"LOCKSTEP_INTERFACE", "eth7"}}), "lo");
 }
 
 TEST(Describe, ShowsTheConfigurationAndEachRank) {
@@ -190,22 +188,20 @@ TEST(Describe, ShowsTheConfigurationAndEachRank) {
 
 TEST(Describe, ShowsTheTreatmentOfDenormals) {
   auto options = options_for(1);
+  const Variables users{{"LOCKSTEP_FLUSH_DENORMALS", "0"}};
+  EXPECT_THAT(describe(make_plan(options, machine(1, 1), users)),
+              AllOf(HasSubstr("  denormals  as LOCKSTEP_FLUSH_DENORMALS, or flushed\n"),
+                    HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0  (yours)\n")));
   options.flush_denormals = false;
-  const auto kept = describe(make_plan(options, machine(1, 1), {}));
-  EXPECT_THAT(kept, HasSubstr("  denormals  kept\n"));
-  EXPECT_THAT(kept, HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0\n"));
-  options.flush_denormals = {};
-  const auto users =
-      describe(make_plan(options, machine(1, 1), {{"LOCKSTEP_FLUSH_DENORMALS", "0"}}));
-  EXPECT_THAT(users, HasSubstr("  denormals  as LOCKSTEP_FLUSH_DENORMALS, or flushed\n"));
-  EXPECT_THAT(users, HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0  (yours)\n"));
+  EXPECT_THAT(
+      describe(make_plan(options, machine(1, 1), {})),
+      AllOf(HasSubstr("  denormals  kept\n"), HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0\n")));
 }
 
 TEST(Describe, OfUnboundRanks) {
-  auto options = options_for(3);
-  const auto text = describe(make_plan(options, machine(1, 2), {}));
-  EXPECT_THAT(text, HasSubstr("none: more ranks than logical CPUs"));
-  EXPECT_THAT(text, HasSubstr("  2     any   2\n"));
+  EXPECT_THAT(
+      describe(make_plan(options_for(3), machine(1, 2), {})),
+      AllOf(HasSubstr("none: more ranks than logical CPUs"), HasSubstr("  2     any   2\n")));
 }
 
 TEST(Launch, IsAFunctionToo) {
@@ -219,88 +215,89 @@ TEST(Launch, IsAFunctionToo) {
   EXPECT_EQ(code, 1);
 }
 
-void expect_place(const NodePlace& place, int number, int count, const std::string& host,
-                  int port) {
-  EXPECT_EQ(place.number, number);
-  EXPECT_EQ(place.count, count);
-  EXPECT_EQ(place.host, host);
-  EXPECT_EQ(place.port, port);
-}
-
-std::string refusal(const NodeOptions& options, const Variables& environment) {
-  return testing::message_of<InvalidArgument>([&] { find_place(options, environment); });
+/// As "1 of 2 at h0:29500".
+std::string place(const NodeOptions& options, const Variables& environment) {
+  const auto found = find_place(options, environment);
+  return concat(found.number, " of ", found.count, " at ", found.host, ':', found.port);
 }
 
 const Variables pytorch_job{
     {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "23456"}};
 
 TEST(NodePlace, IsThisHostAlone) {
-  expect_place(find_place({}, {}), 0, 1, "", 0);
-  expect_place(find_place({.count = 1}, pytorch_job), 0, 1, "", 0);
-  expect_place(find_place({.standalone = true}, pytorch_job), 0, 1, "", 0);
-  expect_place(find_place({}, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), 0, 1, "", 0);
-  expect_place(find_place({}, {{"PET_NNODES", "1"}, {"SLURM_STEP_NUM_NODES", "1"}}), 0, 1, "", 0);
-  expect_place(find_place({}, {{"JOB_COMPLETION_INDEX", "3"}}), 0, 1, "", 0);
+  const auto alone = "0 of 1 at :0";
+  EXPECT_EQ(place({}, {}), alone);
+  EXPECT_EQ(place({.count = 1}, pytorch_job), alone);
+  EXPECT_EQ(place({.standalone = true}, pytorch_job), alone);
+  EXPECT_EQ(place({}, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), alone);
+  EXPECT_EQ(place({}, {{"PET_NNODES", "1"}, {"SLURM_STEP_NUM_NODES", "1"}}), alone);
+  EXPECT_EQ(place({}, {{"JOB_COMPLETION_INDEX", "3"}}), alone);
 }
 
 TEST(NodePlace, IsThatOfTheOptions) {
-  expect_place(find_place({.count = 3, .number = 2, .master = "h0:4711"}, {}), 2, 3, "h0", 4711);
-  expect_place(find_place({.count = 2, .number = 0, .master = "h0"}, {}), 0, 2, "h0", 29500);
-  expect_place(find_place({.count = 2, .number = 0, .master = "[fd00::1]:4711"}, {}), 0, 2,
-               "fd00::1", 4711);
-  expect_place(find_place({.count = 2, .number = 0, .master = "fd00::1"}, {}), 0, 2, "fd00::1",
-               29500);
-  expect_place(find_place({.count = 4, .number = 3, .master = "other:1"}, pytorch_job), 3, 4,
-               "other", 1);
+  const auto of = [](int count, int number, const char* master) {
+    return place({.count = count, .number = number, .master = master}, {});
+  };
+  EXPECT_EQ(of(3, 2, "h0:4711"), "2 of 3 at h0:4711");
+  EXPECT_EQ(of(2, 0, "h0"), "0 of 2 at h0:29500");
+  EXPECT_EQ(of(2, 0, "[fd00::1]:4711"), "0 of 2 at fd00::1:4711");
+  EXPECT_EQ(of(2, 0, "fd00::1"), "0 of 2 at fd00::1:29500");
+  EXPECT_EQ(place({.count = 4, .number = 3, .master = "other:1"}, pytorch_job),
+            "3 of 4 at other:1");
 }
 
 TEST(NodePlace, IsThatOfTheEnvironment) {
-  expect_place(find_place({}, pytorch_job), 1, 2, "h0", 23456);
-  expect_place(find_place({}, {{"PET_NNODES", "3"},
-                               {"PET_NODE_RANK", "2"},
-                               {"PET_MASTER_ADDR", "trainer-0"},
-                               {"PET_MASTER_PORT", "29400"}}),
-               2, 3, "trainer-0", 29400);
-  expect_place(find_place({.count = 4, .master = "job-0.job"}, {{"JOB_COMPLETION_INDEX", "3"}}), 3,
-               4, "job-0.job", 29500);
-  expect_place(find_place({.master = "h9:1"}, pytorch_job), 1, 2, "h9", 1);
+  EXPECT_EQ(place({}, pytorch_job), "1 of 2 at h0:23456");
+  EXPECT_EQ(place({}, {{"PET_NNODES", "3"},
+                       {"PET_NODE_RANK", "2"},
+                       {"PET_MASTER_ADDR", "trainer-0"},
+                       {"PET_MASTER_PORT", "29400"}}),
+            "2 of 3 at trainer-0:29400");
+  EXPECT_EQ(place({.count = 4, .master = "job-0.job"}, {{"JOB_COMPLETION_INDEX", "3"}}),
+            "3 of 4 at job-0.job:29500");
+  EXPECT_EQ(place({.master = "h9:1"}, pytorch_job), "1 of 2 at h9:1");
 }
 
 TEST(NodePlace, IsThatOfSlurmIfNoLauncherRunsInItsStep) {
   auto both = pytorch_job;
   both.insert(both.end(), {{"SLURM_STEP_NUM_NODES", "8"}, {"SLURM_NODEID", "7"}});
-  expect_place(find_place({}, both), 1, 2, "h0", 23456);
-  const auto step = [](const std::string& list) {
-    return find_place({}, {{"SLURM_STEP_NUM_NODES", "2"},
-                           {"SLURM_NODEID", "1"},
-                           {"SLURM_STEP_NODELIST", list},
-                           {"SLURM_NNODES", "4"}});
-  };
-  expect_place(step("gpu[07-09,11],other"), 1, 2, "gpu07", 29500);
-  expect_place(step("gpu[3,5]"), 1, 2, "gpu3", 29500);
-  expect_place(step("a,b[1-2]"), 1, 2, "a", 29500);
-  expect_place(step("a"), 1, 2, "a", 29500);
+  EXPECT_EQ(place({}, both), "1 of 2 at h0:23456");
+  for (const auto& [list, first] : {std::pair("gpu[07-09,11],other", "gpu07"),
+                                    {"gpu[3,5]", "gpu3"},
+                                    {"a,b[1-2]", "a"},
+                                    {"a", "a"}}) {
+    const Variables step{{"SLURM_STEP_NUM_NODES", "2"},
+                         {"SLURM_NODEID", "1"},
+                         {"SLURM_STEP_NODELIST", list},
+                         {"SLURM_NNODES", "4"}};
+    EXPECT_EQ(place({}, step), concat("1 of 2 at ", first, ":29500"));
+  }
 }
 
 TEST(NodePlace, IsRefusedWithTheVariables) {
-  EXPECT_THAT(refusal({}, {{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}}),
-              AllOf(HasSubstr("WORLD_SIZE=2, RANK unset, MASTER_ADDR=h0, MASTER_PORT unset"),
-                    HasSubstr("--standalone")));
-  EXPECT_THAT(refusal({}, {{"PET_NNODES", "1:2"}, {"PET_NODE_RANK", "0"}}),
-              HasSubstr("PET_NNODES=1:2"));
-  EXPECT_THAT(refusal({}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}}),
-              HasSubstr("RANK=2"));
-  // A batch script, whose only launcher would wait for others.
-  EXPECT_THAT(refusal({}, {{"SLURM_NNODES", "2"}, {"SLURM_NODEID", "0"}}),
-              HasSubstr("SLURM_NNODES=2"));
-  EXPECT_THAT(refusal({.count = 2}, {}), HasSubstr("got --nnodes 2; expected"));
-  EXPECT_THAT(refusal({.count = 2, .number = 2, .master = "h0"}, {}),
-              HasSubstr("--nnodes 2 --node-rank 2 --master h0"));
-  EXPECT_THAT(refusal({.count = 2, .number = 0, .master = "h0:99999"}, {}),
-              HasSubstr("--master h0:99999"));
-  EXPECT_THAT(refusal({.count = 0}, {}), HasSubstr("--nnodes 0"));
-  EXPECT_THAT(refusal({.number = 1}, {}), HasSubstr("add --nnodes"));
-  EXPECT_THAT(refusal({.count = 2, .standalone = true}, {}), HasSubstr("--standalone"));
+  const struct {
+    NodeOptions options;
+    Variables environment;
+    const char* text;
+  } cases[] = {
+      {{},
+       {{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}},
+       "WORLD_SIZE=2, RANK unset, MASTER_ADDR=h0, MASTER_PORT unset"},
+      {{}, {{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}}, "--standalone"},
+      {{}, {{"PET_NNODES", "1:2"}, {"PET_NODE_RANK", "0"}}, "PET_NNODES=1:2"},
+      {{}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}}, "RANK=2"},
+      // A batch script, whose only launcher would wait for others.
+      {{}, {{"SLURM_NNODES", "2"}, {"SLURM_NODEID", "0"}}, "SLURM_NNODES=2"},
+      {{.count = 2}, {}, "got --nnodes 2; expected"},
+      {{.count = 2, .number = 2, .master = "h0"}, {}, "--nnodes 2 --node-rank 2 --master h0"},
+      {{.count = 2, .number = 0, .master = "h0:99999"}, {}, "--master h0:99999"},
+      {{.count = 0}, {}, "--nnodes 0"},
+      {{.number = 1}, {}, "add --nnodes"},
+      {{.count = 2, .standalone = true}, {}, "--standalone"}};
+  for (const auto& one : cases) {
+    EXPECT_THAT(message_of<InvalidArgument>([&] { find_place(one.options, one.environment); }),
+                HasSubstr(one.text));
+  }
 }
 
 TEST(NodePlace, GivesTheRanksOfTheEnvironment) {
@@ -313,17 +310,14 @@ TEST(NodePlace, GivesTheRanksOfTheEnvironment) {
 TEST(NodePlace, IsNeverAPrivateWorldInSilence) {
   const auto refused =
       run_lockstep({"-n", "1", "echo", "started"}, {{"RANK", "1"}, {"WORLD_SIZE", "2"}});
-  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused, ends(2, {"RANK=1, MASTER_ADDR unset"}));
   EXPECT_EQ(refused.out, "");
-  EXPECT_THAT(refused.err, HasSubstr("RANK=1, MASTER_ADDR unset"));
-  const auto alone =
-      run_lockstep({"--standalone", "echo", "started"},
-                   {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"PET_NPROC_PER_NODE", "2"}});
-  EXPECT_THAT(alone.out, AllOf(HasSubstr("started\n"), HasSubstr("[1] started\n")));
-  const auto shown = run_lockstep({"--dry-run", "-n", "1", "true"},
-                                  {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}});
-  EXPECT_THAT(shown.out,
-              HasSubstr("1 of 2, node 0 listens at h0 port 29500 (WORLD_SIZE=2, RANK=1"));
+  EXPECT_THAT(run_lockstep({"--standalone", "echo", "started"},
+                           {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"PET_NPROC_PER_NODE", "2"}}),
+              prints({"started\n", "[1] started\n"}));
+  EXPECT_THAT(run_lockstep({"--dry-run", "-n", "1", "true"},
+                           {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h0"}}),
+              prints({"1 of 2, node 0 listens at h0 port 29500 (WORLD_SIZE=2, RANK=1"}));
 }
 
 }  // namespace

@@ -52,10 +52,9 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
                     ContainsRegex(concat("rank 4 of 6 .*", program, "sleep, sleeping, "))));
   EXPECT_THAT(job.output(), Not(HasSubstr("rank 0 of 6")));
   job.send(SIGINT);
-  const auto ended = job.wait();
+  const auto ended = job.wait_for_all();
   EXPECT_EQ(ended.code, 128 + SIGINT);
   EXPECT_THAT(ended.out, Not(HasSubstr("failed")));
-  EXPECT_FALSE(anything_left());
 }
 
 TEST(Remaining, RanksAreEndedWhenAnotherFails) {
@@ -63,9 +62,7 @@ TEST(Remaining, RanksAreEndedWhenAnotherFails) {
       in_shell(concat("run -n 3 sh -c 'case $LOCKSTEP_RANK in ",
                       "0) b=hang-in-destructor;; 1) b=leave-and-exec;; 2) b=exit-3;; esac; ",
                       "exec \"$0\" $b $LOCKSTEP_RANK' ", quoted(rank_program()))));
-  const auto ended = job.wait();
-  EXPECT_THAT(ended, ends(3, {"rank 2 of 3 failed first: it ended with exit code 3"}));
-  EXPECT_FALSE(anything_left());
+  EXPECT_THAT(job.wait_for_all(), ends(3, {"rank 2 of 3 failed first: it ended with exit code 3"}));
 }
 
 TEST(Remaining, LimitEndsARankThatLeftTheWorld) {
@@ -255,10 +252,9 @@ TEST(Cause, IsToldWhileTheOthersStillEnd) {
   kill(rank_0.front(), SIGKILL);
   job.await_output("rank 0 of 2 failed first: it was ended by SIGKILL");
   job.send(SIGINT);
-  const auto ended = job.wait();
+  const auto ended = job.wait_for_all();
   EXPECT_EQ(ended.code, 128 + SIGKILL);
   EXPECT_EQ(ended.out.find("failed first"), ended.out.rfind("failed first")) << ended.out;
-  EXPECT_FALSE(anything_left());
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <atomic>
 #include <initializer_list>
 #include <mutex>
 #include <thread>
@@ -11,12 +10,10 @@
 
 namespace lockstep::testing {
 
-/// A host on the way from one rank to the rank that it joins. It passes on all bytes, and can do
-/// more with those to the rank that gathers.
+/// A host on the way from one rank to the rank that it joins. It passes on all bytes and keeps
+/// them.
 class Relay {
  public:
-  enum class Attack { none, repeat, change };
-
   explicit Relay(const control::Address& to) : to_(to) {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
@@ -25,8 +22,6 @@ class Relay {
   /// All bytes to the rank that gathers, and those from it.
   std::string passed() const { return copy_of(passed_); }
   std::string returned() const { return copy_of(returned_); }
-  /// Does this to the next bytes to the rank that gathers.
-  void attack(Attack attack) { attack_ = attack; }
 
  private:
   std::string copy_of(const std::string& bytes) const {
@@ -45,11 +40,12 @@ class Relay {
         if (!readable({from.get(), to.get()})) continue;
         std::array<char, 65536> room;
         const auto back = ::recv(to.get(), room.data(), room.size(), MSG_DONTWAIT);
-        if (back > 0) keep(returned_, {room.data(), static_cast<std::size_t>(back)});
-        if (back == 0 || (back > 0 && !pass(from, {room.data(), static_cast<std::size_t>(back)})))
+        if (back == 0 ||
+            (back > 0 && !pass(from, {room.data(), static_cast<std::size_t>(back)}, returned_)))
           break;
         const auto got = ::recv(from.get(), room.data(), room.size(), MSG_DONTWAIT);
-        if (got == 0 || (got > 0 && !disturb(to, {room.data(), static_cast<std::size_t>(got)})))
+        if (got == 0 ||
+            (got > 0 && !pass(to, {room.data(), static_cast<std::size_t>(got)}, passed_)))
           break;
       }
     }
@@ -61,23 +57,11 @@ class Relay {
     return ::poll(waiting.data(), waiting.size(), 10) > 0;
   }
 
-  static bool pass(const detail::Descriptor& to, std::string_view bytes) {
+  bool pass(const detail::Descriptor& to, std::string_view bytes, std::string& kept) {
+    const std::lock_guard lock(mutex_);
+    kept += bytes;
     return ::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(bytes.size());
-  }
-
-  void keep(std::string& in, std::string_view bytes) {
-    const std::lock_guard lock(mutex_);
-    in += bytes;
-  }
-
-  bool disturb(const detail::Descriptor& to, std::string_view got) {
-    std::string bytes(got);
-    keep(passed_, got);
-    const auto attack = attack_.exchange(Attack::none);
-    if (attack == Attack::repeat) bytes += bytes;
-    if (attack == Attack::change) bytes.back() = static_cast<char>(bytes.back() ^ 1);
-    return pass(to, bytes);
   }
 
   control::Address to_;
@@ -85,7 +69,6 @@ class Relay {
   mutable std::mutex mutex_;
   std::string passed_;
   std::string returned_;
-  std::atomic<Attack> attack_ = Attack::none;
   std::jthread thread_;
 };
 
