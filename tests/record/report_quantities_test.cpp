@@ -3,10 +3,8 @@
 #include <regex>
 #include <tuple>
 
-#include "lockstep/error.h"
 #include "record/folder.h"
 #include "record/scalar.h"
-#include "tests/message_of.h"
 #include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
@@ -99,12 +97,6 @@ TEST_F(Report, HasALogAxisForLossesOnly) {
     EXPECT_THAT(text, HasSubstr(accuracy + std::string("</figcaption>")));
     EXPECT_THAT(text, HasSubstr("rate</figcaption>"));
   }
-}
-
-TEST_F(Report, AFileThatCannotBeReadIsAnError) {
-  std::filesystem::create_symlink("/proc/self/mem", folder / "metrics.jsonl");
-  EXPECT_THAT(message_of<Error>([&] { page(); }),
-              HasSubstr("metrics.jsonl: cannot read: Input/output error"));
 }
 
 }  // namespace
