@@ -26,9 +26,7 @@ TEST(Ticks, AreRoundAndFew) {
       EXPECT_LE(tick, high + 1e-9 * (high - low));
     }
   }
-}
-
-TEST(Ticks, OfALogAxisArePowersOfTen) {
+  // Those of a logarithmic axis are powers of ten.
   EXPECT_THAT(log_ticks(0.0015, 3), ElementsAre(0.01, 0.1, 1));
   EXPECT_THAT(log_ticks(0.3, 4), ElementsAre(0.5, 1, 2));
   EXPECT_THAT(log_ticks(1e-300, 1e300), SizeIs(AllOf(Ge(3U), Le(7U))));
