@@ -166,15 +166,6 @@ TEST_F(MnistCnn, WrongFlagsAreNamed) {
   }
 }
 
-TEST_F(MnistCnn, MisspeltFlagsGetASuggestionOfOneRank) {
-  const Result result = two_ranks(" --epohcs 2");
-  expect_one_complaint(result, 2, "--epohcs: unknown option, did you mean --epochs?");
-  EXPECT_THAT(result.err, Not(HasSubstr("[1]")));
-  EXPECT_EQ(alone("mnist_multithread --epohcs 2").err,
-            "--epohcs: unknown option, did you mean --epochs?\nRun with --help for more "
-            "information.\n");
-}
-
 TEST_F(MnistCnn, ABarShowsTheLoss) {
   // script gives it a terminal.
   if (run("script --version").code != 0) GTEST_SKIP() << "this machine has no script(1)";
