@@ -26,9 +26,7 @@ class Browser : public ::testing::Test {
   void SetUp() override {
     if (!browser()) GTEST_SKIP() << "no chromium-headless-shell or chromium on PATH";
   }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder / name, std::ios::binary) << text;
-  }
+  void write(const std::string& name, const std::string& text) const { folder.write(name, text); }
   /// Opens the page by day with a script added to it, in a window of this width. Returns what page
   /// and script, and what it could not do, wrote on the console. The browser knows no home, no
   /// screen and no variable but PATH, and keeps what it writes in the folder.
@@ -113,7 +111,6 @@ TEST_F(Browser, FitsThePageInAWindowOf1100Pixels) {
                           .bytes = 123'456'789,
                           .dense_bytes = 1LL << 40};
   write("intervals.jsonl", interval_line({.step = 1, .steps = 1, .ranks = {rank, rank}}));
-  std::filesystem::create_directory(folder / host);
   write(host + "/metrics.jsonl", "{\"step\": 1, \"" + host + "_loss\": 123.4}\n");
   write_report(folder.path(), folder / "report.html");
   write_comparison(folder / host, folder.path(), folder / "two.html");

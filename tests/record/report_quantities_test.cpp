@@ -87,7 +87,6 @@ TEST_F(Report, HasALogAxisForLossesOnly) {
   write("metrics.jsonl",
         "{\"step\": 1, \"a_loss\": 9, \"acc\": 0.01, \"rate\": 9}\n"
         "{\"step\": 2, \"a_loss\": 0.1, \"acc\": 1, \"rate\": 0.1}\n");
-  std::filesystem::create_directory(folder / "other");
   write("other/metrics.jsonl", "{\"step\": 1, \"a_loss\": 2}\n");
   const auto alone = page();
   write_comparison(folder.path(), folder / "other", folder / "two.html");

@@ -3,9 +3,9 @@
 
 #include <numeric>
 
-#include "kernels/quantize.h"
 #include "lockstep/strategies.h"
 #include "lockstep/types.h"
+#include "tests/kernels/quantized.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
@@ -33,33 +33,11 @@ TEST(Halves, AverageWhatWasRounded) {
   }
 }
 
-/// The values after quantization and dequantization, chunk by chunk.
-std::vector<float> through_codes(const std::vector<float>& values) {
-  std::vector<float> said;
-  for (std::size_t at = 0; at < values.size(); at += kernels::quantized_chunk) {
-    const auto length = std::min(kernels::quantized_chunk, values.size() - at);
-    const auto chunk = kernels::reference::quantized(std::span(values).subspan(at, length));
-    for (std::size_t i = 0; i < length; ++i)
-      said.push_back(chunk.scale * static_cast<float>(chunk.codes[i]));
-  }
-  return said;
-}
-
 Reference<float> quantized_mean(int ranks, std::size_t n, bool feedback) {
   Vectors<float> residuals(static_cast<std::size_t>(ranks), std::vector<float>(n));
   return [=](const Vectors<float>& gradients, int) mutable {
-    std::vector<float> mean(n);
-    for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
-      auto sum = gradients[rank];
-      for (std::size_t i = 0; feedback && i < n; ++i) sum[i] += residuals[rank][i];
-      const auto said = through_codes(sum);
-      for (std::size_t i = 0; i < n; ++i) {
-        residuals[rank][i] = sum[i] - said[i];
-        mean[i] += said[i] / static_cast<float>(gradients.size());
-      }
-    }
-    const auto said = through_codes(mean);
-    return std::vector<double>(said.begin(), said.end());
+    const auto mean = kernels::expected_mean(gradients, residuals, feedback);
+    return std::vector<double>(mean.begin(), mean.end());
   };
 }
 
