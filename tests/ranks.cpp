@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <stdexcept>
@@ -31,22 +32,6 @@ std::map<std::string, RankFunction>& bodies() {
 
 constexpr const char* body_variable = "LOCKSTEP_TEST_BODY";
 
-/// An environment of this process's variables and some more.
-class EnvironmentBlock {
- public:
-  explicit EnvironmentBlock(const std::map<std::string, std::string>& more) {
-    for (char** entry = environ; *entry != nullptr; ++entry) texts_.emplace_back(*entry);
-    for (const auto& [name, value] : more) texts_.push_back(name + "=" + value);
-    for (auto& text : texts_) pointers_.push_back(text.data());
-    pointers_.push_back(nullptr);
-  }
-  char** data() { return pointers_.data(); }
-
- private:
-  std::vector<std::string> texts_;
-  std::vector<char*> pointers_;
-};
-
 struct Child {
   pid_t pid = -1;
   int err = -1;
@@ -61,20 +46,20 @@ Child start(host::World& world, int rank, const std::string& name,
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, world.fd(), arena_fd);
   posix_spawn_file_actions_adddup2(&actions, pipe[1], STDERR_FILENO);
-  EnvironmentBlock environment({{body_variable, name},
-                                {"LOCKSTEP_RANK", std::to_string(rank)},
-                                {"LOCKSTEP_WORLD_SIZE", std::to_string(world.size())},
-                                {"LOCKSTEP_ARENA_FD", std::to_string(arena_fd)},
-                                {"LOCKSTEP_TIMEOUT", concat(timeout.count() / 1000.0)},
-                                {"OMP_NUM_THREADS", "1"}});
-  const std::string program = "/proc/self/exe";
-  std::array<char, 4096> self{};
-  if (::readlink(program.c_str(), self.data(), self.size() - 1) < 0) {
-    throw std::runtime_error("readlink failed");
-  }
+  std::vector<std::string> texts{concat(body_variable, '=', name),
+                                 concat("LOCKSTEP_RANK=", rank),
+                                 concat("LOCKSTEP_WORLD_SIZE=", world.size()),
+                                 concat("LOCKSTEP_ARENA_FD=", arena_fd),
+                                 concat("LOCKSTEP_TIMEOUT=", timeout.count() / 1000.0),
+                                 "OMP_NUM_THREADS=1"};
+  std::vector<char*> environment;
+  for (auto& text : texts) environment.push_back(text.data());
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
+  environment.push_back(nullptr);
+  auto self = std::filesystem::read_symlink("/proc/self/exe").string();
   std::array<char*, 2> arguments{self.data(), nullptr};
   Child child;
-  const int error = ::posix_spawn(&child.pid, self.data(), &actions, nullptr, arguments.data(),
+  const int error = ::posix_spawn(&child.pid, self.c_str(), &actions, nullptr, arguments.data(),
                                   environment.data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(pipe[1]);

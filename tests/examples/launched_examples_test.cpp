@@ -69,22 +69,6 @@ TEST_F(UnderMpirun, AWrongFlagIsPrintedOnce) {
   }
 }
 
-TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
-  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
-  std::ofstream(folder / "hosts") << "localhost slots=2\n";
-  write_digits(folder / "data", 203, 51);
-  const Result result =
-      mpirun_of("--hostfile hosts " + quoted_bin +
-                    "mnist_cnn --data data --batch-size 16 --lr 0.05 --epochs 2 --no-efficiency "
-                    "--metrics metrics.jsonl",
-                "auto");
-  ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(count(result.out, "epoch 2/2  loss "), 1) << result.out;
-  ASSERT_EQ(metrics().size(), 2u);
-  EXPECT_EQ(metrics()[0]["ranks"], 2);
-  EXPECT_LT(values("train_loss")[1], values("train_loss")[0]);
-}
-
 // Training that goes on after a failure ends in the bits of training that starts from the same
 // checkpoint. bench/faults/random_kills kills ranks of one host.
 
@@ -152,7 +136,7 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndSharedMemory) {
   EXPECT_TRUE(small_buckets) << result.out;
 }
 
-// Digits that people wrote, and photographs: others of these tests make their data.
+// Digits that people wrote: others of these tests make their data.
 
 class RealData : public ProgramRun {};
 
@@ -165,20 +149,6 @@ TEST_F(RealData, MnistCnnLearnsTheSampleOfMnist) {
   ASSERT_EQ(losses.size(), 2u);
   EXPECT_LT(losses[1], losses[0] / 2);
   EXPECT_GT(values("test_accuracy")[1], 0.9);
-}
-
-TEST_F(RealData, ResNet9LearnsCifar10) {
-  const char* data = std::getenv("LOCKSTEP_TEST_CIFAR10");
-  if (data == nullptr)
-    GTEST_SKIP() << "LOCKSTEP_TEST_CIFAR10 names no folder of CIFAR-10's binary files";
-  const Result result =
-      two_ranks("resnet9_cifar10 --epochs 2 --quiet --metrics metrics.jsonl --data '" +
-                std::string(data) + "'");
-  ASSERT_EQ(result.code, 0) << result.err;
-  const auto losses = values("train_loss");
-  ASSERT_GE(losses.size(), 2u);
-  EXPECT_LT(losses.back(), losses.front());
-  EXPECT_GT(values("test_accuracy").at(0), 0.3) << "ten classes";
 }
 
 }  // namespace

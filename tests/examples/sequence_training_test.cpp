@@ -77,15 +77,17 @@ TEST_P(SequenceTraining, AResumedRunOfProcessesEndsInTheBitsOfThreads) {
   for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(learnt[i], one_rank[i], 1e-3 * one_rank[i]);
 }
 
-TEST_P(SequenceTraining, StrategiesLearnAndLogsAreComplete) {
-  const Result result = train(2, " --strategy local_sgd:period=4 --quiet --log-dir log --trace");
+class SequencePrograms : public ProgramRun {};
+
+TEST_F(SequencePrograms, TakeAStrategyAndWriteATrace) {
+  const Result result = two_ranks(
+      "forecast --channels 4 --epochs 2 --strategy local_sgd:period=4 --quiet --log-dir log "
+      "--trace --metrics metrics.jsonl");
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out + result.err, IsEmpty());
-  EXPECT_LT(errors().back(), 0.8 * errors().front());
+  EXPECT_LT(values("test_error").back(), 0.8 * values("test_error").front());
   EXPECT_THAT(content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
 }
-
-class SequencePrograms : public ProgramRun {};
 
 TEST_F(SequencePrograms, TheBaselinesAreThoseOfTheSeries) {
   // The last fifth of 50 values: the 10th to the 1st from the end, forecast two at a time. Line i

@@ -4,7 +4,6 @@
 #include <functional>
 #include <initializer_list>
 #include <random>
-#include <span>
 #include <tuple>
 
 #include "lockstep/datasets.h"
@@ -15,16 +14,13 @@
 namespace lockstep::testing {
 namespace {
 
-using Bytes = std::vector<std::uint8_t>;
-
 constexpr int digits = 5;
 constexpr int pixels = 28 * 28;
 
-Bytes big_endian(std::initializer_list<std::uint32_t> values) {
-  Bytes bytes;
+std::string big_endian(std::initializer_list<std::uint32_t> values) {
+  std::string bytes;
   for (const std::uint32_t value : values)
-    for (const int shift : {24, 16, 8, 0})
-      bytes.push_back(static_cast<std::uint8_t>(value >> shift));
+    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
   return bytes;
 }
 
@@ -32,35 +28,26 @@ std::uint8_t pixel_of(int digit, int pixel) {
   return static_cast<std::uint8_t>(digit * 31 + pixel * 7);
 }
 
-Bytes images_file() {
-  Bytes bytes = big_endian({0x803, digits, 28, 28});
+std::string images_file() {
+  std::string bytes = big_endian({0x803, digits, 28, 28});
   for (int digit = 0; digit < digits; ++digit)
-    for (int pixel = 0; pixel < pixels; ++pixel) bytes.push_back(pixel_of(digit, pixel));
+    for (int pixel = 0; pixel < pixels; ++pixel) bytes += static_cast<char>(pixel_of(digit, pixel));
   return bytes;
 }
 
-Bytes labels_file() {
-  Bytes bytes = big_endian({0x801, digits});
-  for (const std::uint8_t label : {9, 0, 4, 4, 7}) bytes.push_back(label);
-  return bytes;
+std::string labels_file() {
+  return big_endian({0x801, digits}) + std::string("\x09\0\x04\x04\x07", 5);
 }
 
-void write_plain(const std::filesystem::path& path, std::span<const std::uint8_t> bytes) {
-  std::ofstream out(path, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(bytes.data()),
-            static_cast<std::streamsize>(bytes.size()));
+void write_plain(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
 }
 
-void write_packed(const std::filesystem::path& path, std::span<const std::uint8_t> bytes) {
+void write_packed(const std::filesystem::path& path, const std::string& bytes) {
   gzFile out = gzopen(path.c_str(), "wb");
   ASSERT_EQ(gzwrite(out, bytes.data(), static_cast<unsigned>(bytes.size())),
             static_cast<int>(bytes.size()));
   gzclose(out);
-}
-
-Bytes bytes_of(const std::filesystem::path& path) {
-  const std::string text = content(path);
-  return {text.begin(), text.end()};
 }
 
 class MnistFiles : public ::testing::Test {
@@ -115,26 +102,27 @@ TEST_F(MnistFiles, MissingFilesAreNamedBothWays) {
 }
 
 TEST_F(MnistFiles, DamageIsNamedWithItsPlace) {
-  const std::tuple<const std::filesystem::path*, std::function<void(Bytes&)>, const char*> cases[] =
-      {{&images, [](Bytes& bytes) { bytes[3] = 1; },
-        ": offset 0: expected magic number 0x00000803, found 0x00000801"},
-       {&images, [](Bytes& bytes) { bytes[15] = 27; },
-        ": offset 12: expected dimension 28, found 27"},
-       {&images, [](Bytes& bytes) { bytes.resize(1000); },
-        ": offset 4: expected items of at most 1000 bytes, which the file can hold, found 5 items "
-        "of 3936 bytes"},
-       {&labels, [](Bytes& bytes) { bytes.push_back(1); }, ": offset 13: expected the end"},
-       {&labels, [](Bytes& bytes) { bytes[8 + 3] = 10; },
-        ": offset 11: expected a label from 0 to 9, found 10"},
-       {&labels,
-        [](Bytes& bytes) {
-          bytes.pop_back();
-          bytes[7] = digits - 1;
-        },
-        ": offset 4: expected 5 labels"}};
+  const std::tuple<const std::filesystem::path*, std::function<void(std::string&)>, const char*>
+      cases[] = {
+          {&images, [](auto& bytes) { bytes[3] = 1; },
+           ": offset 0: expected magic number 0x00000803, found 0x00000801"},
+          {&images, [](auto& bytes) { bytes[15] = 27; },
+           ": offset 12: expected dimension 28, found 27"},
+          {&images, [](auto& bytes) { bytes.resize(1000); },
+           ": offset 4: expected items of at most 1000 bytes, which the file can hold, "
+           "found 5 items of 3936 bytes"},
+          {&labels, [](auto& bytes) { bytes.push_back(1); }, ": offset 13: expected the end"},
+          {&labels, [](auto& bytes) { bytes[8 + 3] = 10; },
+           ": offset 11: expected a label from 0 to 9, found 10"},
+          {&labels,
+           [](auto& bytes) {
+             bytes.pop_back();
+             bytes[7] = digits - 1;
+           },
+           ": offset 4: expected 5 labels"}};
   for (const auto& [file, damage, expected] : cases) {
     SetUp();
-    auto bytes = bytes_of(*file);
+    auto bytes = content(*file);
     damage(bytes);
     write_plain(*file, bytes);
     EXPECT_THAT(error(), HasSubstr(file->string() + expected));
@@ -143,17 +131,17 @@ TEST_F(MnistFiles, DamageIsNamedWithItsPlace) {
 }
 
 TEST_F(MnistFiles, EveryTruncationIsAnErrorThatNamesTheFile) {
-  const Bytes whole = labels_file();
+  const std::string whole = labels_file();
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    write_plain(labels, std::span(whole).first(size));
+    write_plain(labels, whole.substr(0, size));
     EXPECT_THAT(error(), HasSubstr(labels.string() + ": offset")) << size << " bytes";
   }
 }
 
 TEST_F(MnistFiles, ReadsCompressedFilesAndComparesCountsBeforeAnyValueIsRead) {
   const auto packed = folder / "train-images-idx3-ubyte.gz";
-  Bytes bytes = images_file();
-  bytes[4] = 0xff;
+  std::string bytes = images_file();
+  bytes[4] = '\xff';
   write_plain(images, bytes);
   EXPECT_THAT(error(), HasSubstr("which the file can hold"));
   std::filesystem::remove(images);
@@ -167,22 +155,10 @@ TEST_F(MnistFiles, ReadsCompressedFilesAndComparesCountsBeforeAnyValueIsRead) {
   bytes = big_endian({0x803, count, 28, 28});
   bytes.resize(bytes.size() + std::size_t{count} * pixels);
   write_packed(packed, bytes);
-  Bytes damaged = bytes_of(packed);
+  std::string damaged = content(packed);
   damaged.back() ^= 1;
   write_plain(packed, damaged);
   EXPECT_THAT(error(), AllOf(HasSubstr("expected 50000 labels"), HasSubstr("found 5")));
-}
-
-TEST(MnistSample, HasTenThousandDigitsToLearnAndTwoThousandToTest) {
-  const std::filesystem::path folder = LOCKSTEP_SOURCE_DIR "/examples/data/mnist";
-  const Mnist train(folder, Mnist::Split::train);
-  const Mnist test(folder, Mnist::Split::test);
-  EXPECT_EQ(train.size(), 10000u);
-  EXPECT_EQ(test.size(), 2000u);
-  // The first digits of MNIST, as its description shows them.
-  EXPECT_TRUE(train.targets().slice(0, 0, 5).equal(torch::tensor({5, 0, 4, 1, 9}, at::kLong)));
-  EXPECT_TRUE(test.targets().slice(0, 0, 5).equal(torch::tensor({7, 2, 1, 0, 4}, at::kLong)));
-  EXPECT_NEAR(train.images().to(at::kFloat).mean().item<float>() / 255, 0.13, 0.01);
 }
 
 class CompressedImages : public MnistFiles {
@@ -191,26 +167,26 @@ class CompressedImages : public MnistFiles {
     MnistFiles::SetUp();
     std::filesystem::remove(images);
     // Noise, so that the compressed file is long enough to be cut anywhere.
-    Bytes bytes = big_endian({0x803, digits, 28, 28});
+    std::string bytes = big_endian({0x803, digits, 28, 28});
     std::mt19937 noise(1);
-    for (int i = 0; i < digits * pixels; ++i) bytes.push_back(static_cast<std::uint8_t>(noise()));
+    for (int i = 0; i < digits * pixels; ++i) bytes += static_cast<char>(noise() & 0xff);
     write_packed(packed, bytes);
-    whole = bytes_of(packed);
+    whole = content(packed);
     ASSERT_EQ(error(), "");
   }
   const std::filesystem::path packed = folder / "train-images-idx3-ubyte.gz";
-  Bytes whole;
+  std::string whole;
 };
 
 TEST_F(CompressedImages, EveryTruncationAndAFlippedBitAreErrorsThatNameTheFile) {
   for (std::size_t size = 0; size < whole.size(); size += size < 30 ? 1 : 97) {
-    write_plain(packed, std::span(whole).first(size));
+    write_plain(packed, whole.substr(0, size));
     EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << size << " bytes";
   }
-  write_plain(packed, std::span(whole).first(whole.size() - 1));
+  write_plain(packed, whole.substr(0, whole.size() - 1));
   EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "the last byte of the check sum";
   for (const std::size_t place : {whole.size() / 2, whole.size() - 6, whole.size() - 1}) {
-    Bytes bytes = whole;
+    std::string bytes = whole;
     bytes[place] ^= 4;
     write_plain(packed, bytes);
     EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "at " << place;

@@ -83,7 +83,7 @@ TEST(Philox, GivesThePublishedNumbers) {
 TEST_P(LowPrecisionOnTarget, RoundsStochasticallyAsTheReference) {
   const RandomStream stream{.step = 12, .parameter = 3, .tensor = 2};
   for (const auto count : counts) {
-    for (const std::size_t first : {0, 1, 500, 512, 1025}) {
+    for (const std::size_t first : {0, 1, 500, 512, 1025, 40'000'007}) {
       const auto values = values_of_all_kinds(count, count + first);
       Buffer rounded(count * 2, 2);
       round_stochastically(values, stream, first, rounded.as<std::uint16_t>().data());
@@ -163,35 +163,6 @@ TEST_P(LowPrecisionOnTarget, IgnoresTheCompensationOfAnotherValue) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, LowPrecisionOnTarget, every_target(), target_name);
-
-TEST(RoundStochastically, IsUnbiasedAndIndependent) {
-  constexpr std::size_t count = 1 << 16;
-  const float unit = 0x1p-7f;  // the distance of bfloat16 values in [1, 2)
-  for (std::uint32_t step = 0; step < 8; ++step) {
-    for (const float fraction : {0.1f, 0.5f, 0.9f}) {
-      const std::vector<float> values(count, 1 + fraction * unit);
-      std::vector<std::uint16_t> rounded(count);
-      std::vector<std::uint16_t> of_other(count);
-      round_stochastically(values, {.step = step, .parameter = 1}, 0, rounded.data());
-      round_stochastically(values, {.step = step, .parameter = 2}, 0, of_other.data());
-      const auto up = [](std::uint16_t result) { return result == to_bf16(1 + 0x1p-7f); };
-      double ups = 0;
-      double pairs = 0;
-      double ups_in_both = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        ASSERT_TRUE(up(rounded[i]) || rounded[i] == to_bf16(1));
-        ups += up(rounded[i]);
-        pairs += i > 0 && up(rounded[i]) && up(rounded[i - 1]);
-        ups_in_both += up(rounded[i]) && up(of_other[i]);
-      }
-      const double p = fraction;
-      const double deviation = std::sqrt(p * (1 - p) / count);  // of a mean of count elements
-      EXPECT_NEAR(ups / count, p, 5 * deviation);
-      EXPECT_NEAR(pairs / count, p * p, 10 * deviation);
-      EXPECT_NEAR(ups_in_both / count, p * p, 10 * deviation);
-    }
-  }
-}
 
 /// No two cache lines of the same bytes.
 std::vector<std::byte> some_bytes(std::size_t count) {

@@ -1,5 +1,3 @@
-#include "kernels/quantize.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,9 +5,9 @@
 #include <limits>
 #include <random>
 
-#include "kernels/reference.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
+#include "tests/kernels/quantized.h"
 
 namespace lockstep::inline v0_2::kernels {
 namespace {
@@ -27,23 +25,8 @@ std::vector<float> random_values(std::size_t count, float size, std::size_t seed
 /// Sizes of values, from denormals to what fills the range.
 constexpr float sizes[] = {0, 1e-42f, 1e-36f, 1e-3f, 1, 5e37f};
 
-std::vector<QuantizedChunk> quantized(std::span<const float> values) {
-  std::vector<QuantizedChunk> chunks;
-  for (std::size_t at = 0; at < values.size(); at += quantized_chunk) {
-    chunks.push_back(
-        reference::quantized(values.subspan(at, std::min(quantized_chunk, values.size() - at))));
-  }
-  return chunks;
-}
-
 bool equal(const std::vector<QuantizedChunk>& a, const std::vector<QuantizedChunk>& b) {
   return std::ranges::equal(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
-}
-
-/// factor times what the chunks say of an element.
-float value_of(const std::vector<QuantizedChunk>& chunks, std::size_t i, float factor = 1) {
-  const auto& chunk = chunks[i / quantized_chunk];
-  return chunk.scale * factor * static_cast<float>(chunk.codes[i % quantized_chunk]);
 }
 
 class QuantizeOnTarget : public OnTarget {};
@@ -148,33 +131,12 @@ TEST(Quantize, RefusesAnotherNumberOfChunks) {
   EXPECT_THROW(quantize_with_feedback(values, values, chunks), InvalidArgument);
 }
 
-using RankVectors = std::vector<std::vector<float>>;  ///< one for each rank
-
 RankVectors vectors_of(std::size_t ranks, std::size_t count, float size, std::size_t seed) {
   RankVectors all;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     all.push_back(random_values(count, size, 10 * seed + rank));
   }
   return all;
-}
-
-/// Residuals become what is not said; returns what all ranks shall have.
-std::vector<float> expected_mean(const RankVectors& values, RankVectors& residuals, bool feedback) {
-  const std::size_t count = values[0].size();
-  std::vector<float> mean(count);
-  for (std::size_t rank = 0; rank < values.size(); ++rank) {
-    auto sum = values[rank];
-    for (std::size_t i = 0; feedback && i < count; ++i) sum[i] += residuals[rank][i];
-    const auto chunks = quantized(sum);
-    for (std::size_t i = 0; i < count; ++i) {
-      const float part = value_of(chunks, i, 1.0f / static_cast<float>(values.size()));
-      mean[i] = rank == 0 ? part : mean[i] + part;
-      if (feedback) residuals[rank][i] = sum[i] - value_of(chunks, i);
-    }
-  }
-  const auto chunks = quantized(mean);
-  for (std::size_t i = 0; i < count; ++i) mean[i] = value_of(chunks, i);
-  return mean;
 }
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
@@ -191,9 +153,7 @@ std::vector<QuantizedPart> parts_of(RankVectors& values, RankVectors& residuals,
   return parts;
 }
 
-class QuantizedMeanOnTarget : public OnTarget {};
-
-TEST_P(QuantizedMeanOnTarget, EqualsTheReferenceInEveryBit) {
+TEST_P(QuantizeOnTarget, GivesTheMeanOfTheReferenceInEveryBit) {
   for (const std::size_t ranks : {1, 2, 3, 4, 7}) {
     for (const std::size_t count : {0, 1, 63, 511, 512, 513, 1024, 3000}) {
       for (const float size : {0.0f, 1e-42f, 1e-36f, 1.0f, 1e37f}) {
@@ -214,7 +174,7 @@ TEST_P(QuantizedMeanOnTarget, EqualsTheReferenceInEveryBit) {
   }
 }
 
-TEST_P(QuantizedMeanOnTarget, SaysWhoseAndWhichElementIsNotFinite) {
+TEST_P(QuantizeOnTarget, SaysWhoseAndWhichElementOfAMeanIsNotFinite) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const bool feedback : {false, true}) {
     for (const std::size_t count : {1024, 1100}) {
@@ -238,8 +198,6 @@ TEST_P(QuantizedMeanOnTarget, SaysWhoseAndWhichElementIsNotFinite) {
     }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Cpu, QuantizedMeanOnTarget, every_target(), target_name);
 
 }  // namespace
 }  // namespace lockstep::kernels

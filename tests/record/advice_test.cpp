@@ -27,39 +27,30 @@ std::vector<std::string> findings(const Run& run) {
   return found;
 }
 
-TEST(Advice, HasNoneForAnEvenRun) {
-  const RankInterval rank{.seconds = 4, .waiting = 0.4, .working = 0.4, .bytes = 400, .samples = 9};
-  EXPECT_THAT(findings(run_of({rank, rank, rank})), IsEmpty());
-  EXPECT_THAT(findings(run_of({rank})), IsEmpty());
+TEST(Advice, NamesWhatMakesAStepSlow) {
+  const RankInterval even{.seconds = 4, .waiting = 0.4, .working = 0.4, .bytes = 400, .samples = 9};
+  const RankInterval loads{.seconds = 4, .waiting = 1, .working = 0.2, .loading = 0.1};
+  const RankInterval loads_long{.seconds = 4, .waiting = 0, .working = 0.2, .loading = 1.2};
+  const RankInterval waits{.seconds = 4, .waiting = 2, .working = 0.2};
+  const RankInterval computes{.seconds = 4, .waiting = 0.1, .working = 0.2};
+  const RankInterval exchanges{.seconds = 4, .waiting = 1, .working = 1};
+  const std::pair<std::vector<RankInterval>, std::vector<std::string>> cases[] = {
+      {{even, even, even}, {}},
+      {{even}, {}},
+      {{loads, loads_long, loads},
+       {"Rank 1 waits 12 ms of a step of 40 ms for its data loader; the other ranks wait 1 ms."}},
+      {{loads_long, loads_long},
+       {"Ranks wait up to 12 ms of a step of 40 ms for their data loaders."}},
+      {{waits, waits, computes},
+       {"Rank 2 computes 37 ms a step; the other ranks compute 18 ms and wait for it."}},
+      {{exchanges, exchanges},
+       {"Communication and waiting take 50 % of the ranks' time: 20 ms of a step of 40 ms."}}};
+  for (const auto& [ranks, said] : cases) EXPECT_EQ(findings(run_of(ranks)), said);
   EXPECT_THAT(findings(record::Run{}), IsEmpty());
-}
-
-TEST(Advice, NamesARankWhoseLoaderIsSlow) {
-  const RankInterval usual{.seconds = 4, .waiting = 1, .working = 0.2, .loading = 0.1};
-  const RankInterval slow{.seconds = 4, .waiting = 0, .working = 0.2, .loading = 1.2};
-  EXPECT_THAT(findings(run_of({usual, slow, usual})),
-              ElementsAre("Rank 1 waits 12 ms of a step of 40 ms for its data loader; the other "
-                          "ranks wait 1 ms."));
-  EXPECT_THAT(findings(run_of({slow, slow})),
-              ElementsAre("Ranks wait up to 12 ms of a step of 40 ms for their data loaders."));
-}
-
-TEST(Advice, NamesARankThatIsSlow) {
-  const RankInterval usual{.seconds = 4, .waiting = 2, .working = 0.2};
-  const RankInterval slow{.seconds = 4, .waiting = 0.1, .working = 0.2};
-  auto run = run_of({usual, usual, slow});
-  EXPECT_THAT(findings(run), ElementsAre("Rank 2 computes 37 ms a step; the other ranks compute 18 "
-                                         "ms and wait for it."));
+  auto run = run_of({waits, waits, computes});
   run.hosts = {"a", "a", "b"};
   run.has_several_hosts = true;
   EXPECT_THAT(findings(run), ElementsAre(HasSubstr("Rank 2 on b computes 37 ms")));
-}
-
-TEST(Advice, NamesCommunicationThatTakesLong) {
-  const RankInterval rank{.seconds = 4, .waiting = 1, .working = 1};
-  EXPECT_THAT(findings(run_of({rank, rank})),
-              ElementsAre("Communication and waiting take 50 % of the ranks' time: 20 ms of a step "
-                          "of 40 ms."));
 }
 
 TEST(Advice, NamesMoreRanksThanCores) {

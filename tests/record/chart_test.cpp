@@ -26,9 +26,7 @@ TEST(Ticks, AreRoundAndFew) {
       EXPECT_LE(tick, high + 1e-9 * (high - low));
     }
   }
-}
-
-TEST(Ticks, OfALogAxisArePowersOfTen) {
+  // Those of a logarithmic axis are powers of ten.
   EXPECT_THAT(log_ticks(0.0015, 3), ElementsAre(0.01, 0.1, 1));
   EXPECT_THAT(log_ticks(0.3, 4), ElementsAre(0.5, 1, 2));
   EXPECT_THAT(log_ticks(1e-300, 1e300), SizeIs(AllOf(Ge(3U), Le(7U))));
@@ -80,20 +78,13 @@ TEST(Thinned, KeepsPeaksGapsAndEnds) {
   EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";
 }
 
-TEST(LineChart, HasFiniteCoordinatesForLargeValues) {
-  for (const Curve& curve :
-       {Curve{{-9'000'000'000'000'000, 1e307}}, Curve{{1, -1e307}, {2, 1e307}}}) {
-    const auto chart =
-        line_chart("loss", {{.name = "loss", .curve = curve, .colour = "red", .second = false}});
-    EXPECT_EQ(chart.find("inf"), std::string::npos) << chart;
-    EXPECT_EQ(chart.find("nan"), std::string::npos) << chart;
-  }
-}
-
-TEST(LineChart, HasALogAxisForPositiveValuesOfMoreThanADecade) {
+TEST(LineChart, HasFiniteCoordinatesAndALogAxisForPositiveValuesOfMoreThanADecade) {
   const auto chart = [](const Curve& curve, Axis axis) {
     return line_chart("loss", {{.name = "loss", .curve = curve, .colour = "red"}}, axis);
   };
+  for (const Curve& large :
+       {Curve{{-9'000'000'000'000'000, 1e307}}, Curve{{1, -1e307}, {2, 1e307}}})
+    EXPECT_THAT(chart(large, Axis::linear), Not(AnyOf(HasSubstr("inf"), HasSubstr("nan"))));
   const Curve wide{{1, 10}, {2, 1}, {3, 0.1}, {4, NAN}};
   EXPECT_THAT(chart(wide, Axis::logarithmic),
               AllOf(HasSubstr("logarithmic axis"), HasSubstr("loss at step 3: 0.1<"),

@@ -35,6 +35,8 @@ TEST(AppendFile, StartsAnewOrGoesOn) {
   EXPECT_EQ(content(path), "four\n");
   EXPECT_EQ(moved.error(), 0);
   AppendFile().add("nowhere");
+  EXPECT_EQ(message_of<Error>([] { AppendFile("/nonexistent/lines", false); }),
+            "/nonexistent/lines: cannot write: No such file or directory");
 }
 
 TEST(AppendFile, EndsWithItsLastWholeRecordWhenTheDiskIsFull) {
@@ -55,12 +57,7 @@ TEST(AppendFile, EndsWithItsLastWholeRecordWhenTheDiskIsFull) {
   EXPECT_EQ(full.error(), ENOSPC);
 }
 
-TEST(AppendFile, NamesWhatCannotBeOpened) {
-  EXPECT_EQ(message_of<Error>([&] { AppendFile("/nonexistent/lines", false); }),
-            "/nonexistent/lines: cannot write: No such file or directory");
-}
-
-TEST(Files, FollowNoLink) {
+TEST(Files, FollowNoLinkAndReplaceNoFifo) {
   const TemporaryFolder folder;
   std::ofstream(folder / "precious") << "data";
   std::filesystem::create_symlink("precious", folder / "link");
@@ -73,10 +70,6 @@ TEST(Files, FollowNoLink) {
               HasSubstr(said.substr(0, said.find(','))));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_EQ(content(folder / "precious"), "data");
-}
-
-TEST(WriteFile, ReplacesNoDeviceOrFifo) {
-  const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "page").c_str(), 0600), 0);
   EXPECT_THAT(message_of<Error>([&] { write_file(folder / "page", "new"); }),
               HasSubstr("/page: exists and is not a regular file; name another"));
@@ -97,23 +90,20 @@ TEST(WriteFile, AppearsWhenItIsWhole) {
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
 }
 
-TEST(RunEnvironment, HasNoSecret) {
+TEST(RunEnvironment, HasNoSecretAndSaysWhetherDenormalsAreFlushed) {
   const TemporaryFolder folder;
+  const auto written = [&] {
+    write_environment(folder.path(), {});
+    return nlohmann::json::parse(content(folder / environment_name));
+  };
   const testing::Variable token("LOCKSTEP_TOKEN", "c0ffee");
   const testing::Variable other("LOCKSTEP_OTHER", "shown");
-  write_environment(folder.path(), {});
-  const auto variables = nlohmann::json::parse(content(folder / environment_name)).at("variables");
+  const auto variables = written().at("variables");
   EXPECT_EQ(variables.at("LOCKSTEP_TOKEN"), "(set)");
   EXPECT_EQ(variables.at("LOCKSTEP_OTHER"), "shown");
-}
-
-TEST(RunEnvironment, SaysWhetherDenormalsAreFlushed) {
-  const TemporaryFolder folder;
   for (const bool flush : {false, detail::can_flush_denormals}) {
     const detail::DenormalsGuard guard(flush);
-    write_environment(folder.path(), {});
-    std::ifstream in(folder / environment_name);
-    EXPECT_EQ(nlohmann::json::parse(in).at("denormals"), flush ? "flushed" : "kept");
+    EXPECT_EQ(written().at("denormals"), flush ? "flushed" : "kept");
   }
 }
 
@@ -166,7 +156,7 @@ TEST_F(Continued, LeavesAFileAloneThatHasNothingLater) {
   EXPECT_FALSE(std::filesystem::exists(folder / discarded_name));
 }
 
-TEST_F(Continued, KeepsTheFileIfTheRecordsCannotBeMoved) {
+TEST_F(Continued, KeepsTheFileIfTheRecordsCannotBeMovedAndFollowsNoLinkToIt) {
   const std::string all = "{\"step\":1}\n{\"step\":2}\n";
   write(all);
   {
@@ -174,11 +164,7 @@ TEST_F(Continued, KeepsTheFileIfTheRecordsCannotBeMoved) {
     EXPECT_THROW(discard_repeated(folder.path(), metrics_name, {.step = 1}), Error);
   }
   EXPECT_EQ(text(metrics_name), all);
-}
-
-TEST_F(Continued, FollowsNoLinkToTheFile) {
-  const std::string all = "{\"step\":1}\n{\"step\":2}\n";
-  std::ofstream(folder / "precious") << all;
+  std::filesystem::rename(folder / metrics_name, folder / "precious");
   std::filesystem::create_symlink("precious", folder / metrics_name);
   EXPECT_THROW(discard_repeated(folder.path(), metrics_name, {.step = 1}), Error);
   EXPECT_EQ(text("precious"), all);

@@ -222,12 +222,6 @@ TEST(Csv, HasARowAStep) {
   EXPECT_EQ(csv_of({}), "step,elapsed,wall_time\r\n");
 }
 
-TEST(Csv, AFileThatCannotBeWrittenLeavesNothing) {
-  const TemporaryFolder folder;
-  EXPECT_THROW(write_csv({}, folder / "no/such/file"), Error);
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
 TEST(Csv, FormatsOfEarlierVersionsAreAnsweredWithTheReplacement) {
   check_export_format("csv");
   for (const auto& known :

@@ -18,9 +18,7 @@ inline Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) 
 /// A run's folder, and the page of it.
 class Report : public ::testing::Test {
  protected:
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder / name, std::ios::binary) << text;
-  }
+  void write(const std::string& name, const std::string& text) const { folder.write(name, text); }
   /// Two intervals that end at steps 10 and 20.
   void write_intervals(const std::vector<RankInterval>& ranks) const {
     write("intervals.jsonl",

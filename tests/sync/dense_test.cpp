@@ -3,9 +3,9 @@
 
 #include <numeric>
 
-#include "kernels/quantize.h"
 #include "lockstep/strategies.h"
 #include "lockstep/types.h"
+#include "tests/kernels/quantized.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
@@ -33,44 +33,11 @@ TEST(Halves, AverageWhatWasRounded) {
   }
 }
 
-TEST_ON_RANKS(Halves, PassOnWhatIsNotFinite, 2) {
-  for (const Strategy& strategy : {Strategy(Fp16{.clip = 10}), Strategy(Bf16{})}) {
-    Bucket bucket(0, 3, at::kFloat, {}, world);
-    bucket.values().fill_(1);
-    if (world.rank() == 1) bucket.values()[1].fill_(std::numeric_limits<float>::quiet_NaN());
-    advance(*strategy.exchange(bucket), 0, bucket, world);
-    EXPECT_EQ(bucket.values()[0].item<float>(), 1);
-    EXPECT_TRUE(std::isnan(bucket.values()[1].item<float>()));
-  }
-}
-
-/// The values after quantization and dequantization, chunk by chunk.
-std::vector<float> through_codes(const std::vector<float>& values) {
-  std::vector<float> said;
-  for (std::size_t at = 0; at < values.size(); at += kernels::quantized_chunk) {
-    const auto length = std::min(kernels::quantized_chunk, values.size() - at);
-    const auto chunk = kernels::reference::quantized(std::span(values).subspan(at, length));
-    for (std::size_t i = 0; i < length; ++i)
-      said.push_back(chunk.scale * static_cast<float>(chunk.codes[i]));
-  }
-  return said;
-}
-
 Reference<float> quantized_mean(int ranks, std::size_t n, bool feedback) {
   Vectors<float> residuals(static_cast<std::size_t>(ranks), std::vector<float>(n));
   return [=](const Vectors<float>& gradients, int) mutable {
-    std::vector<float> mean(n);
-    for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
-      auto sum = gradients[rank];
-      for (std::size_t i = 0; feedback && i < n; ++i) sum[i] += residuals[rank][i];
-      const auto said = through_codes(sum);
-      for (std::size_t i = 0; i < n; ++i) {
-        residuals[rank][i] = sum[i] - said[i];
-        mean[i] += said[i] / static_cast<float>(gradients.size());
-      }
-    }
-    const auto said = through_codes(mean);
-    return std::vector<double>(said.begin(), said.end());
+    const auto mean = kernels::expected_mean(gradients, residuals, feedback);
+    return std::vector<double>(mean.begin(), mean.end());
   };
 }
 
@@ -298,17 +265,6 @@ TEST(PowerSgd, AveragesInTwoThinFactors) {
   check(3, at::kFloat, true);
 }
 
-TEST_ON_RANKS(PowerSgd, TakesZerosAndHugeNumbers, 2) {
-  auto bucket = four_parameters(world, at::kFloat);
-  const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
-  for (int step = 0; step < 3; ++step) {
-    bucket.values().zero_();
-    if (step == 1) bucket.values()[5] = 1e18;
-    advance(*exchange, step, bucket, world);
-    EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << step;
-  }
-}
-
 TEST_ON_RANKS(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors, 2) {
   for (const bool feedback : {false, true}) {
     auto bucket = four_parameters(world, at::kFloat);
@@ -326,13 +282,19 @@ TEST_ON_RANKS(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors, 2) {
   }
 }
 
-TEST_ON_RANKS(PowerSgd, SendsLessThanTheBucket, 2) {
+TEST_ON_RANKS(PowerSgd, SendsLessThanTheBucketAndTakesZerosAndHugeNumbers, 2) {
   auto bucket = four_parameters(world, at::kFloat);
   const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
   bucket.values().fill_(1);
   advance(*exchange, 0, bucket, world);
   // Factors of 16 x 12 and 6 x 27, 9 + 100 elements as they are, and a place for each rank.
   EXPECT_EQ(bytes_sent(world), 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
+  for (int step = 1; step < 4; ++step) {
+    bucket.values().zero_();
+    if (step == 2) bucket.values()[5] = 1e18;
+    advance(*exchange, step, bucket, world);
+    EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << step;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,3 @@
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
@@ -22,21 +21,6 @@ void dawdle(std::mt19937& random) {
   if (drawn % 4 > 0) std::this_thread::sleep_for(std::chrono::microseconds(drawn));
 }
 
-/// The identity, whose backward comes late.
-struct Late : torch::autograd::Function<Late> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            std::int64_t seed) {
-    context->saved_data["seed"] = seed;
-    return x * 1;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    std::mt19937 random(static_cast<unsigned>(context->saved_data["seed"].toInt()));
-    if (random() % 2 > 0) dawdle(random);
-    return {gradients[0], at::Tensor()};
-  }
-};
-
 struct Sum : torch::nn::Module {
   Sum() {
     for (int i = 0; i < delayed_parameters; ++i) {
@@ -53,8 +37,13 @@ struct Sum : torch::nn::Module {
     auto sum = at::zeros({1});
     for (const int i : order) {
       const auto& parameter = p[static_cast<std::size_t>(i)];
-      const auto x =
-          seed > 0 ? Late::apply(parameter, static_cast<std::int64_t>(random())) : parameter * 1;
+      const auto x = parameter * 1;
+      if (seed > 0) {
+        x.register_hook([late = random()](const at::Tensor&) {
+          std::mt19937 own(late);
+          if (own() % 2 > 0) dawdle(own);
+        });
+      }
       const auto places = at::arange(parameter.numel(), at::kFloat).view(parameter.sizes());
       sum = sum + (x * at::sin(places * 0.37 + 5 * rank + 3 * step + i)).sum();
     }

@@ -11,26 +11,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// A user's own: no base class, a field, and a schedule.
-struct EveryOther {
-  int period = 2;
-  std::string text() const { return "every:" + std::to_string(period); }
-  std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
-    return AllReduce{}.exchange(bucket);
-  }
-  SyncTarget target(std::int64_t step, std::size_t, std::size_t) const {
-    return step % period == 0 ? SyncTarget::parameters : SyncTarget::none;
-  }
-};
-
-TEST(Strategy, HoldsARecipeWithASchedule) {
-  const Strategy strategy = EveryOther{.period = 3}, copy = strategy;
-  EXPECT_EQ(copy.text(), "every:3");
-  EXPECT_FALSE(copy.exchanges_every_gradient());
-  EXPECT_EQ(copy.target(3, 0, 1), SyncTarget::parameters);
-  EXPECT_EQ(copy.target(4, 0, 1), SyncTarget::none);
-}
-
 std::string parsed(std::string_view text) { return parse_strategy(text).text(); }
 
 TEST(Strategy, ParsesItsOwnText) {

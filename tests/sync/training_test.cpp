@@ -121,16 +121,8 @@ TEST_ON_RANKS(Training, AdasumJoinsTheChangeOfItsOwnStep, 2) {
   EXPECT_TRUE(linear.model->bias.allclose(expected[1], 1e-12, 1e-14));
 }
 
-TEST_ON_RANKS(Training, WeightsAreRefusedWhereParametersAreAveraged, 2) {
-  Linear linear;
-  DistributedOptimizer optimizer(linear.sgd, *linear.model, world,
-                                 parse_strategy("local_sgd:period=2"));
-  EXPECT_THROW(optimizer.weight(3), InvalidArgument);
-  step(optimizer, linear, world, 0);
-}
-
 // Elements that a strategy omits at a step count as compression.
-TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
+TEST(Training, StatisticsCountTurnsThatWereLeftOutAndWeightsAreRefused) {
   for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
                                    {"partial_update", "compressed 2.0 times"},
                                    {"adasum", "1.6 times as much"}}) {
@@ -139,6 +131,7 @@ TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
       DistributedOptimizer optimizer(
           linear.sgd, *linear.model, group,
           {.buckets = {.first = 0, .rest = 0}, .strategy = parse_strategy(text)});
+      EXPECT_THROW(optimizer.weight(3), InvalidArgument);
       for (int number = 0; number < 8; ++number) step(optimizer, linear, group, number);
       EXPECT_THAT(to_text(group.statistics()), HasSubstr(said)) << text;
     });
