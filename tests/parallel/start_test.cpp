@@ -59,28 +59,27 @@ TEST_ON_RANKS(Start, GivesAllRanksRankZerosParametersAndBuffers, 3) {
     at::Tensor complex = register_buffer("complex", at::zeros({2}, at::kComplexDouble));
     at::Tensor empty = register_buffer("empty", at::zeros({0}));
   };
+  const auto fill = [](Odd& model, int mark) {
+    model.weight.detach().fill_(mark);
+    model.weight.detach()[2][1] = 1;
+    model.frozen.fill_(mark);
+    model.flags[1] = mark == 5;
+    model.count.fill_(mark);
+    model.complex.fill_(mark);
+  };
+  Odd expected;
+  fill(expected, 5);
   for (const int root : {0, 2}) {
     auto model = std::make_shared<Odd>();
-    const int mark = world.rank() == root ? 5 : 9;
-    model->weight.detach().fill_(mark);
-    model->weight.detach()[2][1] = 1;
-    model->frozen.fill_(mark);
-    model->flags[1] = world.rank() == root;
-    model->count.fill_(mark);
-    model->complex.fill_(mark);
+    fill(*model, world.rank() == root ? 5 : 9);
     std::optional<DistributedDataParallel<Odd>> ddp;
     if (root == 0) {
       ddp.emplace(model, world);
     } else {
       broadcast_parameters(*model, world, root);
     }
-    EXPECT_EQ(model->weight.sum().item<float>(), 14 * 5 + 1);
-    EXPECT_EQ(model->weight[2][1].item<float>(), 1);
-    EXPECT_EQ(model->frozen.sum().item<float>(), 35);
-    EXPECT_TRUE(model->flags[1].item<bool>());
-    EXPECT_FALSE(model->flags[0].item<bool>());
-    EXPECT_EQ(model->count.item<int>(), 5);
-    EXPECT_EQ(at::real(model->complex)[1].item<double>(), 5);
+    expect_equal_models(*model, expected);
+    expect_equal_tensors(model->buffers(), expected.buffers());
   }
 }
 
