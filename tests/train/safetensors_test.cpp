@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "lockstep/model_files.h"
 #include "tests/matchers.h"
@@ -73,38 +72,21 @@ TEST(Safetensors, ComeBackAsTheyWere) {
   }
 }
 
-// The format as its specification tells it, read without the code under test.
-TEST(Safetensors, TheFileIsInTheFormat) {
+// TorchInterop.FilesGoToSafetensorsAndBack compares with the reference, which needs no alignment.
+TEST(Safetensors, ValuesAreAligned) {
   const TemporaryFolder folder;
-  write(folder / "a.safetensors", sample());
+  const Content written = sample();
+  write(folder / "a.safetensors", written);
   const std::string bytes = content(folder / "a.safetensors");
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i)
     length = length << 8 | static_cast<unsigned char>(bytes[static_cast<std::size_t>(i)]);
+  EXPECT_EQ(length % 8, 0u);
   const auto header = nlohmann::json::parse(bytes.substr(8, length));
-  EXPECT_EQ(bytes[8], '{');
-  EXPECT_EQ(length % 8, 0u) << "values start aligned";
   EXPECT_EQ(header["__metadata__"]["text"], "quote \" and ünïcode");
-
-  std::size_t covered = 0;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    const std::size_t begin = entry["data_offsets"][0];
-    const std::size_t end = entry["data_offsets"][1];
-    covered += end - begin;
-    const at::Tensor tensor = sample().tensors.at(name);
-    EXPECT_EQ(entry["shape"].get<std::vector<std::int64_t>>(), tensor.sizes().vec());
-    ASSERT_EQ(end - begin, tensor.nbytes());
-    const auto stored = std::string_view(bytes).substr(8 + length + begin, end - begin);
-    EXPECT_EQ(stored,
-              std::string_view(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
-    EXPECT_EQ(begin % tensor.element_size(), 0u) << name << " is not aligned";
-  }
-  EXPECT_EQ(8 + length + covered, bytes.size());
-  EXPECT_EQ(header["of.BFloat16"]["dtype"], "BF16");
-  EXPECT_EQ(header["of.Bool"]["dtype"], "BOOL");
-  EXPECT_EQ(header["of.Char"]["dtype"], "I8");
-  EXPECT_EQ(header["of.Double"]["dtype"], "F64");
+  for (const auto& [name, tensor] : written.tensors)
+    EXPECT_EQ(header[name]["data_offsets"][0].get<std::size_t>() % tensor.element_size(), 0u)
+        << name;
 }
 
 TEST(Safetensors, AFileMadeByHandIsRead) {

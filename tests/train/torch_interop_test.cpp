@@ -264,8 +264,10 @@ TEST_F(TorchInterop, FilesGoToSafetensorsAndBack) {
              .generator = at::detail::getDefaultCPUGenerator()}
       .save(*folder / "checkpoint.safetensors", {.epoch = 3, .notes = {{"seed", "7"}}});
   write_torch_file(*folder / "expected.pt", state_dict(*training.model));
-  const auto dtypes = {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kUInt16,
-                       at::kUInt32,        at::kUInt64,      at::kComplexFloat};
+  const auto dtypes = {at::kDouble,       at::kHalf,          at::kBFloat16,   at::kLong,
+                       at::kInt,          at::kShort,         at::kChar,       at::kByte,
+                       at::kBool,         at::kUInt16,        at::kUInt32,     at::kUInt64,
+                       at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
   safetensors::Content dtypes_of_cpp;
   for (const auto dtype : dtypes) dtypes_of_cpp.tensors[python_name(dtype)] = numbers(dtype);
   safetensors::write(*folder / "dtypes.safetensors", dtypes_of_cpp);
