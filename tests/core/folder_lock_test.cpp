@@ -24,55 +24,40 @@ std::string lock_refusal(const std::filesystem::path& folder, std::string_view p
   return message_of<Error>([&] { const FolderLock lock(folder, purpose, "second"); });
 }
 
-/// Another process that holds the lock until it is killed, or until this is destroyed.
-class Holder {
- public:
-  explicit Holder(const std::filesystem::path& folder) {
-    int ready[2];
-    EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      const FolderLock lock(folder, "test", "first");
-      EXPECT_EQ(::write(ready[1], "x", 1), 1);
-      ::pause();
-      ::_exit(0);
-    }
-    ::close(ready[1]);
-    char byte = 0;
-    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
-    ::close(ready[0]);
+/// Starts another process that holds the lock until it is killed.
+pid_t start_holder(const std::filesystem::path& folder) {
+  int ready[2];
+  EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const FolderLock lock(folder, "test", "first");
+    EXPECT_EQ(::write(ready[1], "x", 1), 1);
+    ::pause();
+    ::_exit(0);
   }
-  ~Holder() { end(); }
-  Holder(const Holder&) = delete;
-  Holder& operator=(const Holder&) = delete;
-
-  pid_t pid() const { return pid_; }
-  void end() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
+  ::close(ready[1]);
+  char byte = 0;
+  EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+  ::close(ready[0]);
+  return pid;
+}
 
 TEST(FolderLock, OfOnePurposeNamesTheOtherJobAtAnyPathOfTheFolder) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "real");
   std::filesystem::create_directory_symlink("real", folder / "link");
-  Holder holder(folder / "real");
+  const pid_t holder = start_holder(folder / "real");
   for (const char* name : {"real", "link"}) {
     EXPECT_THAT(
         lock_refusal(folder / name),
-        AllOf(HasSubstr(concat((folder / name).string(), ": another job writes to this folder: ",
-                               "run first on host ", lockstep::detail::host_name(), ", pid ",
-                               holder.pid(), ", since 20")),
+        AllOf(HasSubstr(concat((folder / name).string(),
+                               ": another job writes to this folder: ", "run first on host ",
+                               lockstep::detail::host_name(), ", pid ", holder, ", since 20")),
               HasSubstr(" UTC. Wait for its end or stop it, or name another folder.")));
   }
   EXPECT_EQ(lock_refusal(folder / "real", "other"), "");
-  holder.end();
+  ::kill(holder, SIGKILL);
+  ::waitpid(holder, nullptr, 0);
   EXPECT_TRUE(std::filesystem::exists(folder / "real" / ".lockstep-test.lock")) << "it was killed";
   EXPECT_EQ(lock_refusal(folder / "real"), "");
 }

@@ -2,16 +2,14 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <array>
+#include <future>
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <typeinfo>
 
-#include "lockstep/init.h"
-#include "tests/groups.h"
-#include "tests/matchers.h"
-#include "tests/refusal.h"
+#include "lockstep/log_sink.h"
+#include "tests/group/on_threads.h"
 
 namespace lockstep::testing {
 namespace {
@@ -51,44 +49,19 @@ TEST(Spawn, NamesARankThatReturnedEarly) {
               HasSubstr("rank 1 left the world (returned) before barrier #1"));
 }
 
-/// This process's stderr, as a pipe, while it lives.
-class StderrPipe {
- public:
-  StderrPipe() : before_(::dup(STDERR_FILENO)) {
-    EXPECT_EQ(::pipe(ends_.data()), 0);
-    ::dup2(ends_[1], STDERR_FILENO);
-    ::close(ends_[1]);
-  }
-  ~StderrPipe() {
-    ::dup2(before_, STDERR_FILENO);
-    ::close(before_);
-    ::close(ends_[0]);
-  }
-  StderrPipe(const StderrPipe&) = delete;
-  StderrPipe& operator=(const StderrPipe&) = delete;
-
-  std::string line() {
-    std::string text;
-    for (char letter = 0; letter != '\n' && ::read(ends_[0], &letter, 1) == 1;) text += letter;
-    return text;
-  }
-
- private:
-  std::array<int, 2> ends_{};
-  int before_;
-};
-
 /// Expects this report of rank 2 of three, which returns once that has been reported. Returns
 /// whether spawn() threw what another rank threw.
 bool reports(const std::function<void(const Group&)>& fn, const std::string& report) {
-  StderrPipe err;
+  std::promise<std::string> reported;
+  set_log_sink([&](LogLevel, std::string_view text) { reported.set_value(std::string(text)); });
   std::string said;
   const auto run = [&](const Group& world) {
     fn(world);
-    if (world.rank() == 2) said = err.line();
+    if (world.rank() == 2) said = reported.get_future().get();
   };
   const auto thrown = message_of<std::out_of_range>([&] { spawn(3, run, {.timeout = 200ms}); });
-  EXPECT_EQ(said, "lockstep: spawn: " + report + " rank 2 of 3, which has not returned\n");
+  set_log_sink({});
+  EXPECT_EQ(said, "spawn: " + report + " rank 2 of 3, which has not returned");
   return !thrown.empty();
 }
 
@@ -100,11 +73,9 @@ TEST(Spawn, ReportsARankThatHangs) {
   EXPECT_TRUE(reports(fails, "the world failed: rank 1: rank 1 has it; spawn() still waits for"));
 }
 
-TEST(Spawn, RanksHaveNoRanks) {
-  spawn(2, [](const Group&) {
-    EXPECT_THROW(spawn(2, [](const Group&) {}), InvalidArgument);
-    EXPECT_THROW(init(), InvalidArgument);
-  });
+TEST_ON_RANKS(Spawn, RanksHaveNoRanks, 2) {
+  EXPECT_THROW(spawn(2, [](const Group&) {}), InvalidArgument);
+  EXPECT_THROW(init(), InvalidArgument);
 }
 
 TEST(Spawn, DividesTheCoresAndLeavesTheCallerAsItWas) {
@@ -198,7 +169,7 @@ TEST(Join, GroupsByMembers) {
 /// Expects the error that the last rank throws, on all ranks.
 template <class Thrown>
 void expect_from_last_rank(int ranks) {
-  run_groups(ranks, [&](const Group& group) {
+  on_ranks(ranks, [&](const Group& group) {
     const int last = ranks - 1;
     const bool own = group.rank() == last;
     try {
@@ -223,37 +194,33 @@ TEST(AllOrNone, AnErrorOfOneRankReachesAll) {
   }
 }
 
-TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
-  run_groups(3, [](const Group& group) {
-    const auto own = "of rank " + std::to_string(group.rank());
-    const auto fails = [&] {
-      if (group.rank() > 0) throw DataError(own);
-    };
-    EXPECT_EQ(message_of<DataError>([&] { all_or_none(group, fails); }),
-              group.rank() == 0 ? "rank 1: of rank 1" : own);
-  });
+TEST_ON_RANKS(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers, 3) {
+  const auto own = "of rank " + std::to_string(world.rank());
+  const auto fails = [&] {
+    if (world.rank() > 0) throw DataError(own);
+  };
+  EXPECT_EQ(message_of<DataError>([&] { all_or_none(world, fails); }),
+            world.rank() == 0 ? "rank 1: of rank 1" : own);
 }
 
-TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
-  run_groups(3, [](const Group& world) {
-    const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
-    try {
-      all_or_none(world, [&] {
-        if (world.rank() == 0) return;
-        all_or_none(last_two, [&] {
-          if (world.rank() == 2) throw DataError("short file", {.operation = "read"});
-        });
+TEST_ON_RANKS(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst, 3) {
+  const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
+  try {
+    all_or_none(world, [&] {
+      if (world.rank() == 0) return;
+      all_or_none(last_two, [&] {
+        if (world.rank() == 2) throw DataError("short file", {.operation = "read"});
       });
-      ADD_FAILURE();
-    } catch (const DataError& error) {
-      const bool own = world.rank() == 2;
-      EXPECT_EQ(error.kind(), ErrorKind::data);
-      EXPECT_EQ(error.rank(), own ? -1 : 2);
-      EXPECT_EQ(error.operation(), "read");
-      EXPECT_EQ(error.cause(), own ? "" : "short file");
-      EXPECT_EQ(error.cause_kind(), ErrorKind::data);
-    }
-  });
+    });
+    ADD_FAILURE();
+  } catch (const DataError& error) {
+    const bool own = world.rank() == 2;
+    EXPECT_EQ(error.kind(), ErrorKind::data);
+    EXPECT_EQ(error.rank(), own ? -1 : 2);
+    EXPECT_EQ(error.operation(), "read");
+    EXPECT_EQ(error.cause(), own ? "" : "short file");
+    EXPECT_EQ(error.cause_kind(), ErrorKind::data);
+  }
 }
 
 }  // namespace
