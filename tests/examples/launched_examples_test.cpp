@@ -72,22 +72,18 @@ TEST_F(UnderMpirun, AWrongFlagIsPrintedOnce) {
 // Training that goes on after a failure ends in the bits of training that starts from the same
 // checkpoint. bench/faults/random_kills kills ranks of one host.
 
-class Restarted : public ProgramRun {
- protected:
-  Restarted() { write_digits(folder / "data", 203, 51); }
-
-  /// For a shell.
-  std::string program(const std::string& checkpoints) const {
-    return concat("mnist_cnn --data ", (folder / "data").string(), " --checkpoint-dir ",
-                  (folder / checkpoints).string(),
-                  " --batch-size 16 --epochs 8 --seed 3 --lr 0.05 --strategy topk:0.1 "
-                  "--no-efficiency");
-  }
-};
+class Restarted : public ProgramRun {};
 
 TEST_F(Restarted, GoesOnWithoutALostHost) {
   const SshHosts hosts;
   if (!hosts.made()) GTEST_SKIP() << "no network namespace can be made here (not root?)";
+  write_digits(folder / "data", 203, 51);
+  const auto program = [&](const std::string& checkpoints) {
+    return concat("mnist_cnn --data ", (folder / "data").string(), " --checkpoint-dir ",
+                  (folder / checkpoints).string(),
+                  " --batch-size 16 --epochs 8 --seed 3 --lr 0.05 --strategy topk:0.1 "
+                  "--no-efficiency");
+  };
   const auto list = concat(SshHosts::address(0), ":1,", hosts.name(1), ":1,", hosts.name(2), ":1");
   // The ranks notice the loss before the launchers, and end.
   Launched job(

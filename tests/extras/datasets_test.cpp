@@ -155,7 +155,7 @@ TEST_F(CsvFiles, AcceptsWhatOtherProgramsWrite) {
                   .equal(torch::tensor({{1.0F, 7.0F}})));
 }
 
-TEST_F(CsvFiles, WrongFieldsAreNamed) {
+TEST_F(CsvFiles, WrongFieldsLinesAndColumnsAreNamed) {
   EXPECT_EQ(error("a,b\n1,2\n\n3,x1\n"),
             "line 4: column 1 (b): expected a number of dtype Float, found \"x1\"");
   EXPECT_EQ(error("1,2\n3,\n", {.header = false}),
@@ -167,17 +167,11 @@ TEST_F(CsvFiles, WrongFieldsAreNamed) {
   for (const auto& text : Texts{"-1", "0.5", "nan", "inf", ""})
     EXPECT_THAT(error("a,b\n1," + text, {.label = "b", .empty = 0}),
                 EndsWith("(b): expected a class, a whole number from 0, found \"" + text + '"'));
-}
-
-TEST_F(CsvFiles, WrongLinesAreNamed) {
   EXPECT_EQ(error(""), "line 1: expected a line, found the end");
   EXPECT_EQ(error("a,b\r\n"), "line 2: expected a row, found the end");
   EXPECT_EQ(error("a,b\n1,2\n3"), "line 3: expected 2 fields as in the first line, found 1");
   EXPECT_EQ(error("a,b\n1,\"2\n3\""),
             "line 2: expected a closing quote, found the end of the line");
-}
-
-TEST_F(CsvFiles, MissingColumnsAndFilesAreNamed) {
   EXPECT_EQ(error("a,b\n1,2\n", {.features = {"c"}}),
             "line 1: expected one column \"c\", found 0 in 2 columns");
   EXPECT_THAT(error("a,a\n1,2\n", {.targets = {"a"}}), EndsWith("found 2 in 2 columns"));

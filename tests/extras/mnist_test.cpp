@@ -161,24 +161,16 @@ TEST_F(MnistFiles, ReadsCompressedFilesAndComparesCountsBeforeAnyValueIsRead) {
   EXPECT_THAT(error(), AllOf(HasSubstr("expected 50000 labels"), HasSubstr("found 5")));
 }
 
-class CompressedImages : public MnistFiles {
- protected:
-  void SetUp() override {
-    MnistFiles::SetUp();
-    std::filesystem::remove(images);
-    // Noise, so that the compressed file is long enough to be cut anywhere.
-    std::string bytes = big_endian({0x803, digits, 28, 28});
-    std::mt19937 noise(1);
-    for (int i = 0; i < digits * pixels; ++i) bytes += static_cast<char>(noise() & 0xff);
-    write_packed(packed, bytes);
-    whole = content(packed);
-    ASSERT_EQ(error(), "");
-  }
-  const std::filesystem::path packed = folder / "train-images-idx3-ubyte.gz";
-  std::string whole;
-};
-
-TEST_F(CompressedImages, EveryTruncationAndAFlippedBitAreErrorsThatNameTheFile) {
+TEST_F(MnistFiles, EveryTruncationAndAFlippedBitOfCompressedImagesAreErrorsThatNameTheFile) {
+  std::filesystem::remove(images);
+  // Noise, so that the compressed file is long enough to be cut anywhere.
+  std::string noisy = big_endian({0x803, digits, 28, 28});
+  std::mt19937 noise(1);
+  for (int i = 0; i < digits * pixels; ++i) noisy += static_cast<char>(noise() & 0xff);
+  const auto packed = folder / "train-images-idx3-ubyte.gz";
+  write_packed(packed, noisy);
+  const std::string whole = content(packed);
+  ASSERT_EQ(error(), "");
   for (std::size_t size = 0; size < whole.size(); size += size < 30 ? 1 : 97) {
     write_plain(packed, whole.substr(0, size));
     EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << size << " bytes";

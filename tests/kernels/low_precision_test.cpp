@@ -201,7 +201,7 @@ TEST(Copy, EveryLengthAndAlignment) {
   }
 }
 
-TEST(Copy, ToSeveralPlaces) {
+TEST(Copy, ToSeveralPlacesAndOntoItself) {
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{40'000},
                                   copied_past_caches - 1, copied_past_caches + 7}) {
     const auto contents = some_bytes(bytes);
@@ -216,9 +216,6 @@ TEST(Copy, ToSeveralPlaces) {
       EXPECT_TRUE(target->guards_untouched()) << bytes;
     }
   }
-}
-
-TEST(Copy, OntoItself) {
   auto bytes = some_bytes(copied_past_caches);
   const auto before = bytes;
   copy_bytes(bytes.data(), bytes.data(), bytes.size());

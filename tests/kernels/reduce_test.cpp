@@ -248,16 +248,13 @@ TEST(Reduce, RefusesADtypeWithoutTheReductionAndToReduceNothing) {
   EXPECT_THROW(reduce(DType::u8, ReduceOp::sum, {}, outputs, 1), InvalidArgument);
 }
 
-TEST(Reduce, MinAndMaxPassNanOnFromEitherSide) {
+TEST(Reduce, MinAndMaxPassNanOnFromEitherSideAndIntegersAreAveragedTowardZero) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto& [op, expected] : {std::pair(ReduceOp::min, 2), std::pair(ReduceOp::max, 3)}) {
     const auto result = reduced<float>(DType::f32, op, {nan, 1, 2}, {1, nan, 3});
     EXPECT_TRUE(std::isnan(result[0]) && std::isnan(result[1]));
     EXPECT_EQ(result[2], expected);
   }
-}
-
-TEST(Reduce, AveragesIntegersTowardZero) {
   EXPECT_EQ(reduced<std::int32_t>(DType::i32, ReduceOp::avg, {-3, 3, -4, 7}, {0, 0, 1, -2}),
             (std::vector<std::int32_t>{-1, 1, -1, 2}));
 }

@@ -94,7 +94,7 @@ TEST(Advice, ComparesStrategies) {
   EXPECT_TRUE(advice_of(a, run_of({quick, quick}, "topk:0.02")).empty());
 }
 
-TEST(Advice, NamesLossesThatGoWrong) {
+TEST(Advice, NamesLossesThatGoWrongAndStepsThatBecomeSlow) {
   record::Run run;
   run.curves = {{"train_loss", {{1, 2}, {2, 1}, {3, 0.5}, {4, 0.2}}},
                 {"test_loss", {{1, 2}, {2, 1}, {3, 1.1}, {4, 1.5}}}};
@@ -102,10 +102,7 @@ TEST(Advice, NamesLossesThatGoWrong) {
                                          "train_loss still falls."));
   run.curves = {{"loss", {{1, 2}, {7, NAN}, {8, 1}}}};
   EXPECT_THAT(findings(run), ElementsAre("loss is no number at step 7."));
-}
-
-TEST(Advice, NamesStepsThatBecomeSlow) {
-  record::Run run;
+  run = {};
   for (int i = 1; i <= 6; ++i) {
     run.intervals.push_back(
         {.step = 10 * i, .steps = 10, .ranks = {{.seconds = i <= 4 ? 0.4 : 0.8}}});

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int delayed_parameters = 6;
 
-/// Sleeps for up to a millisecond, three times in four.
+/// Sleeps for up to 0.4 milliseconds, three times in four.
 void dawdle(std::mt19937& random) {
-  const auto drawn = random() % 1000;
+  const auto drawn = random() % 400;
   if (drawn % 4 > 0) std::this_thread::sleep_for(std::chrono::microseconds(drawn));
 }
 

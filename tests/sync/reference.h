@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "core/system/denormals_guard.h"
@@ -120,79 +121,69 @@ inline std::vector<Case> all_cases(int ranks) {
 inline std::vector<double> scales(const std::vector<double>& magnitudes, std::size_t together) {
   std::vector<double> scales(magnitudes.size());
   for (std::size_t begin = 0; begin < scales.size(); begin += together) {
-    const auto end = std::min(begin + together, scales.size());
-    const auto at = [](auto& values, std::size_t i) {
-      return values.begin() + static_cast<std::ptrdiff_t>(i);
-    };
-    const auto largest = *std::max_element(at(magnitudes, begin), at(magnitudes, end));
-    std::fill(at(scales, begin), at(scales, end), largest);
+    const auto count = std::min(together, scales.size() - begin);
+    const auto largest = std::ranges::max(std::span(magnitudes).subspan(begin, count));
+    std::ranges::fill(std::span(scales).subspan(begin, count), largest);
   }
   return scales;
 }
 
 /// Runs some steps of the strategy on every case and compares every rank's result, while ranks and
-/// the reference flush denormals or keep them. The tolerance is relative to what went into an
-/// element, or into those that are encoded together with it; zero stands for equality.
-template <class T>
-void compare_with(int ranks, const Strategy& strategy, const std::vector<Case>& cases,
-                  const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
-                  std::size_t together, bool flush) {
-  const lockstep::detail::DenormalsGuard guard(flush);
-  constexpr int steps = 3;
-  std::vector<std::vector<std::vector<double>>> expected;
-  std::vector<std::vector<double>> allowed;
-  for (const auto& c : cases) {
-    const auto reference = reference_of(c.n);
-    auto& results = expected.emplace_back();
-    std::vector<double> magnitudes(c.n);
-    for (int step = 0; step < steps; ++step) {
-      Vectors<T> gradients;
-      for (int rank = 0; rank < ranks; ++rank) {
-        gradients.push_back(gradient<T>(c.kind, c.n, rank, step));
-        for (std::size_t i = 0; i < c.n; ++i) magnitudes[i] += std::fabs(gradients.back()[i]);
-      }
-      results.push_back(reference(gradients, step));
-    }
-    // Denormals have no relative precision, and a reference in double keeps those of float32.
-    const double denormal = static_cast<double>(std::numeric_limits<T>::denorm_min());
-    const double least =
-        flush ? ranks * steps * static_cast<double>(std::numeric_limits<T>::min()) : 8 * denormal;
-    allowed.push_back(scales(magnitudes, together));
-    for (double& of_element : allowed.back())
-      of_element = tolerance > 0 || flush ? tolerance * of_element + least : 0;
-  }
-  const auto run = [&](const Group& group) {
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      const auto [kind, n] = cases[i];
-      Bucket bucket(0, n, dtype_of<T>, {}, group);
-      const auto exchange = strategy.exchange(bucket);
-      const auto values = lockstep::detail::elements<T>(bucket.values());
-      for (int step = 0; step < steps; ++step) {
-        std::ranges::copy(gradient<T>(kind, n, group.rank(), step), values.begin());
-        advance(*exchange, step, bucket, group);
-        const auto& wanted = expected[i][static_cast<std::size_t>(step)];
-        const auto wrong = first_wrong<T>(values, wanted, allowed[i]);
-        EXPECT_FALSE(wrong.has_value())
-            << "element " << *wrong << " is " << values[*wrong] << ", expected " << wanted[*wrong]
-            << ": " << strategy.text() << ", kind " << static_cast<int>(kind) << ", " << n
-            << " elements, step " << step << ", rank " << group.rank() << " of " << ranks
-            << ", denormals " << lockstep::detail::denormals_text(flush);
-      }
-    }
-  };
-  spawn(ranks, run, {.flush_denormals = flush});
-}
-
-/// The same with denormals flushed, unless said otherwise, and with denormals kept.
+/// the reference flush denormals, unless said otherwise, and while they keep them. The tolerance is
+/// relative to what went into an element, or into those that are encoded together with it; zero
+/// stands for equality.
 template <class T>
 void compare(int ranks, const Strategy& strategy, std::vector<Case> cases,
              const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
              std::size_t together = 1, bool flushed_too = true) {
-  if (lockstep::detail::can_flush_denormals && flushed_too) {
-    compare_with<T>(ranks, strategy, cases, reference_of, tolerance, together, true);
+  for (const bool flush : {true, false}) {
+    if (flush && !(lockstep::detail::can_flush_denormals && flushed_too)) continue;
+    const lockstep::detail::DenormalsGuard guard(flush);
+    constexpr int steps = 3;
+    std::vector<std::vector<std::vector<double>>> expected;
+    std::vector<std::vector<double>> allowed;
+    for (const auto& c : cases) {
+      const auto reference = reference_of(c.n);
+      auto& results = expected.emplace_back();
+      std::vector<double> magnitudes(c.n);
+      for (int step = 0; step < steps; ++step) {
+        Vectors<T> gradients;
+        for (int rank = 0; rank < ranks; ++rank) {
+          gradients.push_back(gradient<T>(c.kind, c.n, rank, step));
+          for (std::size_t i = 0; i < c.n; ++i) magnitudes[i] += std::fabs(gradients.back()[i]);
+        }
+        results.push_back(reference(gradients, step));
+      }
+      // Denormals have no relative precision, and a reference in double keeps those of float32.
+      const double denormal = static_cast<double>(std::numeric_limits<T>::denorm_min());
+      const double least =
+          flush ? ranks * steps * static_cast<double>(std::numeric_limits<T>::min()) : 8 * denormal;
+      allowed.push_back(scales(magnitudes, together));
+      for (double& of_element : allowed.back())
+        of_element = tolerance > 0 || flush ? tolerance * of_element + least : 0;
+    }
+    const auto run = [&](const Group& group) {
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        const auto [kind, n] = cases[i];
+        Bucket bucket(0, n, dtype_of<T>, {}, group);
+        const auto exchange = strategy.exchange(bucket);
+        const auto values = lockstep::detail::elements<T>(bucket.values());
+        for (int step = 0; step < steps; ++step) {
+          std::ranges::copy(gradient<T>(kind, n, group.rank(), step), values.begin());
+          advance(*exchange, step, bucket, group);
+          const auto& wanted = expected[i][static_cast<std::size_t>(step)];
+          const auto wrong = first_wrong<T>(values, wanted, allowed[i]);
+          EXPECT_FALSE(wrong.has_value())
+              << "element " << *wrong << " is " << values[*wrong] << ", expected " << wanted[*wrong]
+              << ": " << strategy.text() << ", kind " << static_cast<int>(kind) << ", " << n
+              << " elements, step " << step << ", rank " << group.rank() << " of " << ranks
+              << ", denormals " << lockstep::detail::denormals_text(flush);
+        }
+      }
+    };
+    spawn(ranks, run, {.flush_denormals = flush});
     std::erase_if(cases, [](const Case& c) { return c.n > 1000; });  // once is enough
   }
-  compare_with<T>(ranks, strategy, cases, reference_of, tolerance, together, false);
 }
 
 inline constexpr int rank_counts[] = {1, 2, 3, 4, 7};

@@ -56,7 +56,7 @@ void expect_refused(const char* text, const std::string& why) {
   EXPECT_THAT(refusal([&] { parse_strategy(text); }), HasSubstr(why)) << text;
 }
 
-TEST(Strategy, RefusesOptionsThatAreWrong) {
+TEST(Strategy, RefusesOptionsThatAreWrongAndOtherTexts) {
   expect_refused("fp32:clip=1", "strategy fp32: got field \"clip\", expected no options");
   expect_refused("topk:k=3", "got field \"k\", expected one of: ratio, feedback, ramp");
   expect_refused("topk:0.1,0.2", "got field \"0.2\"");
@@ -84,9 +84,6 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("warmup:x:fp16", "expected warmup:STEPS:STRATEGY");
   expect_refused("warmup:-1:fp16", "got a number of steps of -1");
   expect_refused("warmup:10:fp15", "got \"fp15\"");
-}
-
-TEST(Strategy, RefusesOtherTexts) {
   for (const auto* text : {"", "fp31", "FP32", "fp32 ", "all_reduce", ":"}) {
     EXPECT_THAT(refusal([&] { parse_strategy(text); }),
                 AllOf(HasSubstr("\"" + std::string(text) + "\""),
