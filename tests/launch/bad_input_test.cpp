@@ -63,10 +63,6 @@ TEST(BadProgram, CannotRun) {
     EXPECT_THAT(run_lockstep({"-n", "3", program}), ends(2, {"cannot run '" + program + "'", why}));
     EXPECT_FALSE(anything_left());
   }
-}
-
-TEST(BadProgram, InThisFolderButNotInPath) {
-  const TemporaryFolder folder;
   write_program(folder / "here", "#!/bin/sh\n");
   EXPECT_THAT(run_in_shell("run -n 2 here", concat("cd ", folder.path().string(), " && ")).err,
               HasSubstr("did you mean ./here?"));

@@ -1,5 +1,3 @@
-#include <ostream>
-
 #include "tests/launch/launched.h"
 
 namespace lockstep::testing {
@@ -16,8 +14,6 @@ struct Fault {
   std::vector<std::string> options{};  ///< of lockstep run
   std::string reason{};                ///< that the rank recorded
 };
-
-void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.behaviour; }
 
 class Faults : public ::testing::TestWithParam<Fault> {
  protected:

@@ -122,54 +122,49 @@ class Held {
 
 class Unkillable : public ::testing::Test {
  protected:
-  /// Starts a job of which rank 1 can be held.
-  void start(const std::vector<std::string>& options) {
+  /// Starts a job and holds its rank 1. False where this container may not trace.
+  bool start(const Words& options) {
     job_.emplace(run_command(joined({"-n", "2"}, {options, {rank_program(), "never-init", "1"}})));
     job_->await_output("pid ", 2);
     rank_1_ = numbers_after(job_->output(), "[1] pid").at(0);
     for (const auto pid : numbers_after(job_->output(), "pid")) {
       if (pid != rank_1_) rank_0_ = pid;
     }
+    return static_cast<bool>(held_.emplace(rank_1_));
   }
 
   std::optional<Launched> job_;
   pid_t rank_0_ = 0;
   pid_t rank_1_ = 0;
+  std::optional<Held> held_;
 };
 
 TEST_F(Unkillable, RankIsLeftBehindAndTheCauseIsTold) {
-  start({"--max-restarts", "3"});
-  const Held held(rank_1_);
-  if (!held) GTEST_SKIP() << "this container may not trace";
+  if (!start({"--max-restarts", "3"})) GTEST_SKIP() << "this container may not trace";
   kill(rank_0_, SIGSEGV);
-  const auto ended = job_->wait();
-  EXPECT_THAT(ended, ends(128 + SIGSEGV,
-                          {"rank 0 of 2 failed first: it was ended by SIGSEGV",
-                           concat("lockstep: SIGKILL did not end rank 1 (pid ", rank_1_, ", "),
-                           "not started again, as a process of this attempt still runs"},
-                          {"restart 1"}));
+  EXPECT_THAT(job_->wait(),
+              ends(128 + SIGSEGV,
+                   {"rank 0 of 2 failed first: it was ended by SIGSEGV",
+                    concat("lockstep: SIGKILL did not end rank 1 (pid ", rank_1_, ", "),
+                    "not started again, as a process of this attempt still runs"},
+                   {"restart 1"}));
 }
 
 TEST_F(Unkillable, RankDoesNotKeepALauncherThatIsInterrupted) {
-  start({});
-  const Held held(rank_1_);
-  if (!held) GTEST_SKIP() << "this container may not trace";
+  if (!start({})) GTEST_SKIP() << "this container may not trace";
   job_->send(SIGINT);
   job_->send(SIGTERM);
-  const auto ended = job_->wait();
-  EXPECT_THAT(ended, ends(128 + SIGINT,
-                          {concat("did not end rank 1 (pid ", rank_1_), "lockstep: ended by SIG"},
-                          {"no rank"}));
+  EXPECT_THAT(
+      job_->wait(),
+      ends(128 + SIGINT, {concat("did not end rank 1 (pid ", rank_1_), "lockstep: ended by SIG"},
+           {"no rank"}));
 }
 
 TEST_F(Unkillable, CauseThatIsHungIsTold) {
-  start({"--timeout", "0.5"});
-  const Held held(rank_1_);
-  if (!held) GTEST_SKIP() << "this container may not trace";
-  const auto ended = job_->wait();
-  EXPECT_THAT(ended, ends(1, {"rank 1 of 2 failed first: it never called "
-                              "lockstep::init(); the launcher ",
-                              concat("did not end rank 1 (pid ", rank_1_)}));
+  if (!start({"--timeout", "0.5"})) GTEST_SKIP() << "this container may not trace";
+  EXPECT_THAT(job_->wait(), ends(1, {"rank 1 of 2 failed first: it never called "
+                                     "lockstep::init(); the launcher ",
+                                     concat("did not end rank 1 (pid ", rank_1_)}));
 }
 
 /// Traces a process and its children, and keeps all children but the first from executing anything.
