@@ -2,13 +2,12 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <future>
+#include <array>
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <typeinfo>
 
-#include "lockstep/log_sink.h"
 #include "tests/group/on_threads.h"
 
 namespace lockstep::testing {
@@ -49,19 +48,44 @@ TEST(Spawn, NamesARankThatReturnedEarly) {
               HasSubstr("rank 1 left the world (returned) before barrier #1"));
 }
 
+/// This process's stderr, as a pipe, while it lives.
+class StderrPipe {
+ public:
+  StderrPipe() : before_(::dup(STDERR_FILENO)) {
+    EXPECT_EQ(::pipe(ends_.data()), 0);
+    ::dup2(ends_[1], STDERR_FILENO);
+    ::close(ends_[1]);
+  }
+  ~StderrPipe() {
+    ::dup2(before_, STDERR_FILENO);
+    ::close(before_);
+    ::close(ends_[0]);
+  }
+  StderrPipe(const StderrPipe&) = delete;
+  StderrPipe& operator=(const StderrPipe&) = delete;
+
+  std::string line() {
+    std::string text;
+    for (char letter = 0; letter != '\n' && ::read(ends_[0], &letter, 1) == 1;) text += letter;
+    return text;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+  int before_;
+};
+
 /// Expects this report of rank 2 of three, which returns once that has been reported. Returns
 /// whether spawn() threw what another rank threw.
 bool reports(const std::function<void(const Group&)>& fn, const std::string& report) {
-  std::promise<std::string> reported;
-  set_log_sink([&](LogLevel, std::string_view text) { reported.set_value(std::string(text)); });
+  StderrPipe err;
   std::string said;
   const auto run = [&](const Group& world) {
     fn(world);
-    if (world.rank() == 2) said = reported.get_future().get();
+    if (world.rank() == 2) said = err.line();
   };
   const auto thrown = message_of<std::out_of_range>([&] { spawn(3, run, {.timeout = 200ms}); });
-  set_log_sink({});
-  EXPECT_EQ(said, "spawn: " + report + " rank 2 of 3, which has not returned");
+  EXPECT_EQ(said, "lockstep: spawn: " + report + " rank 2 of 3, which has not returned\n");
   return !thrown.empty();
 }
 

@@ -48,6 +48,12 @@ TEST(DryRun, ShowsThePlanAndStartsNothing) {
   EXPECT_THAT(started.err, HasSubstr("Environment of every rank\n"));
 }
 
+TEST(Help, NamesEveryCommand) {
+  const auto help = run_cli({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* command : {"run", "bench", "doctor"}) EXPECT_THAT(help.out, HasSubstr(command));
+}
+
 TEST(Doctor, TellsWhatABugReportNeeds) {
   const auto ended = run_cli({"doctor"});
   EXPECT_EQ(ended.code, 0);
