@@ -141,7 +141,7 @@ TEST_F(MnistCnn, TrainsWithParametersOfBfloat16AndResumes) {
 TEST_F(MnistCnn, EveryDistOptionLearns) {
   for (const char* option :
        {"--dist_option half", "--dist-option partialUpdate", "--dist-option sparseTopK --spars 0.1",
-        "--strategy fp16 --contiguous --augment"}) {
+        "--dist-option sparseThreshold --spars 0.001", "--strategy fp16 --contiguous --augment"}) {
     const Result result = one_rank(std::string(" --threads 2 --epochs 2 --quiet --no-efficiency "
                                                "--checkpoint '' --metrics metrics.jsonl ") +
                                    option);

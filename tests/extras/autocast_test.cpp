@@ -39,10 +39,14 @@ TEST(Autocast, LastsAsLongAsItLives) {
 }
 
 TEST(Autocast, IsOfOneDevice) {
-  const Autocast lower(at::kHalf, at::kCUDA);
-  EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));
+  {
+    const Autocast lower(at::kBFloat16, at::kCUDA);  // whose default is half
+    EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));
+    EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kBFloat16);
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+  }
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCUDA));
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
-  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
 TEST(Autocast, LeavesParametersAndGradientsAsTheyAre) {

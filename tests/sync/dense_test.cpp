@@ -265,6 +265,15 @@ TEST(PowerSgd, AveragesInTwoThinFactors) {
   check(3, at::kFloat, true);
 }
 
+TEST_ON_RANKS(Halves, PassOnWhatIsNotFinite, 2) {
+  for (const Strategy& strategy : {Strategy(Fp16{.clip = 10}), Strategy(Bf16{})}) {
+    Bucket bucket(0, 1, at::kFloat, {}, world);
+    bucket.values().fill_(world.rank() == 1 ? NAN : 1);
+    advance(*strategy.exchange(bucket), 0, bucket, world);
+    EXPECT_TRUE(bucket.values().isnan().all().item<bool>());
+  }
+}
+
 TEST_ON_RANKS(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors, 2) {
   for (const bool feedback : {false, true}) {
     auto bucket = four_parameters(world, at::kFloat);
@@ -285,15 +294,14 @@ TEST_ON_RANKS(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors, 2) {
 TEST_ON_RANKS(PowerSgd, SendsLessThanTheBucketAndTakesZerosAndHugeNumbers, 2) {
   auto bucket = four_parameters(world, at::kFloat);
   const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
-  bucket.values().fill_(1);
-  advance(*exchange, 0, bucket, world);
-  // Factors of 16 x 12 and 6 x 27, 9 + 100 elements as they are, and a place for each rank.
-  EXPECT_EQ(bytes_sent(world), 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
-  for (int step = 1; step < 4; ++step) {
+  for (int step = 0; step < 3; ++step) {
     bucket.values().zero_();
-    if (step == 2) bucket.values()[5] = 1e18;
+    if (step == 1) bucket.values()[5] = 1e18;
+    const std::size_t before = bytes_sent(world);
     advance(*exchange, step, bucket, world);
     EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << step;
+    // Factors of 16 x 12 and 6 x 27, 9 + 100 elements as they are, and a place for each rank.
+    EXPECT_EQ(bytes_sent(world) - before, 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
   }
 }
 

@@ -12,7 +12,7 @@
 namespace lockstep::simulation::nccl {
 namespace {
 
-/// By the value of ncclDataType_t. The double does not have uint32 and uint64.
+/// By the value of ncclDataType_t, from ncclInt8 on. The double does not have uint32 and uint64.
 constexpr at::ScalarType none = at::ScalarType::Undefined;
 constexpr at::ScalarType types[] = {at::kChar, at::kByte, at::kInt,   none,        at::kLong,
                                     none,      at::kHalf, at::kFloat, at::kDouble, at::kBFloat16};
