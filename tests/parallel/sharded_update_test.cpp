@@ -68,6 +68,8 @@ TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
     train(ranks, 3, {}, "of_three", "whole");
     EXPECT_GT(safetensors::read(folder / "whole").tensors.size(), 20);
     EXPECT_TRUE(content(folder / "sharded") == content(folder / "whole")) << ranks;
+    train(ranks, 3, {.share_memory = true}, "of_three", "shared");
+    EXPECT_TRUE(content(folder / "shared") == content(folder / "whole")) << ranks;
   }
 }
 

@@ -270,6 +270,7 @@ TEST_F(TorchInterop, FilesGoToSafetensorsAndBack) {
                        at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
   safetensors::Content dtypes_of_cpp;
   for (const auto dtype : dtypes) dtypes_of_cpp.tensors[python_name(dtype)] = numbers(dtype);
+  dtypes_of_cpp.tensors["empty"] = at::zeros({0, 4});
   safetensors::write(*folder / "dtypes.safetensors", dtypes_of_cpp);
   write_torch_file(*folder / "draw.pt", torch::randn({5}));
   const TiedNet tied, loaded;
