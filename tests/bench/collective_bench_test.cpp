@@ -31,7 +31,7 @@ Settings small(Collective collective, int ranks) {
   return settings;
 }
 
-/// What the threads of a host measured, in which nothing may be wrong.
+/// The rows that the threads of a host measure. Expects no wrong element.
 std::vector<Row> rows_of(const Settings& settings) {
   std::vector<Row> rows;
   run_threads(settings, [&](Transport& transport) {

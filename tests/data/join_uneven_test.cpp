@@ -53,7 +53,7 @@ void end_with_the_first(const Group& group) {
 
 TEST_P_ON_RANKS(JoinUneven, EndsWithTheFirstRankThatRunsOut) {
   end_with_the_first(world);
-  // A rank without batches lets nobody begin.
+  // If one rank has no batches, no rank begins.
   const auto loader = batches(0, world.rank() == world.size() - 1 ? 0 : 3);
   for ([[maybe_unused]] const int& batch : join_uneven(loader, world)) ADD_FAILURE();
   world.barrier().wait();

@@ -73,7 +73,7 @@ TEST(MovingAverage, ApplyKeepsTheTrainedParametersAndTheirMemory) {
     EXPECT_FALSE(training.model->first->weight.equal(trained[0]));
     EXPECT_TRUE(training.model->first->weight.requires_grad());
   }
-  expect_same(training.values(), trained);
+  expect_equal_tensors(training.values(), trained);
   EXPECT_EQ(training.model->first->weight.const_data_ptr(), memory);
 }
 
@@ -166,7 +166,7 @@ TEST(MovingAverage, UnusualParametersAreAveraged) {
     EXPECT_TRUE(model.named_parameters()["frozen"].equal(frozen));
     EXPECT_TRUE(model.named_parameters()["tied"].is_same(model.first->weight));
   }
-  expect_same(values_of(model), live);
+  expect_equal_tensors(values_of(model), live);
 }
 
 TEST(MovingAverage, HasTheSameBitsWithAnyNumberOfThreads) {
@@ -184,7 +184,7 @@ TEST(MovingAverage, HasTheSameBitsWithAnyNumberOfThreads) {
     }
     const auto values = values_of(average, model);
     if (first.empty()) first = values;
-    expect_same(values, first);
+    expect_equal_tensors(values, first);
   }
   at::set_num_threads(before);
 }

@@ -20,6 +20,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
+#include "tests/equal_tensors.h"
 #include "tests/on_ranks.h"
 
 namespace lockstep::testing {
@@ -226,13 +227,6 @@ inline void expect_means(const Terms& model, const Group& world, double times = 
     const auto mean = mean_coefficient(world.size(), i, model.p[i], took_part);
     EXPECT_TRUE(near(model.p[i].grad(), times * mean)) << i;
   }
-}
-
-/// The same bits of each tensor.
-inline void expect_equal_tensors(const std::vector<at::Tensor>& got,
-                                 const std::vector<at::Tensor>& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], expected[i])) << i;
 }
 
 /// Copies of the values.

@@ -73,8 +73,8 @@ TEST_F(Browser, ShowsTheReport) {
   write("intervals.jsonl", interval_line(interval));
   write_report(folder.path(), folder / "report.html");
 
-  // What is in front at each point: the second curve goes from the upper left to the lower right
-  // without a gap. One rank waited for half of its time, the other computed all the while.
+  // The script names the element in front at each point. The second curve goes from the upper left
+  // to the lower right without a gap. One rank waited for half of its time, the other never.
   EXPECT_THAT(
       console("report.html", R"js(
 const all = which => [...document.querySelectorAll(which)];

@@ -13,7 +13,7 @@
 
 namespace lockstep::testing {
 
-/// What has happened of an attempt's fault.
+/// The times of an attempt's fault, and its effects so far.
 struct FaultRecord {
   bool has_begun = false;
   bool disturbed = false;       ///< the fault or one of the disturbances has begun

@@ -107,7 +107,7 @@ pid_t start(Report& report, bool joining) {
   ::_exit(0);
 }
 
-/// What is wrong with the world of the report, after its process has ended with this status.
+/// Describes the violation in the report's world; empty for none. status: of its process.
 std::string violation_of(const Report& report, int status) {
   if (WIFSIGNALED(status)) return concat("the world ended by signal ", WTERMSIG(status));
   if (WIFEXITED(status) && WEXITSTATUS(status) != 0) return "the world ended the process";

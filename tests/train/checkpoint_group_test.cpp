@@ -37,7 +37,7 @@ TEST_P(OverAGroup, WhatFailsOnOneRankFailsOnAllAndChangesNone) {
     if (group.rank() != odd) {
       EXPECT_THAT(text, HasSubstr("rank " + std::to_string(odd) + ": "));
     }
-    expect_same(other.values(), before);
+    expect_equal_tensors(other.values(), before);
   });
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
       << "a check leaves nothing behind";
@@ -69,8 +69,8 @@ TEST(MovingAverage, AResumedRunHasTheSameBits) {
       checkpoint(again, resumed).load(folder / "c");
       EXPECT_EQ(resumed.updates(), saved);
       train(again, resumed, saved, 6);
-      expect_same(again.values(), whole.values());
-      expect_same(values_of(resumed, *again.model), values_of(average, *whole.model));
+      expect_equal_tensors(again.values(), whole.values());
+      expect_equal_tensors(values_of(resumed, *again.model), values_of(average, *whole.model));
     }
   }
 }
@@ -140,7 +140,7 @@ TEST(MovingAverage, IsTheSameOnEveryRankAlsoOfSharedMemory) {
     std::vector<at::Tensor> of_replicas;
     for (const bool share_memory : {false, true}) {
       const auto of_ranks = averages_of_ranks(ranks, share_memory);
-      for (const auto& values : of_ranks) expect_same(values, of_ranks[0]);
+      for (const auto& values : of_ranks) expect_equal_tensors(values, of_ranks[0]);
       if (!share_memory) of_replicas = of_ranks[0];
       for (std::size_t i = 0; i < of_replicas.size(); ++i)
         EXPECT_TRUE(of_replicas[i].allclose(of_ranks[0][i], 1e-4, 1e-5)) << i;

@@ -29,7 +29,7 @@ TEST(Checkpoint, OfEachOptimizerGoesOnUnderEveryLocale) {
       EXPECT_EQ(meta.epoch, 123456);
       EXPECT_EQ(meta.score, 0.625);
       EXPECT_EQ(meta.notes, (std::map<std::string, std::string>{{"seed", "7"}}));
-      expect_same(fresh.values(), whole.values());
+      expect_equal_tensors(fresh.values(), whole.values());
       fresh.save(folder / "other", meta);
     }
     EXPECT_EQ(content(folder / "other"), content(folder / "c"));
@@ -37,7 +37,7 @@ TEST(Checkpoint, OfEachOptimizerGoesOnUnderEveryLocale) {
     EXPECT_EQ(last.load(folder / "other").score, 0.625);
     whole.step(2);
     last.step(2);
-    expect_same(last.values(), whole.values());
+    expect_equal_tensors(last.values(), whole.values());
   }
 }
 
@@ -50,7 +50,7 @@ TEST(Checkpoint, ForgetsWhatTheOptimizerLearntAfterItAndKeepsTheMemoryOfParamete
   const auto before = training.values();
   training.step(0);
   training.load(folder / "before the first step");
-  expect_same(training.values(), before);
+  expect_equal_tensors(training.values(), before);
   EXPECT_TRUE(training.optimizer->state().empty());
   EXPECT_EQ(weight.data_ptr(), memory);
   EXPECT_TRUE(weight.requires_grad());
@@ -121,7 +121,7 @@ TEST(Checkpoint, AnOptimizerOfAProgramLoadsItself) {
   own->refuses = false;
   loaded.load(folder / "c");
   EXPECT_EQ(own->loads, 2);
-  expect_same(loaded.values(), saved.values());
+  expect_equal_tensors(loaded.values(), saved.values());
 }
 
 /// A model of many tensors, each of which has two names.
@@ -258,7 +258,7 @@ TEST_F(Spoilt, AFlippedBitAnywhereIsAnError) {
     ASSERT_THAT(failure([&] { training.load(path); }), HasSubstr(path.string() + ": "))
         << "byte " << byte << " of " << bytes.size();
   }
-  expect_same(training.values(), before);
+  expect_equal_tensors(training.values(), before);
   std::ofstream(path, std::ios::binary) << bytes;
   training.load(path);
 }

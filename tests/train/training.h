@@ -9,6 +9,7 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/moving_average.h"
+#include "tests/equal_tensors.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/temporary_folder.h"
@@ -111,11 +112,6 @@ struct Single : torch::nn::Module {
 inline std::vector<at::Tensor> values_of(MovingAverage& average, const torch::nn::Module& model) {
   const auto averaged = average.apply();
   return values_of(model);
-}
-
-inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << "tensor " << i;
 }
 
 }  // namespace lockstep::testing

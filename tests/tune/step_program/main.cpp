@@ -13,12 +13,12 @@
 /// a pause. The pause depends on threads and ranks by the formula of tune::Scaling, with terms in
 /// ms that the behaviour selects:
 ///
-///     threads    serial 1, parallel 24, added 200: one process wins
-///     ranks      24 ms with several ranks, 200 ms with one: several ranks win
-///     no-share   as ranks; exits with 3 if LOCKSTEP_SHARE_MEMORY is set
-///     few        as ranks; ends after 3 steps
-///     none       counts no step
-///     exit-3     exits with 3
+///     threads    Serial 1, parallel 24, added 200. One process wins.
+///     ranks      24 ms with several ranks, 200 ms with one. Several ranks win.
+///     no-share   As ranks. Exits with 3 if LOCKSTEP_SHARE_MEMORY is set.
+///     few        As ranks. Ends after 3 steps.
+///     none       Counts no step.
+///     exit-3     Exits with 3.
 namespace {
 
 using Milliseconds = std::chrono::duration<double, std::milli>;
