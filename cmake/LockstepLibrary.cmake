@@ -8,6 +8,8 @@ function(lockstep_configure target)
   # Sums must not depend on whether the compiler fuses a multiplication with an addition.
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -ffp-contract=off
                                            $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
+  # Clang warns of std::stable_sort() of GCC 12's library.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>)
 endfunction()
 
 # The target includes internal headers, as "comm/operation.h". Examples and installed programs do

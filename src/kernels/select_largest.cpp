@@ -85,7 +85,7 @@ struct LaneLists {
   }
   std::uint32_t of[256] = {};
 };
-constexpr LaneLists lane_lists;
+[[maybe_unused]] constexpr LaneLists lane_lists;
 
 }  // namespace
 }  // namespace lockstep::kernels

@@ -58,7 +58,7 @@ std::string description(const RemoteOptions& remote, const Options& options, std
   const auto add = [&](const std::string& word) { text += word + '\0'; };
   add(std::filesystem::current_path());
   for (const auto& [name, value] : inherited_environment()) {
-    const auto exported = [&name = name](const std::string& word) {
+    const auto exported = [&](const std::string& word) {
       return word.substr(0, word.find('=')) == name;
     };
     const bool sent = name.starts_with("LOCKSTEP_") || name.starts_with("NCCL_") ||

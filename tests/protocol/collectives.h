@@ -61,9 +61,9 @@ struct Collectives : Scenario<Collectives<rank_count, ring>, rank_count> {
     bool complete() const { return complete_; }
     void wake() {
       if (!collective_case.sleeps) return;
-      std::array<int, ranks> members;
-      for (int i = 0; i < ranks; ++i) members[index(i)] = i;
-      host::wake_ranks(world_.arena, members, rank_);
+      std::array<int, ranks> woken;
+      for (int i = 0; i < ranks; ++i) woken[index(i)] = i;
+      host::wake_ranks(world_.arena, woken, rank_);
     }
     bool can_advance() const {
       const auto& block = world_.arena.block();
