@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/deadline.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -14,10 +15,8 @@ bool fit_cores(int ranks, int threads_per_rank, int cores) {
 }
 
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world) {
-  // The limit that waiting.h names.
-  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   const auto own = operation.issue.timeout;
-  return std::min(own.count() > 0 ? own : world, longest);
+  return std::min(own.count() > 0 ? own : world, Deadline::longest);
 }
 
 std::string missing_text(std::span<const int> ranks,

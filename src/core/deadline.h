@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 namespace lockstep::inline v0_2::detail {
@@ -16,7 +17,12 @@ class Deadline {
   /// Longest sleep between two polls. At most twice this time of an interval is counted.
   static constexpr auto longest_nap = std::chrono::milliseconds(200);
 
-  explicit Deadline(Clock::duration limit) : limit_(limit) {}
+  /// A longer limit counts as this one, so that sums and conversions do not overflow.
+  static constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+
+  template <class Rep, class Period>
+  explicit Deadline(std::chrono::duration<Rep, Period> limit)
+      : limit_(std::min<std::common_type_t<decltype(limit), decltype(longest)>>(limit, longest)) {}
 
   /// Time that was counted so far.
   Clock::duration elapsed() {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <string_view>
@@ -44,6 +45,11 @@ constexpr std::string_view huge_page_tunable = "glibc.malloc.hugetlb";
 constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
 constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
+
+/// Variables of a rank of several hosts, which start_attempt() sets. A launcher that such a rank
+/// starts does not pass them on.
+constexpr std::array of_several_hosts{"LOCKSTEP_MASTER", "LOCKSTEP_TOKEN", "LOCKSTEP_LISTEN_FD",
+                                      "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_SIZE"};
 
 /// Throws: InvalidArgument of the parts, unless holds.
 template <class... Parts>
@@ -151,6 +157,9 @@ Plan make_plan(const Options& given, const Topology& topology, const Variables& 
             .ranks = {},
             .inherited = inherited,
             .world_size = options.ranks};
+  std::erase_if(plan.inherited, [](const auto& variable) {
+    return std::ranges::count(of_several_hosts, variable.first) > 0;
+  });
   for (int rank = 0; rank < options.ranks; ++rank) {
     plan.ranks.push_back({.cpus = division.cpus.empty()
                                       ? std::vector<int>{}

@@ -103,6 +103,18 @@ TEST(Processes, StoppedRankIsFoundByTheTimeout) {
   }
 }
 
+TEST(SignalsBlocked, LeavesThreadsTheirFaults) {
+  sigset_t blocked{};
+  {
+    const detail::SignalsBlocked scope;
+    std::thread([&] { ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked); }).join();
+  }
+  EXPECT_EQ(::sigismember(&blocked, SIGTERM), 1);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    EXPECT_EQ(::sigismember(&blocked, fault), 0) << fault;
+  }
+}
+
 TEST(World, RecordedErrorExplainsTheFailure) {
   const auto world = host::World::create(2);  // ranks 4 and 5 of a larger world
   world->record_error(1, {.raised = true, .text = "caught"}, 5);

@@ -18,6 +18,7 @@ TEST(Deadline, PassesWhenItsTimeHasCountedAndSleepsNoLonger) {
   EXPECT_GE(deadline.elapsed(), 20ms);
   EXPECT_LE(Deadline(5ms).nap(), 5ms);
   EXPECT_EQ(Deadline(1h).nap(), Deadline::longest_nap);
+  EXPECT_FALSE(Deadline(std::chrono::milliseconds::max()).passed());
 }
 
 TEST(Deadline, DoesNotCountTimeInWhichTheProcessIsStopped) {

@@ -106,6 +106,11 @@ TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
     EXPECT_THAT(run_cli({"doctor"}, variables).out, HasSubstr(expected));
   EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"}).out,
               HasSubstr("rank 1 of 2 by lockstep run: shared memory"));
+  // The launcher is started by a rank of several hosts.
+  EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"},
+                           {{"LOCKSTEP_MASTER", "h0:1"}, {"LOCKSTEP_LOCAL_RANK", "0"}})
+                  .out,
+              HasSubstr("rank 1 of 2 by lockstep run: shared memory"));
 }
 
 TEST(Doctor, HidesTheSecretsOfAJob) {

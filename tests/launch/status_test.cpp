@@ -171,7 +171,8 @@ TEST_F(Crash, IsNotHandledIfTheUserSaysSo) {
 
 /// Other languages' runtimes resolve faults, and their handler is in place before init().
 TEST_F(Crash, IsNoFaultThatTheProgramResolves) {
-  for (const char* behaviour : {"fault-that-is-left", "fault-that-is-mended"}) {
+  for (const char* behaviour :
+       {"fault-that-is-left", "fault-that-is-mended", "fault-that-is-mended-in-a-child"}) {
     Launched job(run_command({"-n", "3", rank_program(), behaviour, "1"}));
     job.await_output("resolved");
     job.send(SIGTERM);

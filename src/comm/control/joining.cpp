@@ -68,7 +68,7 @@ class Joining {
       : source_(source),
         settings_(settings),
         offers_(offers),
-        until_(settings.timeout + precedence) {
+        until_(std::min(settings.timeout, Deadline::longest) + precedence) {
     fill_random(&process_, sizeof process_);
   }
   ~Joining() { erase(offer_.token); }

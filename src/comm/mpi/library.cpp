@@ -67,7 +67,7 @@ void make_last_call() {
 
 /// A thread that ends the process unless it is stopped within the time limit.
 std::jthread init_timeout(std::chrono::milliseconds longest) {
-  const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
+  const auto timeout = std::min(longest, detail::Deadline::longest);
   const detail::SignalsBlocked blocked;
   return std::jthread([timeout](const std::stop_token& stop) {
     std::mutex mutex;

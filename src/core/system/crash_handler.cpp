@@ -20,7 +20,7 @@
 // 1. A handler that the program or its runtime installed before runs first. If it returns and has
 //    not restored the default action, it has resolved the fault, and nothing is recorded: runtimes
 //    of other languages and write barriers use such faults. A handler that the program installs
-//    later replaces this one.
+//    later replaces this one. In a forked child, which is no rank, 3 follows.
 // 2. Each listener of the first phase sends the failure to other ranks, each of the second phase
 //    keeps a record.
 // 3. The action of before is restored and the signal happens again: the instruction is repeated, or
@@ -171,11 +171,12 @@ void handle_crash(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const bool is_rank = ::getpid() == rank_process.load();
   const auto handling = handling_thread.load();
+  // A forked child is no rank, but has the program's handlers.
+  if ((!is_rank || handling == 0) && is_resolved(signal, info, context)) {
+    errno = error;
+    return;
+  }
   if (is_rank && handling != ::gettid()) {
-    if (handling == 0 && is_resolved(signal, info, context)) {
-      errno = error;
-      return;
-    }
     pid_t none = 0;
     if (handling_thread.compare_exchange_strong(none, ::gettid())) {
       limit_time(signal);

@@ -44,14 +44,15 @@ bool await_event(int events, std::chrono::nanoseconds longest);
 /// The signal that asks a thread for its stack (thread_stacks.h).
 int stack_signal();
 
-/// Blocks all signals but stack_signal() for threads that are created in its scope, so that the
-/// program's own threads handle them.
+/// Blocks signals for threads that are created in its scope, so that the program's own threads
+/// handle them. Not stack_signal(), and not faults of the thread itself: the kernel ends a process
+/// that blocks them, without a call of its handlers.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     ::sigfillset(&all);
-    ::sigdelset(&all, stack_signal());
+    for (const int own : {stack_signal(), SIGSEGV, SIGBUS, SIGFPE, SIGILL}) ::sigdelset(&all, own);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

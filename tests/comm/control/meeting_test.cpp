@@ -41,8 +41,10 @@ TEST(Meeting, BringsAllRanksTogether) {
     std::vector<Settings> others;
     for (int rank = 1; rank < size; ++rank) {
       others.push_back(rank_of(rank, size, "host" + std::to_string(rank)));
+      others.back().timeout = std::chrono::milliseconds::max();
     }
     auto rank_0 = rank_of(0, size);
+    rank_0.timeout = std::chrono::milliseconds::max();
     rank_0.heartbeat = 7s;
     const auto met = meet(rank_0, others);
     ASSERT_EQ(met.of_rank_0.size(), others.size());

@@ -113,6 +113,11 @@ sigjmp_buf before_fault;
 void leave(int) { siglongjmp(before_fault, 1); }
 constexpr std::size_t page_bytes = 4096;
 void give_access(int) { ::mprotect(nowhere, page_bytes, PROT_READ | PROT_WRITE); }
+void use_memory_without_access() {
+  nowhere =
+      static_cast<int*>(::mmap(nullptr, page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  crash_in_the_program();
+}
 
 using Behaviour = std::function<int()>;
 
@@ -153,12 +158,19 @@ const std::map<std::string, Behaviour, std::less<>> behaviours{
      []() -> int {
        ::signal(SIGSEGV, give_access);
        const auto group = join();
-       nowhere = static_cast<int*>(
-           ::mmap(nullptr, page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-       crash_in_the_program();
+       use_memory_without_access();
        group->barrier().wait();
        say("resolved");
        barriers(*group);
+     }},
+    {"fault-that-is-mended-in-a-child",
+     []() -> int {
+       ::signal(SIGSEGV, give_access);
+       const auto group = join();
+       if (fork() != 0) barriers(*group);
+       use_memory_without_access();
+       say("resolved");
+       _exit(0);
      }},
     {"spin", after_a_barrier(spin_in_the_program)},
     {"leave", [] { return join(), 0; }},

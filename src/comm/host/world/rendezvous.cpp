@@ -267,9 +267,7 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
 std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
                                   std::chrono::milliseconds timeout, const JoinCheck& check,
                                   const NewWorld& settings) {
-  // Limited so that sums do not overflow.
-  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
-  Deadline until(std::min(timeout, longest));
+  Deadline until(timeout);
   const auto name = name_of(job);
   return rank == 0 ? admit_ranks(name, size, until, timeout, check, settings)
                    : join_rank_0(name, rank, size, until, timeout, check, settings.call);
