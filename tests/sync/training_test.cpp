@@ -60,7 +60,7 @@ TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
                                    {"int8", clips},
                                    {"power_sgd:rank=1", clips},
                                    {"topk:0.2", clips_nothing}}) {
-    on_ranks(2, [&, text = text, norm = norm](const Group& group) {
+    on_ranks(2, [&](const Group& group) {
       torch::nn::Linear model(width, width);
       const auto loss = [&](int step) {
         return model(input(group.rank(), step).to(at::kFloat)).square().mean();
@@ -126,7 +126,7 @@ TEST(Training, StatisticsCountTurnsThatWereLeftOutAndWeightsAreRefused) {
   for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
                                    {"partial_update", "compressed 2.0 times"},
                                    {"adasum", "1.6 times as much"}}) {
-    on_ranks(2, [&, said = said, text = text](const Group& group) {
+    on_ranks(2, [&](const Group& group) {
       Linear linear;
       DistributedOptimizer optimizer(
           linear.sgd, *linear.model, group,
