@@ -86,8 +86,8 @@ struct TopK {
 
 /// All elements with |gradient + residual| ≥ value are sent, "threshold:0.001", as values with
 /// their indices. Their number may differ between ranks. values[i] = Σ_r (1/N)·sent_r[i], in rank
-/// order. If the selected elements of all ranks together need as many bytes as the bucket or more,
-/// all ranks average the whole bucket in that step. With error feedback, elements that were not
+/// order. If the selected elements of all ranks together need more bytes than the bucket, all ranks
+/// average the whole bucket in that step. With error feedback, elements that were not
 /// sent are added to the next step's gradient: residual ← (gradient + residual) − sent. NaN and Inf
 /// are always selected; they make every rank raise the same InvalidArgument. For float32 and
 /// float64 parameters.

@@ -261,13 +261,15 @@ class ReplicatedModel {
 ///     loss_of(ddp(batch.data), batch.target).backward();
 ///
 /// A parameter that no rank's backward reached keeps its gradient, or has none. A parameter that
-/// only some ranks' backward reached gets the mean over all ranks; the other ranks count as zero.
+/// only some ranks' backward reached gets the mean over all ranks; the other ranks count with the
+/// gradient that they have, or as zero.
 /// Gradients share memory with buckets. One that the program keeps over zero_grad() keeps its
 /// values, in memory of its own.
 /// autograd::grad() is not synchronised. Averaged gradients have no graph, also with create_graph:
 /// a backward through one raises InvalidArgument. An exception within backward() after buckets were
 /// sent ends the world. If parameters differ between replicas, backward() throws ReplicaError on
-/// every rank, after at most verify_every · (number of buckets) exchanges.
+/// every rank, after at most verify_every · (number of buckets and of parameters with sparse
+/// gradients) exchanges.
 ///
 /// The program calls the optimizer's own step. With DataParallelOptions::shard or share_memory,
 /// where each rank updates a part of the parameters, a DistributedOptimizer over this object steps

@@ -53,8 +53,8 @@ class GradScaler {
  public:
   /// group: of the wrapper. Gradients must be on its device.
   /// Ranks: the same options on all.
-  /// Throws: InvalidArgument for a scale or growth_factor that is not finite and positive, a
-  /// growth_factor below 1, a backoff_factor outside of 0 to 1, and growth_interval < 1.
+  /// Throws: InvalidArgument for a scale that update() refuses, a growth_factor that is not finite
+  /// or below 1, a backoff_factor outside of 0 to 1, and growth_interval < 1.
   explicit GradScaler(Group group, GradScalerOptions options = {});
 
   /// The loss times the scale, in float32 if the loss is of lower precision.
@@ -81,13 +81,13 @@ class GradScaler {
 
   /// Changes the scale for the next iteration. Multiplies it by backoff_factor if a step was
   /// skipped, and by growth_factor after growth_interval iterations without a skipped step. The
-  /// scale does not grow beyond the range of float32.
+  /// scale and its inverse stay normal numbers of float32.
   /// Ranks: all.
   /// Throws: InvalidArgument unless step() or unscale_() was called before.
   void update();
   /// Sets the scale instead. The number of iterations since its last change stays.
   /// Ranks: all, with the same value.
-  /// Throws: InvalidArgument unless it is finite and positive.
+  /// Throws: InvalidArgument unless it and its inverse are positive normal numbers of float32.
   void update(double new_scale);
 
   /// The current scale; 1 if the scaler is disabled.

@@ -14,7 +14,7 @@ namespace lockstep::inline v0_2 {
 
 /// Gradients of matrices are sent as two thin factors, "power_sgd:rank=4". With M = gradient +
 /// residual: P = mean of M·Q, orthogonalised; Q = mean of Mᵀ·P; result = P·Qᵀ. A parameter with
-/// more than two dimensions counts as a matrix with one row for each index of its first dimension.
+/// more dimensions counts as a matrix with one row for each index of its outermost one in memory.
 /// A matrix is averaged whole if its factors would not be smaller: (rows + columns)·rank ≥
 /// rows·columns. With error feedback, residual ← M − P·Qᵀ.
 /// NaN and Inf make every rank raise the same InvalidArgument. For float32 and float64 parameters.

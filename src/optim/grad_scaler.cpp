@@ -37,6 +37,10 @@ constexpr const char* tracker_name = "growth_tracker";
 
 bool is_positive(double value) { return std::isfinite(value) && value > 0; }
 
+/// Whether gradients can be multiplied by this scale and by its inverse. Ranks may flush denormals.
+bool is_scale(float value) { return value > 0 && std::isnormal(value) && std::isnormal(1 / value); }
+constexpr const char* range_of_scales = "1.18e-38 to 8.5e37, so that float32 has its inverse, too";
+
 /// Whether the device has a kernel that unscales and checks a list of gradients.
 bool has_kernel(const at::Tensor& gradient) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -77,9 +81,8 @@ void unscale_all(std::vector<at::Tensor>& gradients, at::Tensor& found_inf, floa
 GradScaler::GradScaler(Group group, GradScalerOptions options)
     : group_(std::move(group)), options_(options), scale_(static_cast<float>(options.init_scale)) {
   const auto& o = options_;
-  if (!is_positive(scale_)) {
-    throw_invalid("GradScaler", "got init_scale = ", o.init_scale,
-                  ", expected a positive number in the range of float32");
+  if (!is_scale(scale_)) {
+    throw_invalid("GradScaler", "got init_scale = ", o.init_scale, ", expected ", range_of_scales);
   }
   if (!is_positive(o.growth_factor) || o.growth_factor < 1) {
     throw_invalid("GradScaler", "got growth_factor = ", o.growth_factor, ", expected at least 1");
@@ -191,19 +194,20 @@ void GradScaler::update() {
   for (auto& [optimizer, unscaled] : unscaled_) is_finite = unscaled.is_finite() && is_finite;
   unscaled_.clear();
   if (!is_finite) {
-    scale_ = static_cast<float>(scale_ * options_.backoff_factor);
+    const auto reduced = static_cast<float>(scale_ * options_.backoff_factor);
+    if (is_scale(reduced)) scale_ = reduced;
     growth_tracker_ = 0;
   } else if (++growth_tracker_ >= options_.growth_interval) {
     const auto grown = static_cast<float>(scale_ * options_.growth_factor);
-    if (std::isfinite(grown)) scale_ = grown;
+    if (is_scale(grown)) scale_ = grown;
     growth_tracker_ = 0;
   }
 }
 
 void GradScaler::update(double new_scale) {
-  if (!is_positive(static_cast<float>(new_scale))) {
-    throw_invalid("GradScaler::update", "got a scale of ", new_scale,
-                  ", expected a positive number in the range of float32");
+  if (!is_scale(static_cast<float>(new_scale))) {
+    throw_invalid("GradScaler::update", "got a scale of ", new_scale, ", expected ",
+                  range_of_scales);
   }
   scale_ = static_cast<float>(new_scale);
   unscaled_.clear();
@@ -228,9 +232,9 @@ void GradScaler::load_state(const State& state) {
   };
   const float scale = find(scale_name, at::kFloat).item<float>();
   const auto tracker = find(tracker_name, at::kLong).item<std::int64_t>();
-  if (!is_positive(scale) || tracker < 0) {
+  if (!is_scale(scale) || tracker < 0) {
     throw_invalid(operation, "got a scale of ", scale, " and ", tracker,
-                  " steps, expected a positive scale and at least 0 steps");
+                  " steps, expected at least 0 steps and a scale of ", range_of_scales);
   }
   scale_ = scale;
   growth_tracker_ = tracker;

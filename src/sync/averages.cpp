@@ -75,6 +75,11 @@ class TopKOnDevice final : public Exchange {
     at::Tensor indices;
   };
 
+  /// The bytes of a record: a multiple of eight, so that the next rank's values are aligned.
+  static std::int64_t bytes_of(std::int64_t k, at::ScalarType dtype) {
+    return (k * (static_cast<std::int64_t>(c10::elementSize(dtype)) + 4) + 7) / 8 * 8;
+  }
+
   /// The record of k picks in bytes: all values, all indices.
   static Record record_in(const at::Tensor& bytes, std::int64_t k, at::ScalarType dtype) {
     const auto of_values = k * static_cast<std::int64_t>(c10::elementSize(dtype));
@@ -87,9 +92,9 @@ class TopKOnDevice final : public Exchange {
     if (residual_.defined()) residual_.add_(gradient);
     const auto& from = residual_.defined() ? residual_ : gradient;
     const auto indices = std::get<1>(from.abs().topk(k, 0, true, false));
-    const auto element = static_cast<std::int64_t>(gradient.element_size());
-    auto sent = at::empty({k * (element + 4)}, gradient.options().dtype(at::kByte));
-    const auto record = record_in(sent, k, gradient.scalar_type());
+    const auto dtype = gradient.scalar_type();
+    auto sent = at::empty({bytes_of(k, dtype)}, gradient.options().dtype(at::kByte));
+    const auto record = record_in(sent, k, dtype);
     record.values.copy_(from.index_select(0, indices));
     record.indices.copy_(indices);
     if (residual_.defined()) residual_.index_fill_(0, indices, 0);

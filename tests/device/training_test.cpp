@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
 
 // Training on devices, compared with the same training on the CPU in the same world.
@@ -107,6 +108,18 @@ TEST_P(TrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
            "post_local_sgd:start=1,period=2"},
           false, true);
   compare({"adasum"}, false, false);
+}
+
+TEST_P_ON_DEVICES(TrainingOnDevices, AnOddNumberOfDoublesIsAveragedByTopK) {
+  const auto mean = [&](const Group& on) -> std::vector<at::Tensor> {
+    Bucket bucket(0, 5, at::kDouble, {}, on);
+    bucket.values().copy_(at::arange(5, at::kDouble) * (group.rank() + 1));
+    const auto exchange = TopK{.ratio = 0.6}.exchange(bucket);  // three elements
+    auto task = exchange->exchange(0, bucket, on);
+    while (!task.finished()) task.advance().wait();
+    return {bucket.values().cpu()};
+  };
+  expect_equal(mean(group), mean(group.host()), 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TrainingOnDevices,

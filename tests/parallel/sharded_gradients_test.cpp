@@ -146,6 +146,34 @@ TEST_ON_RANKS(ShardedGradientsStep, UsesAGradientThatTheProgramSets, 3) {
   expect_equal_models(pair.parts, pair.whole);
 }
 
+TEST_ON_RANKS(ShardedGradientsStep, ClipsAGradientThatTheProgramSetsInPlaceOfTheMean, 2) {
+  TwoTrainings pair(world, in_shards, at::kDouble);
+  pair.backward(world, 0);
+  for (auto* model : {&pair.parts, &pair.whole})
+    model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
+  const double norm = clip_grad_norm(*pair.in_parts, 0.05);
+  const double expected = torch::nn::utils::clip_grad_norm_(pair.whole.parameters(), 0.05);
+  EXPECT_NEAR(norm, expected, 1e-12 * expected);
+  pair.finish();
+  expect_near_models(pair.parts, pair.whole, 1e-12);
+}
+
+TEST_ON_RANKS(ShardedGradientsStep, AveragesAGradientThatTheProgramSetsWithThoseOfOtherRanks, 3) {
+  for (auto how : {DataParallelOptions{}, one_each}) {
+    how.shard = Shard::gradients;
+    TwoTrainings pair(world, how);
+    for (auto* model : {&pair.parts, &pair.whole}) {
+      auto& layer = *model->layers[0];
+      layer.weight.mutable_grad() = at::full_like(layer.weight, 0.25);
+      auto loss = layer.bias.sum();
+      if (world.rank() > 0) loss = loss + layer.weight.square().sum();
+      loss.backward();
+    }
+    pair.finish();
+    expect_equal_models(pair.parts, pair.whole);
+  }
+}
+
 TEST(ShardedTrainingBetweenHosts, EqualsTheUnshardedTraining) {
   for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 1}}) {
     on_ranks(static_cast<int>(hosts.size()), [&](const Group& ranks) {

@@ -58,14 +58,16 @@ TEST_ON_RANKS(GradScaler, GrowsAndBacksOff, 1) {
     scales.push_back(scaler.get_scale());
   }
   EXPECT_EQ(scales, (std::vector<double>{4, 12, 3, 3, 0.75, 0.75, 2.25, 2.25}));
-  // The scale stays in the range of float32.
-  scaler.update(3e38);
-  for (int step = 0; step < 3; ++step) {
-    parameter.set_gradient({1, 1});
-    scaler.step(parameter.sgd);
-    scaler.update();
+  // The scale and its inverse stay in the range of float32, also where denormals are flushed.
+  for (const auto& [scale, gradient] : {std::pair{8e37F, 1.F}, {1.2e-38F, infinity}}) {
+    scaler.update(scale);
+    for (int step = 0; step < 3; ++step) {
+      parameter.set_gradient({1, gradient});
+      scaler.step(parameter.sgd);
+      scaler.update();
+    }
+    EXPECT_EQ(scaler.get_scale(), scale);
   }
-  EXPECT_EQ(static_cast<float>(scaler.get_scale()), 3e38F);
 }
 
 TEST_ON_RANKS(GradScaler, ARankWithAnInfiniteGradientSkipsTheStepOfAllRanks, 2, 3) {
@@ -198,8 +200,8 @@ TEST_ON_RANKS(GradScaler, RefusesCallsInAnotherOrder, 1) {
   EXPECT_THROW(scaler.step(half.sgd), InvalidArgument);
   for (const GradScalerOptions& bad :
        {GradScalerOptions{.init_scale = 0}, GradScalerOptions{.init_scale = 1e39},
-        GradScalerOptions{.growth_factor = 0.5}, GradScalerOptions{.backoff_factor = 1},
-        GradScalerOptions{.growth_interval = 0}}) {
+        GradScalerOptions{.init_scale = 1e-39}, GradScalerOptions{.growth_factor = 0.5},
+        GradScalerOptions{.backoff_factor = 1}, GradScalerOptions{.growth_interval = 0}}) {
     EXPECT_THROW(GradScaler(world, bad), InvalidArgument);
   }
   EXPECT_THROW(scaler.update(-1), InvalidArgument);

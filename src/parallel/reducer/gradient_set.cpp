@@ -229,14 +229,9 @@ void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
   }
   const bool changed = member.record.is_local() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
-  if (reducers_.is_transient()) {
-    if (!changed) {
-      values.zero_();
-      return;
-    }
+  if (changed && reducers_.is_transient()) {
     expect_copyable(gradient, *member.slice);
-    move_in(member, gradient, keeps_values);
-    return;
+    return move_in(member, gradient, keeps_values);
   }
   if (changed) return move_into_bucket(index);
   if (is_stored_in(gradient, values)) {

@@ -73,8 +73,8 @@ class ShardedParameters final : public Update {
     const auto* const shard = buckets_.empty() ? nullptr : buckets_.front().shard();
     return shard != nullptr && shard->memory() == PartMemory::own;
   }
-  /// The parts of averaged gradients, which no zero_grad() reaches. discard_gradients() makes them
-  /// undefined.
+  /// The parts of averaged gradients, which no zero_grad() reaches, but those in place of which the
+  /// program has set .grad(). discard_gradients() makes all undefined.
   std::vector<at::Tensor> gradients() const;
   void discard_gradients() const;
 

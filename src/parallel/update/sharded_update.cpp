@@ -200,7 +200,8 @@ std::vector<at::Tensor> ShardedParameters::gradients() const {
     if (bucket.shard() == nullptr) continue;
     for (std::size_t i = 0; i < bucket.slices().size(); ++i) {
       const auto& gradient = bucket.shard()->gradient(i);
-      if (gradient.defined()) gradients.push_back(gradient);
+      const bool is_used = !bucket.slices()[i].parameter.grad().defined();  // as gradient_part()
+      if (is_used && gradient.defined()) gradients.push_back(gradient);
     }
   }
   return gradients;
