@@ -145,7 +145,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
   const auto work =
       make_work({OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce"}, tensors, {tensors});
   // One buffer for all: the list may contain a tensor twice.
-  const auto flat = flattened(tensors).contiguous();
+  const auto flat = flattened(tensors);
   begin_all_reduce(work, contiguous_reals(flat), reduction, {options.timeout, options.asyncOp},
                    [flat, tensors] { unflatten(flat, tensors); });
   return work;

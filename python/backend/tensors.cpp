@@ -101,7 +101,7 @@ at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
 
 at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
   if (const auto shared = consecutive(tensors); shared.defined()) return shared;
-  if (tensors.size() == 1) return tensors.front().reshape({-1});
+  if (tensors.size() == 1) return tensors.front().contiguous().view({-1});
   std::vector<at::Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
   return at::cat(flat);
