@@ -214,6 +214,11 @@ def asynchronous(rank, size):
         return dist.all_reduce(done.value()[0].clone(), async_op=True).get_future().wait()[0]
 
     expect(future.then(again).wait(), torch.full((3,), total * size), "all_reduce in a callback")
+    # A progress thread completes it, and copies into tensors of the inference mode of this thread.
+    with torch.inference_mode():
+        outputs = [torch.empty(3) for _ in range(size)]
+        dist.all_gather(outputs, torch.full((3,), float(rank)), async_op=True).get_future().wait()
+        expect(torch.stack(outputs), torch.arange(float(size)).reshape(size, 1).expand(size, 3), "all_gather in inference mode")
     # A group for each thread, and all threads wait in one group.
     groups = [dist.new_group() for _ in range(3)]
 
