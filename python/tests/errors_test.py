@@ -95,6 +95,9 @@ def refused(rank, size):
     # Ranks that all refuse their arguments have the group as before.
     for n in (1, 3):
         raises(ValueError, ["all_gather"], lambda: dist.all_gather([torch.empty(2)] * size, torch.ones(n + 2 * rank)))
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2 + rank,))
+    raises(ValueError, [f"got a sparse tensor of Float and sizes [{2 + rank}], expected", f"dimensions of rank {int(rank == 0)}"],
+           lambda: dist.all_reduce(sparse))
     dist.barrier()
 
 
