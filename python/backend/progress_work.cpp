@@ -61,6 +61,8 @@ void BackendWork::complete(std::exception_ptr error) {
   source_ = parts.source;
   if (!error && after_) {
     try {
+      // Another thread may complete the Work, and a tensor of inference mode changes in it only.
+      const c10::InferenceMode mode(inference_mode_);
       const c10::AutoGradMode no_grad(false);
       after_();
     } catch (...) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/InferenceMode.h>
 
 #include <atomic>
 #include <chrono>
@@ -68,6 +69,7 @@ class BackendWork final : public c10d::Work {
   TensorLists outputs_;
   std::uint64_t sequence_;
   int source_ = -1;
+  bool inference_mode_ = c10::InferenceMode::is_enabled();  ///< where the operation began
   std::vector<at::Tensor> kept_;
   std::function<void()> after_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "backend/errors.h"
 #include "backend/process_group.h"
@@ -145,7 +146,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
   const auto work =
       make_work({OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce"}, tensors, {tensors});
   // One buffer for all: the list may contain a tensor twice.
-  const auto flat = flattened(tensors).contiguous();
+  const auto flat = flattened(tensors);
   begin_all_reduce(work, contiguous_reals(flat), reduction, {options.timeout, options.asyncOp},
                    [flat, tensors] { unflatten(flat, tensors); });
   return work;
@@ -164,11 +165,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
   mine = mine.coalesce();
   const auto indices = mine._indices().t().contiguous();
   const auto values = mine._values().contiguous();
-  // The numbers of elements first.
-  const auto own = at::full({1}, mine._nnz(), at::kLong);
-  const auto numbers = at::empty({size_}, at::kLong);
-  const auto counting = make_work({OpType::ALLGATHER, "lockstep:all_gather"}, {own}, {{numbers}});
-  begin_all_gather(counting, {numbers}, {own}, {options.timeout, false});
+  // The numbers of elements first, with what is the same on all ranks.
+  std::vector<std::int64_t> own{mine._nnz(), static_cast<std::int64_t>(mine.scalar_type()),
+                                mine.sparse_dim()};
+  own.insert(own.end(), mine.sizes().begin(), mine.sizes().end());
+  const auto input = at::tensor(own, at::kLong);
+  const auto all = at::empty({size_, input.numel()}, at::kLong);
+  const auto counting = make_work({OpType::ALLGATHER, "lockstep:all_gather"}, {input}, {{all}});
+  begin_all_gather(counting, {all}, {input}, {options.timeout, false});
   counting->wait(std::chrono::milliseconds(0));
   const auto work =
       make_work({OpType::_ALLREDUCE_SPARSE, "lockstep:sparse_all_reduce"}, tensors, {tensors});
@@ -177,12 +181,18 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
       values.itemsize() * static_cast<std::size_t>(c10::multiply_integers(values.sizes().slice(1)));
   std::vector<std::size_t> index_counts;
   std::vector<std::size_t> value_counts;
-  for (int rank = 0; rank < size_; ++rank) {
-    const auto number = static_cast<std::size_t>(numbers.const_data_ptr<std::int64_t>()[rank]);
-    index_counts.push_back(number * index_bytes);
-    value_counts.push_back(number * value_bytes);
+  std::int64_t total = 0;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(size_); ++rank) {
+    const std::span other(all.const_data_ptr<std::int64_t>() + rank * own.size(), own.size());
+    if (!std::equal(own.begin() + 1, own.end(), other.begin() + 1)) {
+      refuse("all_reduce",
+             c10::str("got a sparse tensor of ", mine.scalar_type(), " and sizes ", mine.sizes(),
+                      ", expected the dtype, sizes and sparse dimensions of rank ", rank));
+    }
+    index_counts.push_back(static_cast<std::size_t>(other.front()) * index_bytes);
+    value_counts.push_back(static_cast<std::size_t>(other.front()) * value_bytes);
+    total += other.front();
   }
-  const auto total = numbers.sum().item<std::int64_t>();
   const auto all_indices = at::empty({total, mine.sparse_dim()}, at::kLong);
   auto sizes = values.sizes().vec();
   sizes.front() = total;

@@ -21,6 +21,9 @@ void expect_dense(const char* operation, const at::Tensor& tensor) {
   if (tensor.is_neg()) {
     refuse(operation, "got a negated view, expected values; call .resolve_neg() first");
   }
+  if (tensor.is_conj()) {
+    refuse(operation, "got a conjugated view, expected values; call .resolve_conj() first");
+  }
 }
 
 void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors) {
@@ -101,7 +104,7 @@ at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
 
 at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
   if (const auto shared = consecutive(tensors); shared.defined()) return shared;
-  if (tensors.size() == 1) return tensors.front().reshape({-1});
+  if (tensors.size() == 1) return tensors.front().contiguous().view({-1});
   std::vector<at::Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
   return at::cat(flat);

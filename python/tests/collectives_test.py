@@ -123,6 +123,9 @@ def copies(rank, size):
     expect(whole, torch.arange(float(size)).reshape(size, 1).expand(size, 3), "all_gather into parts")
     dist.all_gather(list(whole), whole[(rank + 1) % size])
     expect(whole[:, 0], (torch.arange(float(size)) + 1) % size, "all_gather of parts")
+    outputs = [torch.empty(3) for _ in range(size)]
+    dist.all_gather(outputs, (torch.arange(6.0) + rank)[::2])
+    expect(torch.stack(outputs), torch.arange(0.0, 6, 2) + torch.arange(float(size)).reshape(size, 1), "all_gather of every second element")
     # The input is this rank's part of the output, another part, or in another output.
     for place in (rank, (rank + 1) % size):
         whole[place] = rank
@@ -211,6 +214,11 @@ def asynchronous(rank, size):
         return dist.all_reduce(done.value()[0].clone(), async_op=True).get_future().wait()[0]
 
     expect(future.then(again).wait(), torch.full((3,), total * size), "all_reduce in a callback")
+    # A progress thread completes it, and copies into tensors of the inference mode of this thread.
+    with torch.inference_mode():
+        outputs = [torch.empty(3) for _ in range(size)]
+        dist.all_gather(outputs, torch.full((3,), float(rank)), async_op=True).get_future().wait()
+        expect(torch.stack(outputs), torch.arange(float(size)).reshape(size, 1).expand(size, 3), "all_gather in inference mode")
     # A group for each thread, and all threads wait in one group.
     groups = [dist.new_group() for _ in range(3)]
 

@@ -31,6 +31,9 @@ def invalid_arguments(rank, size):
            lambda: dist.group.WORLD.broadcast(ones, 7).wait())
     raises(ValueError, ["all_gather_into_tensor", "elements"],
            lambda: dist.group.WORLD._allgather_base(torch.ones(3), ones).wait())
+    spectrum = torch.ones(2, dtype=torch.complex64)
+    raises(ValueError, ["lockstep gather", "got a conjugated view", "call .resolve_conj() first"],
+           lambda: dist.gather(spectrum.conj(), [torch.empty_like(spectrum) for _ in range(size)] if rank == 0 else None))
     raises(ValueError, ["got dtype ComplexFloat, expected real numbers", "set DDP_DISABLE_COMM_MEM=1"],
            lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2, dtype=torch.complex64)))
     raises(ValueError, ["twice"], lambda: dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1))
@@ -92,6 +95,9 @@ def refused(rank, size):
     # Ranks that all refuse their arguments have the group as before.
     for n in (1, 3):
         raises(ValueError, ["all_gather"], lambda: dist.all_gather([torch.empty(2)] * size, torch.ones(n + 2 * rank)))
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2 + rank,))
+    raises(ValueError, [f"got a sparse tensor of Float and sizes [{2 + rank}], expected", f"dimensions of rank {int(rank == 0)}"],
+           lambda: dist.all_reduce(sparse))
     dist.barrier()
 
 
