@@ -349,11 +349,11 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
         add_change("the residuals of the strategy are redistributed over the ranks");
       if (!fill_missing(state, own))
         add_change(
-            "the strategy starts with its initial state: the file has the state of another "
+            "some values of the strategy's state do not change: the file has the state of another "
             "strategy");
       states_.insert(states_.begin(), {"strategy", checkpoint.strategy, std::move(state)});
     } else if (!own.empty()) {
-      add_change("the strategy starts with its initial state: the file has none");
+      add_change("the strategy's state does not change: the file has none");
     }
   }
   if (checkpoint.generator.defined()) {
