@@ -107,7 +107,9 @@ class CsvLines {
     bool quoted = false;
     for (std::size_t at = 0; at <= line_.size(); ++at) {
       const auto field = [&] { return plain(std::string_view(line_).substr(begin, at - begin)); };
-      if (line_[at] == '"' && (quoted || field().empty())) {
+      if (quoted && line_[at] == '"' && line_[at + 1] == '"') {
+        ++at;  // a quote of the text
+      } else if (line_[at] == '"' && (quoted || field().empty())) {
         quoted = !quoted;
       } else if (at == line_.size() || (line_[at] == options_.separator && !quoted)) {
         fields_.push_back(field());

@@ -132,7 +132,8 @@ void run_kernel(const ElementwiseOptimizer::Elements& elements, std::vector<at::
 
 bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
-         other.device() == parameter.device() && other.strides() == parameter.strides();
+         other.device() == parameter.device() && other.strides() == parameter.strides() &&
+         !other.is_neg();
 }
 
 std::size_t count_parameters(const torch::optim::Optimizer& optimizer) {

@@ -39,10 +39,11 @@ void lerp(at::Tensor& average, const at::Tensor& value, double weight) {
   });
 }
 
-/// Reads the elements in the order of memory, so value needs the strides of average.
+/// Reads the elements in the order of memory, so value needs the strides of average, and may be no
+/// lazy negative.
 void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
-  const bool same_layout =
-      value.scalar_type() == average.scalar_type() && value.strides() == average.strides();
+  const bool same_layout = value.scalar_type() == average.scalar_type() &&
+                           value.strides() == average.strides() && !value.is_neg();
   const at::Tensor values = same_layout ? value : at::empty_like(average).copy_(value);
   if (!average.is_cpu())
     average.add_((values - average).mul_(weight));

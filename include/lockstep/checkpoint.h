@@ -298,7 +298,8 @@ class CheckpointFolder {
   std::optional<Resumed> load_newest(const Checkpoint& checkpoint, const Group& group);
 
   /// The paths of the newest checkpoint and of the one with the highest score. newest() includes
-  /// damaged files. best() ignores damaged files and scores that are NaN.
+  /// damaged files. best() ignores scores that are NaN and files with a damaged header; only
+  /// load_newest() and load() check the values.
   /// Ranks: any; not collective.
   std::optional<std::filesystem::path> newest() const;
   std::optional<std::filesystem::path> best() const;

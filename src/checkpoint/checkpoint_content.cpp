@@ -267,16 +267,18 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     rate_ = metadata_of(content, rate_key);
     checkpoint.rate.check_state(rate_);
   }
-  State sampler = with_prefix(content.tensors, sampler_prefix);
-  if (checkpoint.sampler && sampler.empty())
-    throw CheckpointError("sampler: is in the program, but not in the file");
-  for (const auto& [name, object] : checkpoint.extra) {
-    State state = with_prefix(content.tensors, prefix_of_extra(name));
-    if (state.empty())
-      throw CheckpointError(concat("extra '", name, "': is in the program, but not in the file"));
-    states_.push_back({concat("extra '", name, '\''), object, std::move(state)});
-  }
-  if (checkpoint.sampler) states_.push_back({"sampler", checkpoint.sampler, std::move(sampler)});
+  const auto add_state = [&](const std::string& what, const Stateful& object,
+                             std::string_view prefix) {
+    if (!object) return;
+    State state = with_prefix(content.tensors, prefix);
+    // The file has no trace of an object whose state was empty.
+    if (state.empty() && !object.state().empty())
+      throw CheckpointError(concat(what, ": is in the program, but not in the file"));
+    states_.push_back({what, object, std::move(state)});
+  };
+  for (const auto& [name, object] : checkpoint.extra)
+    add_state(concat("extra '", name, '\''), object, prefix_of_extra(name));
+  add_state("sampler", checkpoint.sampler, sampler_prefix);
   prepare_rank_state(checkpoint, content);
 }
 
@@ -347,11 +349,11 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
         add_change("the residuals of the strategy are redistributed over the ranks");
       if (!fill_missing(state, own))
         add_change(
-            "the strategy starts with its initial state: the file has the state of another "
+            "some values of the strategy's state do not change: the file has the state of another "
             "strategy");
       states_.insert(states_.begin(), {"strategy", checkpoint.strategy, std::move(state)});
     } else if (!own.empty()) {
-      add_change("the strategy starts with its initial state: the file has none");
+      add_change("the strategy's state does not change: the file has none");
     }
   }
   if (checkpoint.generator.defined()) {

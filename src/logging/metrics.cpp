@@ -30,7 +30,7 @@ constexpr int lowest_exponent = -1074;
 /// An addition changes a digit by less than 2^32, so 2^30 of them cannot overflow it.
 constexpr std::uint32_t additions_between_carries = 1U << 30;
 
-/// The values as a contiguous CPU tensor of int64, uint64 or float64.
+/// The values as a contiguous CPU tensor of int64, uint64 or float64, and no lazy negative.
 at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
   const bool usable = values.defined() && values.layout() == at::kStrided;
   const bool whole = usable && at::isIntegralType(values.scalar_type(), /*includeBool=*/true);
@@ -44,7 +44,7 @@ at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
   const auto dtype = values.scalar_type() == at::kUInt64 ? at::kUInt64
                      : whole                             ? at::kLong
                                                          : at::kDouble;
-  return values.detach().to(at::kCPU, dtype).contiguous();
+  return values.detach().to(at::kCPU, dtype).resolve_neg().contiguous();
 }
 
 template <class T>

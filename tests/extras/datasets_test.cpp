@@ -150,6 +150,11 @@ TEST_F(CsvFiles, AcceptsWhatOtherProgramsWrite) {
       "x\r\n",
       {.features = {"x", 1}, .separator = ';'});
   EXPECT_TRUE(data.features().nan_to_num(9).equal(torch::tensor({{1.0F, 2.0F}, {-0.5F, 9.0F}})));
+  // Python's csv writes the texts: the "a", b | "", | , | "
+  const CsvFile quotes =
+      read("text,x\n\"the \"\"a\"\", b\",1\n\"\"\"\"\",\",2\n\",\",3\n\"\"\"\",4\n\"\",5\n",
+           {.features = {"x"}});
+  EXPECT_TRUE(quotes.features().equal(torch::tensor({{1.0F}, {2.0F}, {3.0F}, {4.0F}, {5.0F}})));
   EXPECT_TRUE(read("a\tb\n1\t\n", {.separator = '\t', .empty = 7})
                   .features()
                   .equal(torch::tensor({{1.0F, 7.0F}})));

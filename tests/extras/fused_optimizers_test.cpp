@@ -173,6 +173,14 @@ TEST(FusedOptimizers, TakeWhatTheKernelCannot) {
   expect_what_the_kernel_cannot<FusedAdam, torch::optim::Adam>(AdamOptions(0.1));
 }
 
+TEST(FusedOptimizers, TakeALazyNegativeAsGradient) {
+  const auto parameter = at::ones({5}).set_requires_grad(true);
+  FusedSgd sgd(std::vector<at::Tensor>{parameter}, SGDOptions(0.5));
+  parameter.mutable_grad() = torch::_neg_view(at::ones({5}));
+  sgd.step();
+  EXPECT_TRUE(parameter.detach().equal(at::full({5}, 1.5)));
+}
+
 /// A checkpoint of each is one of the other, and both go on equally.
 template <class Fused, class Base, class Options>
 void expect_shared_checkpoints(const Options& options) {

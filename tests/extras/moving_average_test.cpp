@@ -169,6 +169,14 @@ TEST(MovingAverage, UnusualParametersAreAveraged) {
   expect_equal_tensors(values_of(model), live);
 }
 
+TEST(MovingAverage, ALazyNegativeKeepsItsSign) {
+  const auto value = torch::_neg_view(torch::ones({3}, torch::kDouble));
+  const std::vector<NamedTensor> buffers{{.name = "negative", .tensor = value}};
+  MovingAverage average(ModelView({}, buffers), {.decay = 0.5, .average_buffers = true});
+  for (int i = 0; i < 3; ++i) average.update();
+  EXPECT_TRUE(average.state().at("values/negative").equal(-torch::ones({3}, torch::kDouble)));
+}
+
 TEST(MovingAverage, HasTheSameBitsWithAnyNumberOfThreads) {
   const int before = at::get_num_threads();
   std::vector<at::Tensor> first;

@@ -93,6 +93,26 @@ TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
   Checkpoint{.model = model}.load(folder / "c");  // without the object, which is ignored
 }
 
+/// An object of a program that has no state before its first use.
+struct Collected {
+  State state() const { return values; }
+  void load_state(const State& state) { values = state; }
+  State values = {};
+};
+
+TEST(CheckpointExtra, MayHaveNoStateYet) {
+  const TemporaryFolder folder;
+  Single model;
+  Collected sampler, own;
+  const Checkpoint checkpoint{.model = model, .sampler = sampler, .extra = {{"own", own}}};
+  checkpoint.save(folder / "c");
+  checkpoint.load(folder / "c");
+  EXPECT_TRUE(sampler.values.empty() && own.values.empty());
+  own.values.emplace("a", at::ones({2}));
+  EXPECT_THAT(failure([&] { checkpoint.load(folder / "c"); }),
+              HasSubstr("c: extra 'own': is in the program, but not in the file"));
+}
+
 /// Trains on ranks and returns each rank's averaged and trained parameters.
 std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory) {
   std::vector<std::vector<at::Tensor>> result(static_cast<std::size_t>(ranks));

@@ -198,6 +198,18 @@ TEST(Metrics, WeightsOfElements) {
   EXPECT_TRUE(std::isnan(rows.value()));
 }
 
+TEST(Metrics, LazyNegativesKeepTheirSign) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kLong}) {
+    const auto values = torch::_neg_view(torch::arange(4, dtype));
+    Mean mean;
+    Sum sum;
+    mean.add(values);
+    sum.add(values);
+    EXPECT_EQ(mean.value(), -1.5) << dtype;
+    EXPECT_EQ(sum.value(), -6) << dtype;
+  }
+}
+
 TEST(Metrics, WhatIsRefused) {
   Mean mean;
   Sum sum;

@@ -118,9 +118,11 @@ TEST(Resume, WhatTheFileLacksIsAnErrorOrSaid) {
   run.step();
   Checkpoint without = run.checkpoint();
   without.rate = {};
+  const at::Tensor residual = run.residual().clone();
   EXPECT_EQ(without.load(folder / "short").changes,
-            "the strategy starts with its initial state: the file has none; the random state does "
-            "not change: the file has none");
+            "the strategy's state does not change: the file has none; the random state does not "
+            "change: the file has none");
+  EXPECT_TRUE(run.residual().equal(residual));
   Checkpoint with_sampler{.model = run.model, .sampler = run.residuals};
   EXPECT_THAT(failure([&] { with_sampler.load(folder / "short"); }),
               HasSubstr("sampler: is in the program, but not in the file"));

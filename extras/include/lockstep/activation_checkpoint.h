@@ -132,9 +132,9 @@ class SegmentOf final : public Segment {
 /// The second forward has the first one's random numbers (LibTorch's default generators and
 /// options.generators), autocast state and buffers, and leaves all of these as they were before it.
 /// SyncBatchNorm uses the statistics of the first forward again, so the second has no collective.
-/// Buffers that a callable changes must be named in options.buffers; only the running statistics of
-/// batch norms need no entry. Thread ranks share LibTorch's default generator, so ranks whose
-/// segments have dropout must be processes.
+/// Buffers that a callable changes must be named in options.buffers, as num_batches_tracked of a
+/// batch norm; only running_mean and running_var of batch norms need no entry. Thread ranks share
+/// LibTorch's default generator, so ranks whose segments have dropout must be processes.
 ///
 /// Works under both front ends: gradients are exchanged in the backward as always. Segments may be
 /// nested and may share parameters.
