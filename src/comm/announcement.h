@@ -18,11 +18,18 @@ struct MessageTerms {
   DType dtype;
   std::uint64_t count;
   std::uint32_t tag;
+  bool is_announcement = false;  ///< of a message that a device sends
   bool operator==(const MessageTerms&) const = default;
+
+  /// Bytes that the message itself sends.
+  std::size_t bytes() const { return is_announcement ? 0 : count * size_of(dtype); }
 };
 
 inline MessageTerms terms_of(const Operation& operation) {
-  return {.dtype = operation.dtype, .count = operation.count, .tag = operation.tag};
+  return {.dtype = operation.dtype,
+          .count = operation.announced().count,
+          .tag = operation.tag,
+          .is_announcement = operation.issue.part_of != nullptr};
 }
 
 /// The error text about message `number` between world ranks from and to, whose terms differ.

@@ -84,6 +84,11 @@ void BackendRequest::check() {
   context_.check(*this);
 }
 
+void BackendRequest::check_time(std::chrono::nanoseconds waited) const {
+  const RankContext::CallGuard guard(context_);
+  if (!complete()) context_.check_time(*this, waited);
+}
+
 void BackendRequest::abandon() noexcept {
   if (complete()) return;
   try {

@@ -56,8 +56,7 @@ struct RankContext::LongWait {
         operation(**std::ranges::min_element(
             any_of, {},
             [&](const auto* one) { return wait_limit(one->operation(), in.settings_.timeout); })),
-        limit(wait_limit(operation.operation(), in.settings_.timeout)),
-        deadline(limit),
+        deadline(wait_limit(operation.operation(), in.settings_.timeout)),
         until(end),
         is_bound(any_of.size() == 1 && !can_stop && end == Clock::time_point::max()) {
     if (is_recorded()) context.recorder_->begin_wait(operation.recorded(), is_bound);
@@ -74,7 +73,6 @@ struct RankContext::LongWait {
   RankContext& context;
   std::span<const BackendRequest* const> operations;
   const BackendRequest& operation;
-  std::chrono::milliseconds limit;
   Deadline deadline;
   Clock::time_point until;
   /// Whether only the operation ends the wait. Another wait is not part of a deadlock.
@@ -292,7 +290,7 @@ void RankContext::check_long_wait(LongWait& wait) {
     }
   }
   if (wait.is_recorded()) record_wait(wait, now);
-  check_time(wait);
+  check_time(wait.operation, wait.deadline.elapsed());
   check_deadlock(wait, now);
 }
 
@@ -324,16 +322,16 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
   wait.warning *= 2;
 }
 
-void RankContext::check_time(LongWait& wait) {
-  const auto& operation = wait.operation;
-  if (wait.deadline.elapsed() < wait.limit + operation.grace()) return;
+void RankContext::check_time(const BackendRequest& operation, std::chrono::nanoseconds waited) {
+  const auto limit = wait_limit(operation.operation(), settings_.timeout);
+  if (waited < limit + operation.grace()) return;
   const auto missing = operation.missing();
-  record({.kind = Failure::Kind::timeout,
-          .rank = lowest(missing),
-          .text = concat(operation.operation().label(), operation.of_group(),
-                         in_parentheses(operation.operation().issue.source), " waited ",
-                         wait.limit.count() / 1000.0, " s for ", missing_text(missing),
-                         operation.note())});
+  record(
+      {.kind = Failure::Kind::timeout,
+       .rank = lowest(missing),
+       .text = concat(operation.operation().label(), operation.of_group(),
+                      in_parentheses(operation.operation().issue.source), " waited ",
+                      limit.count() / 1000.0, " s for ", missing_text(missing), operation.note())});
   propagate_failure();
   throw_failure(operation.where());
 }

@@ -122,6 +122,9 @@ class RankContext {
   /// Ends the world if a rank that the operation waits for has left it. May throw the failure of
   /// the world.
   virtual void check(const BackendRequest& /*operation*/) {}
+  /// Ends the world if a wait of this length exceeds the timeout of the operation.
+  /// Throws: the failure of the world.
+  void check_time(const BackendRequest& operation, std::chrono::nanoseconds waited);
 
   virtual bool failed() const { return failure_.recorded(); }
   /// Releases pending operations and throws the failure of the world. Under a CallGuard.
@@ -229,7 +232,6 @@ class RankContext {
   void wait_long(LongWait& wait, const Over& over);
   std::optional<std::size_t> first_finished(std::span<const BackendRequest* const> operations);
   void check_long_wait(LongWait& wait);
-  void check_time(LongWait& wait);
   void check_deadlock(LongWait& wait, std::chrono::steady_clock::time_point now);
   void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);
   std::size_t pending() const;

@@ -8,6 +8,7 @@
 #include "comm/rank_context.h"
 #include "comm/request.h"
 #include "comm/waiting.h"
+#include "core/deadline.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
@@ -87,9 +88,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Polls operations of several worlds, or of a backend without a RankContext.
+/// Polls operations of several worlds, or of a backend without a RankContext. operations: the
+/// requests of backends with one; null for others, whose check() includes the timeout.
 std::optional<std::size_t> poll_any(std::span<detail::Request* const> requests,
+                                    std::span<const detail::BackendRequest* const> operations,
                                     Clock::time_point deadline, const std::stop_token& stop) {
+  detail::Deadline wait(Clock::duration::max());
   auto checked = Clock::now();
   for (;;) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -100,6 +104,10 @@ std::optional<std::size_t> poll_any(std::span<detail::Request* const> requests,
     if (now - checked >= detail::yield_time) {
       checked = now;
       for (auto* request : requests) request->check();
+      const auto waited = wait.elapsed();
+      for (const auto* operation : operations) {
+        if (operation != nullptr) operation->check_time(waited);
+      }
     }
     std::this_thread::sleep_for(std::min<Clock::duration>(detail::poll_pause, deadline - now));
   }
@@ -131,7 +139,7 @@ std::optional<std::size_t> wait_any(std::span<Work> works, Clock::time_point dea
   if (requests.empty()) return std::nullopt;
   auto* context = context_of(operations);
   if (context == nullptr) {
-    const auto first = poll_any(requests, deadline, stop);
+    const auto first = poll_any(requests, operations, deadline, stop);
     return first ? std::optional(indices[*first]) : std::nullopt;
   }
   const detail::RankContext::CallGuard guard(*context);

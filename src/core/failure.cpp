@@ -20,7 +20,8 @@ constexpr std::string_view no_operation = "world";
 }  // namespace
 
 std::string_view without_backtrace(std::string_view text) noexcept {
-  return text.substr(0, text.find(backtrace_begin));
+  const auto rest = text.substr(0, text.find(backtrace_begin));
+  return rest.empty() ? "unknown error" : rest;
 }
 
 ErrorRecord record_of(const std::exception& error) {

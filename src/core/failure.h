@@ -31,7 +31,8 @@ struct ErrorRecord {
 };
 
 /// The text of an error without the backtrace that LibTorch appends to what(). The rank that raised
-/// the error prints the backtrace; other ranks and the launcher report the rest.
+/// the error prints the backtrace; other ranks and the launcher report the rest. Never empty: where
+/// ranks exchange texts, an empty one stands for no error.
 std::string_view without_backtrace(std::string_view text) noexcept;
 
 /// The record of an error, without its backtrace.

@@ -38,7 +38,7 @@ struct ErrorMessage {
 
   ErrorMessage() = default;
   explicit ErrorMessage(const std::exception& error) {
-    texts = *error.what() != '\0' ? detail::without_backtrace(error.what()) : "unknown error";
+    texts = detail::without_backtrace(error.what());
     header.length = static_cast<std::int64_t>(texts.size());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known == nullptr) return;

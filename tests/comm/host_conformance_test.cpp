@@ -1,4 +1,5 @@
 #include <array>
+#include <numeric>
 
 #include "comm/host/host.h"
 #include "core/system/denormals_guard.h"
@@ -63,6 +64,20 @@ TEST(NewGroups, AMemberThatDoesNotCallIsNamed) {
                     HasSubstr("new_group: rank 0 of 2 waited 0.3 s for ranks 1 to call"));
       },
       300ms);
+}
+
+// The members are the same ones but for the last.
+TEST(NewGroups, ALongListIsNotTakenForAnother) {
+  run_ranks(
+      18,
+      [](const auto& group) {
+        if (group->rank() == 16) return;
+        std::vector<int> members(17);
+        std::iota(members.begin(), members.end(), 0);
+        if (group->rank() == 17) members.back() = 17;
+        EXPECT_THROW((void)group->new_group(members), CommError);
+      },
+      500ms);
 }
 
 class HostDenormals : public ::testing::TestWithParam<int> {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -154,6 +155,17 @@ TEST_F(MessageProtocol, ASendIsCompleteOnceItsReceiverHasReplied) {
   transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1), .number = 9});
   send.advance();
   EXPECT_TRUE(send.complete());
+}
+
+TEST_F(MessageProtocol, AnAnnouncementHasTheCountOfItsOperationAndNoPayload) {
+  Three memory{};
+  auto operation = this->operation(Collective::send, 1, memory);
+  operation.issue.part_of = std::make_shared<const Operation>(operation);
+  operation.count = 0;
+  EXPECT_EQ(detail::terms_of(operation).count, memory.size());
+  messages::SendProtocol send(group_, operation);
+  send.begin();
+  EXPECT_EQ(transport_.begun(Channel::payloads), 0U);
 }
 
 std::string text_of(const std::function<void()>& call) {

@@ -100,6 +100,20 @@ TEST(WaitAny, RaisesTheTimeoutOfAnOperation) {
   EXPECT_THAT(texts[0], AllOf(HasSubstr("recv #1 from rank 1"), HasSubstr("waited 0.05 s")));
 }
 
+TEST(WaitAny, RaisesTheTimeoutOfAnOperationOfOneOfSeveralWorlds) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    const auto other = group->new_group(std::vector{0, 1});
+    if (group->rank() == 0) {
+      std::array<Work, 2> works{group->barrier(),
+                                other->recv(floats, 1, DType::f32, 1, 0, {.timeout = 50ms})};
+      wait_any(works, std::chrono::steady_clock::now() + 5s);
+    } else {
+      other->barrier().wait();
+    }
+  });
+  EXPECT_THAT(texts[0], AllOf(HasSubstr("recv #1 from rank 1"), HasSubstr("waited 0.05 s")));
+}
+
 // The rank sleeps when the stop is requested, or is about to.
 TEST(WaitAny, WakesARankThatSleeps) {
   run_ranks(2, [](const auto& group) {

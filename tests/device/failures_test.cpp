@@ -83,6 +83,16 @@ TEST_P(Failures, OperationsThatDiffer) {
                          HasSubstr("expected all_reduce sum float32 [4] as on rank 0"))));
 }
 
+TEST_P(Failures, MessagesThatDiffer) {
+  const auto errors = errors_of(2, GetParam(), [](const Group& group) {
+    if (group.rank() == 0) group.send(ones_on(group, 4), 1, 7).wait();
+    if (group.rank() == 1) group.recv(ones_on(group, 8), 0, 7).wait();
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("message #1 from rank 0 to rank 1 differs: the receiver "
+                                     "expected 8 elements of float32 with tag 7, got 4")));
+}
+
 // The progress thread may be about to copy the result, and the program releases the tensor.
 TEST_P(Failures, MemoryOfAnAbandonedOperationIsReleasedAfterIt) {
   if (on_gpus()) GTEST_SKIP() << "of the simulated device";

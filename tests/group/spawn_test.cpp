@@ -227,6 +227,10 @@ TEST_ON_RANKS(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers, 3) {
             world.rank() == 0 ? "rank 1: of rank 1" : own);
 }
 
+TEST_ON_RANKS(AllOrNone, AnErrorOfLibTorchWithoutATextReachesAll, 2) {
+  EXPECT_ANY_THROW(all_or_none(world, [&] { TORCH_CHECK(world.rank() == 0, ""); }));
+}
+
 TEST_ON_RANKS(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst, 3) {
   const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
   try {

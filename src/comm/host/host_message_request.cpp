@@ -18,10 +18,12 @@ SendRequest::SendRequest(HostCommunicator& group, Operation&& operation,
 void SendRequest::advance() {
   const auto offer = [this](Mailbox& mailbox) {
     const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
+    const auto terms = detail::terms_of(operation());
     mailbox.offset = group().context().arena().offset_of(from);
-    mailbox.count = operation().count;
-    mailbox.tag = operation().tag;
-    mailbox.dtype = static_cast<std::uint8_t>(operation().dtype);
+    mailbox.count = terms.count;
+    mailbox.tag = terms.tag;
+    mailbox.dtype = static_cast<std::uint8_t>(terms.dtype);
+    mailbox.is_announcement = terms.is_announcement ? 1 : 0;
   };
   if (!steps_.advance(offer, [this] { group().wake(operation().peer); })) return;
   copy_.reset();
@@ -60,8 +62,7 @@ bool RecvRequest::copy(int source, const detail::MessageTerms& terms, const std:
              ranks[static_cast<std::size_t>(group().rank())], expected, terms)});
     return false;
   }
-  const std::size_t bytes = operation().count * size_of(operation().dtype);
-  if (bytes > 0) std::memcpy(operation().output, data, bytes);
+  if (terms.bytes() > 0) std::memcpy(operation().output, data, terms.bytes());
   return true;
 }
 
@@ -79,9 +80,11 @@ bool HostCommunicator::take_from(int source) {
   if (!has_message(mailbox)) return false;
   // Other ranks read from the mailbox whom this rank waits for.
   context_->end_published_wait();
-  const detail::MessageTerms terms{
-      .dtype = static_cast<DType>(mailbox.dtype), .count = mailbox.count, .tag = mailbox.tag};
-  const bool has_data = terms.count > 0;
+  const detail::MessageTerms terms{.dtype = static_cast<DType>(mailbox.dtype),
+                                   .count = mailbox.count,
+                                   .tag = mailbox.tag,
+                                   .is_announcement = mailbox.is_announcement != 0};
+  const bool has_data = terms.bytes() > 0;
   const std::byte* data = has_data ? context_->arena().at(mailbox.offset) : nullptr;
   const auto receive = receives_.take_receive(source, terms.tag);
   if (!(receive != nullptr ? receive->copy(source, terms, data) : keep(source, terms, data))) {
@@ -93,7 +96,7 @@ bool HostCommunicator::take_from(int source) {
 }
 
 bool HostCommunicator::keep(int source, const detail::MessageTerms& terms, const std::byte* data) {
-  const std::size_t bytes = terms.count * size_of(terms.dtype);
+  const std::size_t bytes = terms.bytes();
   std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[bytes]);
   if (copy == nullptr) {
     const auto why = detail::no_memory_for_early(bytes, terms.tag, world_rank(source));

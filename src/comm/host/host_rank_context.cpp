@@ -165,11 +165,12 @@ Failure HostRankContext::failure() {
 }
 
 std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) {
-  // The inode identifies the world's memory, which all its ranks hold.
+  // The inode identifies the world's memory, which all its ranks hold. All ranks are named:
+  // rank_list() would leave out those after the 16th.
   struct stat memory {};
   ::fstat(world_->fd(), &memory);
-  return concat("group ", ++new_worlds_[ranks], " of ", detail::rank_list(ranks), " of world ",
-                memory.st_dev, " ", memory.st_ino);
+  return concat("group ", ++new_worlds_[ranks], " of ranks ", detail::joined(ranks, ", "),
+                " of world ", memory.st_dev, " ", memory.st_ino);
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {

@@ -18,10 +18,6 @@
 namespace lockstep::inline v0_2::messages {
 namespace {
 
-std::size_t bytes_of(const detail::MessageTerms& terms) {
-  return terms.count * size_of(terms.dtype);
-}
-
 /// The error if a message does not have the terms that its receiver expects. from and to are
 /// members of the group.
 Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expected,
@@ -37,7 +33,7 @@ Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expe
 
 void SendProtocol::begin() {
   const int to = operation_.peer;
-  const std::size_t bytes = operation_.count * size_of(operation_.dtype);
+  const std::size_t bytes = offer_.bytes();
   group_.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
                  [this](std::size_t) { --pending_terms_; });
   group_.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
@@ -56,7 +52,7 @@ void SendProtocol::advance() {
 
 void ReceiveProtocol::Message::finish() {
   if (transfers > 0 || receive == nullptr) return;
-  if (data != nullptr) std::memcpy(receive->operation().output, data.get(), bytes_of(terms));
+  if (data != nullptr) std::memcpy(receive->operation().output, data.get(), terms.bytes());
   receive->complete_ = true;
 }
 
@@ -111,7 +107,7 @@ void ReceiveProtocol::take(const MessagePointer& message) {
   message->receive = matching_.take_receive(source, terms.tag);
   message->reply.terms = terms;
   std::byte* output = nullptr;
-  const std::size_t bytes = bytes_of(terms);
+  const std::size_t bytes = terms.bytes();
   if (auto* const receive = message->receive) {
     const auto& operation = receive->operation();
     receive->source_ = source;

@@ -184,6 +184,7 @@ struct BasicMailbox {
   Plain<std::uint64_t> count;
   Plain<std::uint32_t> tag;
   Plain<std::uint8_t> dtype;
+  Plain<std::uint8_t> is_announcement;
   Atomic<std::uint64_t> sends_begun;                ///< number of the last send that has begun
   alignas(cache_line) Atomic<std::uint64_t> taken;  ///< messages received
   Atomic<std::uint64_t> open_recvs;  ///< receives that this message may complete, not complete yet
