@@ -56,12 +56,17 @@ Topology parse_topology(const std::string& text) {
 /// Three significant digits of a rate, or more.
 std::string rate_text(double rate) { return fixed(rate, rate < 10 ? 2 : rate < 100 ? 1 : 0); }
 
+std::string command_of(const tune::Candidate& candidate, const TuneArguments& arguments,
+                       const Topology& topology) {
+  return tune::command_of(candidate, arguments.program, topology, launch::inherited_environment());
+}
+
 void print_candidates(const TuneArguments& arguments, const Topology& topology,
                       const std::vector<tune::Candidate>& layouts) {
   const auto print = [&](const std::string& title, const std::vector<tune::Candidate>& all) {
     std::vector<detail::Row> rows;
     for (const auto& one : all) {
-      rows.push_back({tune::text(one), tune::command_of(one, arguments.program, topology)});
+      rows.push_back({tune::text(one), command_of(one, arguments, topology)});
     }
     std::cout << detail::table(title, rows) << '\n';
   };
@@ -108,7 +113,7 @@ void print_table(const TuneArguments& arguments, const Topology& topology,
     std::cout << detail::wrapped(line, 100) << '\n';
   }
   const bool colour = detail::shows_colour(STDOUT_FILENO);
-  const auto command = tune::command_of(verdict.best->candidate, arguments.program, topology);
+  const auto command = command_of(verdict.best->candidate, arguments, topology);
   std::cout << "\nbest: " << detail::in_tone(command, detail::Tone::strong, colour) << '\n';
 }
 
@@ -122,7 +127,7 @@ ordered_json json_of(const tune::Row& row, const TuneArguments& arguments,
           {"bind", one.bind == launch::Bind::cores ? "cores" : "none"},
           {"bucket_mib", one.bucket},
           {"share_memory", one.share_memory},
-          {"command", tune::command_of(one, arguments.program, topology)},
+          {"command", command_of(one, arguments, topology)},
           {"rate", value_if(row.measured(), row.median())},
           {"rates", row.rates},
           {"step_ms", value_if(row.measured(), row.step() * 1e3)},

@@ -1,6 +1,6 @@
-# Finds LibTorch as the target torch, and sets Torch_VERSION and TORCH_INSTALL_PREFIX. Included by the
-# build and by the installed package. Where LibTorch cannot be used, sets LOCKSTEP_TORCH_PROBLEM to the
-# reason. LOCKSTEP_TORCH_EXPECTED is the version that is required, if there is one.
+# Finds LibTorch as the target Lockstep::torch, and sets Torch_VERSION and TORCH_INSTALL_PREFIX. Included
+# by the build and by the installed package. Where LibTorch cannot be used, sets LOCKSTEP_TORCH_PROBLEM to
+# the reason. LOCKSTEP_TORCH_EXPECTED is the version that is required, if there is one.
 #
 # The containing project may have found LibTorch already. Else LibTorch is that of Torch_DIR, of
 # CMAKE_PREFIX_PATH, or of python3, in this order.
@@ -51,17 +51,21 @@ if(EXISTS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake")
        REGEX "set\\(CAFFE2_USE_CUDA (1|ON)\\)")
 endif()
 
-if(TARGET torch)
-  # Found before, by the project that includes this.
-elseif(lockstep_torch_cuda)
-  add_library(torch SHARED IMPORTED)
-  set_target_properties(torch PROPERTIES
+# LibTorch's own package refuses to be found beside a target torch of somebody else's: this one has
+# another name.
+if(TARGET Lockstep::torch)
+  return()
+elseif(lockstep_torch_cuda AND NOT TARGET torch)
+  add_library(Lockstep::torch SHARED IMPORTED)
+  set_target_properties(Lockstep::torch PROPERTIES
     IMPORTED_LOCATION "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so"
     INTERFACE_INCLUDE_DIRECTORIES
       "${TORCH_INSTALL_PREFIX}/include;${TORCH_INSTALL_PREFIX}/include/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES
       "${TORCH_INSTALL_PREFIX}/lib/libc10.so;-Wl,--push-state,--no-as-needed,${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so,--pop-state")
-else()
+  return()
+endif()
+if(NOT TARGET torch)
   # Its warnings are about parts of LibTorch that nobody here asks for.
   set(lockstep_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
@@ -73,5 +77,8 @@ else()
         "got no LibTorch from Torch_DIR, CMAKE_PREFIX_PATH or python3, expected ${lockstep_expected}. \
 Install it as Python's package torch, or set Torch_DIR to the folder that has TorchConfig.cmake. tools/bootstrap \
 of Lockstep's sources installs it and prints that folder.")
+    return()
   endif()
 endif()
+add_library(Lockstep::torch INTERFACE IMPORTED)
+set_target_properties(Lockstep::torch PROPERTIES INTERFACE_LINK_LIBRARIES torch)

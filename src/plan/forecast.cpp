@@ -210,7 +210,7 @@ Forecast forecast(const Setting& setting, const Strategy& strategy) {
   const double after_update = (1 - before_update) * result.network;
   result.step = setting.compute + result.coding + result.memory + waiting + after_update;
   result.efficiency = setting.compute / result.step;
-  result.throughput = placement.ranks * setting.batch / result.step;
+  result.throughput = static_cast<double>(placement.ranks) * setting.batch / result.step;
   return result;
 }
 

@@ -136,7 +136,7 @@ void add_losses(std::vector<Advice>& found, const Run& run) {
   const Curve* train = run.curve("train_loss");
   const Curve* test = run.curve("test_loss");
   if (train == nullptr || test == nullptr || test->size() < 3 || train->empty()) return;
-  const auto least = std::ranges::min_element(*test, {}, &Curve::value_type::second);
+  const auto least = std::ranges::min_element(*test, {}, number_or(HUGE_VAL));
   const double last = test->rbegin()->second;
   const auto then = train->lower_bound(least->first);
   if (least->second <= 0 || !(last > worse_test_loss * least->second)) return;

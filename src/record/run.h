@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -41,6 +42,14 @@ std::optional<Interval> parse_interval(std::string_view line);
 
 /// The values of one name by step; of a step that was taken again after a restart the later one.
 using Curve = std::map<std::int64_t, double>;
+
+/// The projection of a point to its value, or to `otherwise` where that is no number. NaN compares
+/// as neither less nor greater: as the first point, it would be the least and the greatest one.
+inline auto number_or(double otherwise) {
+  return [otherwise](const Curve::value_type& point) {
+    return std::isnan(point.second) ? otherwise : point.second;
+  };
+}
 
 /// Whether the metric of this name is a loss.
 inline bool is_loss(std::string_view name) { return name.ends_with("loss"); }

@@ -136,10 +136,16 @@ launch::Plan plan_of(const Candidate& candidate, const Program& program, const T
   return launch::make_plan(options, topology, inherited);
 }
 
-std::string command_of(const Candidate& candidate, const Program& program,
-                       const Topology& topology) {
+std::string command_of(const Candidate& candidate, const Program& program, const Topology& topology,
+                       const Variables& inherited) {
+  const auto variables = variables_of(candidate, topology);
   std::string command;
-  for (const auto& [name, value] : variables_of(candidate, topology)) {
+  for (const auto name : varied) {
+    if (launch::find_variable(variables, name) != nullptr) continue;
+    if (launch::find_variable(inherited, name) != nullptr) command += concat("-u ", name, ' ');
+  }
+  if (!command.empty()) command = "env " + command;
+  for (const auto& [name, value] : variables) {
     command += concat(name, '=', value, ' ');
   }
   command += concat("lockstep run -n ", candidate.ranks);

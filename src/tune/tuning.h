@@ -66,9 +66,9 @@ std::vector<Candidate> variants(const Candidate& layout, const Search& search);
 launch::Plan plan_of(const Candidate& candidate, const Program& program, const Topology& topology,
                      launch::Variables inherited);
 
-/// The shell command that runs the candidate.
-std::string command_of(const Candidate& candidate, const Program& program,
-                       const Topology& topology);
+/// The shell command that runs the candidate where these variables are inherited.
+std::string command_of(const Candidate& candidate, const Program& program, const Topology& topology,
+                       const launch::Variables& inherited);
 
 /// How long a run of a program is measured. Units: seconds.
 struct Durations {

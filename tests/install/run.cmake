@@ -30,11 +30,16 @@ expect("${output}" "Lockstep: got LibTorch 2.1.0")
 expect("${output}" "expected ${TORCH_VERSION}, the version that this Lockstep was built with. Set Torch_DIR")
 
 # A LibTorch with CUDA, where CUDA's compiler is installed: its own package would look for all of CUDA's toolkit.
-file(WRITE "${other}/TorchConfig.cmake" "message(FATAL_ERROR \"got TorchConfig.cmake\")\n")
+# A project that has the toolkit finds that package afterwards. It refuses a target torch that it has not made.
+file(WRITE "${other}/TorchConfig.cmake" [=[
+if(NOT TARGET Lockstep::lockstep OR TARGET torch)
+  message(FATAL_ERROR "got TorchConfig.cmake")
+endif()
+]=])
 file(WRITE "${other}/TorchConfigVersion.cmake" "set(PACKAGE_VERSION \"${TORCH_VERSION}\")\n")
 file(WRITE "${WORK_DIR}/torch/share/cmake/Caffe2/Caffe2Config.cmake" "set(CAFFE2_USE_CUDA 1)\n")
 file(MAKE_DIRECTORY "${WORK_DIR}/torch/include/torch/csrc/api/include")
 file(WRITE "${WORK_DIR}/cuda/bin/nvcc" "")
 file(CHMOD "${WORK_DIR}/cuda/bin/nvcc" PERMISSIONS OWNER_READ OWNER_EXECUTE)
-step(${CMAKE_COMMAND} -E env "CUDA_HOME=${WORK_DIR}/cuda" ${configure} -B "${WORK_DIR}/cuda/build" "-DTorch_DIR=${other}")
+step(${CMAKE_COMMAND} -E env "CUDA_HOME=${WORK_DIR}/cuda" ${configure} -B "${WORK_DIR}/cuda/build" "-DTorch_DIR=${other}" -DFIND_TORCH=ON)
 file(REMOVE_RECURSE "${WORK_DIR}")

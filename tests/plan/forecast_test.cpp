@@ -120,6 +120,15 @@ TEST(Forecast, IsPaddlesExample) {
   EXPECT_NEAR(foretold.throughput, 6553.6, 1e-9);
 }
 
+TEST(Forecast, CountsSamplesBeyondThoseOfAnInt) {
+  const Setting setting{.model = {.name = "one", .layers = {{.rows = 1, .columns = 1}}},
+                        .keeping = {.nodes = 1000, .ranks_per_node = 8},
+                        .batch = 300'000,
+                        .compute = 1};
+  const auto foretold = plan::forecast(setting, plan::parse_strategy("fp32"));
+  EXPECT_DOUBLE_EQ(foretold.throughput, 2.4e9 / foretold.step);
+}
+
 double sent(const char* strategy, const std::vector<Layer>& layers, const Placement& placement) {
   return plan::exchange(plan::parse_strategy(strategy), layers, placement).traffic.sent;
 }

@@ -100,6 +100,9 @@ TEST(Advice, NamesLossesThatGoWrongAndStepsThatBecomeSlow) {
                 {"test_loss", {{1, 2}, {2, 1}, {3, 1.1}, {4, 1.5}}}};
   EXPECT_THAT(findings(run), ElementsAre("test_loss ends at 1.5; its least was 1 at step 2, while "
                                          "train_loss still falls."));
+  run.curves.back().second[0] = NAN;
+  EXPECT_THAT(findings(run), ElementsAre("test_loss is no number at step 0.",
+                                         StartsWith("test_loss ends at 1.5; its least was 1 at ")));
   run.curves = {{"loss", {{1, 2}, {7, NAN}, {8, 1}}}};
   EXPECT_THAT(findings(run), ElementsAre("loss is no number at step 7."));
   run = {};

@@ -68,6 +68,7 @@ TEST(Thinned, KeepsPeaksGapsAndEnds) {
   curve[31415] = 50;
   curve[27182] = -50;
   curve[5007] = NAN;
+  curve[31000] = NAN;  // the first point of the stretch that has 31415
   const auto kept = thinned(curve, 800);
   EXPECT_LE(kept.size(), 801U);
   EXPECT_EQ(kept.at(31415), 50);

@@ -59,6 +59,14 @@ TEST_F(Report, ShowsSamplesASecond) {
   EXPECT_THAT(page(), HasSubstr("<dt>samples/s</dt><dd>600<small>of all ranks"));
 }
 
+TEST_F(Report, NamesTheBestNumberAlsoAfterAStepWithoutOne) {
+  write("metrics.jsonl",
+        "{\"step\": 1, \"loss\": null, \"acc\": null}\n{\"step\": 2, \"loss\": 0.5, \"acc\": 0.9}\n"
+        "{\"step\": 3, \"loss\": 0.75, \"acc\": 0.8}\n");
+  EXPECT_THAT(page(), AllOf(HasSubstr("<dt>loss</dt><dd>0.75<small>best 0.5 at step 2<"),
+                            HasSubstr("<dt>acc</dt><dd>0.8<small>best 0.9 at step 2<")));
+}
+
 TEST_F(Report, SaysHowBytesTravel) {
   write("metrics.jsonl", "");
   const RankInterval rank{.seconds = 2, .bytes = 1000};

@@ -189,10 +189,11 @@ TEST(TuneCommand, IsWhatThePlanRuns) {
   const tune::Program program{
       .name = "true", .arguments = {"--batch={batch}", "a b"}, .global_batch = 64};
   const Candidate plain{.ranks = 4, .threads = 8};
-  EXPECT_EQ(tune::command_of(plain, program, topology), "lockstep run -n 4 true --batch=16 'a b'");
+  EXPECT_EQ(tune::command_of(plain, program, topology, {}),
+            "lockstep run -n 4 true --batch=16 'a b'");
   Candidate changed{
       .ranks = 2, .threads = 4, .bind = launch::Bind::none, .bucket = 100, .share_memory = true};
-  EXPECT_EQ(tune::command_of(changed, program, topology),
+  EXPECT_EQ(tune::command_of(changed, program, topology, {}),
             "OMP_NUM_THREADS=4 LOCKSTEP_BUCKET_MIB=100 LOCKSTEP_SHARE_MEMORY=1 "
             "lockstep run -n 2 --bind none true --batch=32 'a b'");
 
@@ -200,6 +201,11 @@ TEST(TuneCommand, IsWhatThePlanRuns) {
       {"PATH", "/usr/bin:/bin"},         {"OMP_NUM_THREADS", "77"},
       {"LOCKSTEP_BUCKET_MIB", "77"},     {"LOCKSTEP_SHARE_MEMORY", "1"},
       {"LOCKSTEP_FLIGHT_RECORDER", "0"}, {"MINE", "kept"}};
+  EXPECT_EQ(tune::command_of(plain, program, topology, inherited),
+            "env -u OMP_NUM_THREADS -u LOCKSTEP_BUCKET_MIB -u LOCKSTEP_SHARE_MEMORY "
+            "-u LOCKSTEP_FLIGHT_RECORDER lockstep run -n 4 true --batch=16 'a b'");
+  EXPECT_THAT(tune::command_of(changed, program, topology, inherited),
+              StartsWith("env -u LOCKSTEP_FLIGHT_RECORDER OMP_NUM_THREADS=4 LOCKSTEP_BUCKET_MIB="));
   auto plan = tune::plan_of(plain, program, topology, inherited);
   EXPECT_THAT(plan.options.arguments, ElementsAre("--batch=16", "a b"));
   EXPECT_EQ(plan.ranks.size(), 4u);

@@ -187,7 +187,6 @@ std::vector<double> log_ticks(double lowest, double highest) {
 Curve thinned(const Curve& curve, std::size_t most) {
   if (curve.size() <= most) return curve;
   const std::size_t length = (curve.size() * 4 + most - 1) / most;
-  const auto value = &Curve::value_type::second;
   Curve kept;
   for (auto begin = curve.begin(); begin != curve.end();) {
     auto end = begin;
@@ -197,8 +196,8 @@ Curve thinned(const Curve& curve, std::size_t most) {
       if (!drawable(one->second)) kept.insert(*one);
     }
     kept.insert(*begin);
-    kept.insert(*std::ranges::min_element(begin, end, {}, value));
-    kept.insert(*std::ranges::max_element(begin, end, {}, value));
+    kept.insert(*std::ranges::min_element(begin, end, {}, number_or(HUGE_VAL)));
+    kept.insert(*std::ranges::max_element(begin, end, {}, number_or(-HUGE_VAL)));
     kept.insert(*std::prev(end));
     begin = end;
   }

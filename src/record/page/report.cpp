@@ -1,6 +1,7 @@
 #include "record/page/report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -43,9 +44,8 @@ bool is_rate(std::string_view name) { return name.ends_with("_per_second"); }
 void last_and_best(List& facts, const Run& run, const std::string& name, bool most) {
   const Curve* curve = run.curve(name);
   if (curve == nullptr || curve->empty()) return;
-  const auto value = &Curve::value_type::second;
-  const auto best = most ? std::ranges::max_element(*curve, {}, value)
-                         : std::ranges::min_element(*curve, {}, value);
+  const auto best = most ? std::ranges::max_element(*curve, {}, number_or(-HUGE_VAL))
+                         : std::ranges::min_element(*curve, {}, number_or(HUGE_VAL));
   fact(facts, name, number_text(curve->rbegin()->second),
        concat("best ", number_text(best->second), " at step ", best->first));
 }
