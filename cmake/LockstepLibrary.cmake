@@ -64,14 +64,18 @@ function(lockstep_program target)
   endif()
 endfunction()
 
-# A program of LibTorch: for its templates the same holds. GCC refuses the precompiled header with -O0, and
-# from GCC 13 on with -O1. GCC 14 warns of functions of LibTorch that it inlines.
-set(lockstep_torch_options -O1)
+# A program of LibTorch: for its templates the same holds. GCC refuses the precompiled header with -O0, with
+# another level than -Os where the library has that, and from GCC 13 on with -O1. GCC 14 warns of functions
+# of LibTorch that it inlines.
+set(lockstep_torch_level -O1)
+set(lockstep_torch_warnings)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  set(lockstep_torch_options -O2 -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow)
+  set(lockstep_torch_level -O2)
+  set(lockstep_torch_warnings -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow)
 endif()
 function(lockstep_torch_program target)
   lockstep_configure(${target})
   target_precompile_headers(${target} REUSE_FROM lockstep)
-  target_compile_options(${target} PRIVATE "$<$<NOT:$<CONFIG:Debug>>:${lockstep_torch_options}>")
+  target_compile_options(${target} PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:${lockstep_torch_level}>"
+                                           "$<$<NOT:$<CONFIG:Debug>>:${lockstep_torch_warnings}>")
 endfunction()

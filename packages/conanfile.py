@@ -32,8 +32,8 @@ class Lockstep(ConanFile):
 
     def system_requirements(self):
         # Names those that are missing; -c tools.system.package_manager:mode=install installs them.
-        Apt(self).install(["libcli11-dev", "libfmt-dev", "libhwy-dev", "libsodium-dev", "libspdlog-dev", "nlohmann-json3-dev",
-                           "pkg-config", "zlib1g-dev"])
+        Apt(self).install(["libcli11-dev", "libfmt-dev", "libhwy-dev", "libsodium-dev", "libspdlog-dev", "libxxhash-dev",
+                           "nlohmann-json3-dev", "pkg-config", "zlib1g-dev"])
 
     def layout(self):
         cmake_layout(self)

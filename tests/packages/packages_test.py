@@ -124,6 +124,12 @@ class Conan(unittest.TestCase):
         for name in re.findall(r"add_subdirectory\((\w+)\)", (ROOT / "CMakeLists.txt").read_text()):
             self.assertTrue(name in ("tests", "python") or f'"{name}"' in folders, name)
 
+    def test_system_packages(self):
+        listed = re.search(r"\.install\(\[(.*?)\]\)", (ROOT / "packages/conanfile.py").read_text(), re.S)[1]
+        needed = re.search(r"\npackages=\((.*?)\)", (ROOT / "tools/bootstrap").read_text(), re.S)[1]
+        optional = {"libjpeg-dev", "libpng-dev"}  # LOCKSTEP_WITH_IMAGES is AUTO
+        self.assertEqual(set(re.findall(r'"(.*?)"', listed)) - {"pkg-config"}, set(needed.split()) - optional)
+
 
 if __name__ == "__main__":
     unittest.main()
