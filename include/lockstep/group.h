@@ -166,7 +166,7 @@ class Group {
 /// failed raises its own error. The others raise an error that names the lowest such rank:
 /// InvalidArgument, CheckpointError or DataError if that rank raised it, else Error. The group
 /// stays usable. For work that can fail on one rank only, such as reading files.
-/// Ranks: all. fn must not communicate, and must throw only types that derive from std::exception.
+/// Ranks: all. fn must not communicate.
 void all_or_none(const Group& group, const std::function<void()>& fn);
 
 }  // namespace lockstep

@@ -180,6 +180,11 @@ void ScatteredBatches::advance() {
     } catch (const std::exception& caught) {
       error = std::current_exception();
       text = without_backtrace(caught.what());
+    } catch (...) {
+      error = std::current_exception();
+      text = "an exception that is not a std::exception";
+    }
+    if (error) {
       announcement.kind = Kind::failure;
       announcement.error_length = static_cast<std::int64_t>(text.size());
     }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -71,6 +72,9 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
   } catch (const std::exception& caught) {
     error = std::current_exception();
     own = ErrorMessage(caught);
+  } catch (...) {
+    error = std::current_exception();
+    own = ErrorMessage(std::runtime_error("an exception that is not a std::exception"));
   }
 
   auto& communicator = group.host().communicator();

@@ -203,6 +203,22 @@ TEST_P_ON_RANKS(Scatter, WhatRank0CannotDealIsSaidOnEveryRank) {
   }
 }
 
+TEST_P_ON_RANKS(Scatter, AThrownObjectOfAnotherTypeIsAnErrorOnEveryRank) {
+  struct Throwing {
+    Batch* begin() { throw 7; }
+    Batch* end() { return nullptr; }
+  } source;
+  const auto scatter = [&] {
+    for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(&source, world)) ADD_FAILURE();
+  };
+  if (world.rank() == 0) {
+    EXPECT_THROW(scatter(), int);
+  } else {
+    EXPECT_EQ(message_of<DataError>(scatter), "rank 0: an exception that is not a std::exception");
+  }
+  expect_own_rows(world);
+}
+
 class Broken : public torch::data::datasets::BatchDataset<Broken, Batch> {
  public:
   Batch get_batch(c10::ArrayRef<std::size_t> indices) override {

@@ -231,6 +231,19 @@ TEST_ON_RANKS(AllOrNone, AnErrorOfLibTorchWithoutATextReachesAll, 2) {
   EXPECT_ANY_THROW(all_or_none(world, [&] { TORCH_CHECK(world.rank() == 0, ""); }));
 }
 
+TEST_ON_RANKS(AllOrNone, AThrownObjectOfAnotherTypeReachesAll, 2) {
+  const auto call = [&] {
+    all_or_none(world, [&] {
+      if (world.rank() == 1) throw 7;
+    });
+  };
+  if (world.rank() == 1) {
+    EXPECT_THROW(call(), int);
+  } else {
+    EXPECT_EQ(message_of<Error>(call), "rank 1: an exception that is not a std::exception");
+  }
+}
+
 TEST_ON_RANKS(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst, 3) {
   const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
   try {
