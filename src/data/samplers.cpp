@@ -181,6 +181,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   c10::IValue epoch;
   archive.read("epoch", epoch);
   state_->next_epoch = static_cast<std::uint64_t>(epoch.toInt());
+  state_->next_done = 0;
   state_->begun = false;
 }
 
