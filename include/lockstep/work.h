@@ -63,6 +63,7 @@ class [[nodiscard]] Work {
   /// Time in which this rank has reduced and copied data for the operation; 0 after wait().
   std::chrono::nanoseconds worked() const;
   /// World ranks that the operation waits for; empty after wait().
+  /// Throws: InvalidArgument as wait().
   std::vector<int> missing() const;
 
   /// Withdraws a receive that no message has matched. Returns whether it did; its memory then stays

@@ -32,7 +32,8 @@ class Request {
   /// calls.
   /// Throws: the failure of the world.
   virtual void check() {}
-  /// The missing ranks: world ranks that the operation waits for.
+  /// The missing ranks: world ranks that the operation waits for. Of a BackendRequest, under a
+  /// CallGuard.
   virtual std::vector<int> missing() const { return {}; }
   /// Text that the error of a wait for the operation ends with, after the ranks; "" for none.
   virtual std::string note() const { return {}; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "comm/backend_communicator.h"
@@ -59,7 +60,12 @@ std::chrono::nanoseconds Work::worked() const {
 }
 
 std::vector<int> Work::missing() const {
-  return request_ != nullptr ? request_->missing() : std::vector<int>();
+  if (request_ == nullptr) return {};
+  // A progress thread may be about to complete the operation, which frees what missing() reads.
+  std::optional<detail::RankContext::CallGuard> guard;
+  const auto* operation = dynamic_cast<const detail::BackendRequest*>(request_.get());
+  if (operation != nullptr) guard.emplace(operation->context());
+  return request_->missing();
 }
 
 bool Work::cancel() {

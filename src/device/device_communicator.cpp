@@ -171,6 +171,11 @@ void DeviceRequest::take_source() {
   if (source() == any_source) set_source(request_->source());
 }
 
+std::vector<int> DeviceRequest::missing() const {
+  const detail::RankContext::CallGuard guard(request_->context());
+  return request_->missing();
+}
+
 void DeviceRequest::abandon() noexcept {
   request_->abandon();
   stream_.block_current();

@@ -158,7 +158,7 @@ class DeviceRequest final : public detail::Request {
   void wait() override;
   void abandon() noexcept override;
   void check() override { request_->check(); }
-  std::vector<int> missing() const override { return request_->missing(); }
+  std::vector<int> missing() const override;
 
  private:
   /// Takes the source of a receive from any source.

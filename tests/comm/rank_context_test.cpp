@@ -146,6 +146,20 @@ TEST(RankContext, ATimeoutEndsTheWorldAndNamesTheMissingRanks) {
             "waited 0.02 s for rank 1; a failed world cannot be used again: start all ranks anew");
 }
 
+TEST(RankContext, AWorksMissingRanksAreReadUnderTheGuard) {
+  FakeContext context({.spins = 10});
+  const auto group = std::make_shared<FakeCommunicator>(context);
+  auto work = group->barrier();
+  EXPECT_EQ(work.missing(), std::vector{1});
+  {
+    const detail::RankContext::CallGuard guard(context);
+    EXPECT_THROW((void)work.missing(), InvalidArgument);
+  }
+  group->may_complete = true;
+  work.wait();
+  EXPECT_TRUE(work.missing().empty());
+}
+
 TEST(RankContext, AnOperationWithGraceIsWaitedForBeyondItsTimeout) {
   FakeContext context({.spins = 1, .must_poll = false});
   const auto group = std::make_shared<FakeCommunicator>(context);
