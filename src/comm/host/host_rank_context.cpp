@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <new>
 #include <optional>
 
@@ -164,13 +163,14 @@ Failure HostRankContext::failure() {
   return *failure;
 }
 
-std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) {
+std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) const {
   // The inode identifies the world's memory, which all its ranks hold. All ranks are named:
-  // rank_list() would leave out those after the 16th.
+  // rank_list() would leave out those after the 16th. Groups of equal lists have the same name, in
+  // turn: a group's first barrier ends after rank 0 has closed the socket of that name.
   struct stat memory {};
   ::fstat(world_->fd(), &memory);
-  return concat("group ", ++new_worlds_[ranks], " of ranks ", detail::joined(ranks, ", "),
-                " of world ", memory.st_dev, " ", memory.st_ino);
+  return concat("group of ranks ", detail::joined(ranks, ", "), " of world ", memory.st_dev, " ",
+                memory.st_ino);
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {
