@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -30,10 +31,13 @@ using detail::concat;
 std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
   std::vector<Piece> pieces;
   for (const auto& [name, tensor] : content.tensors) {
-    if (!tensor.defined() || tensor.layout() != at::kStrided || name == metadata_key)
-      throw CheckpointError(
-          concat(file, ": tensor '", name, "': cannot be stored: ",
-                 tensor.defined() ? "not dense, or its name is reserved" : "undefined"));
+    const auto refuse = [&](std::string_view reason) {
+      throw CheckpointError(concat(file, ": tensor '", name, "': cannot be stored: ", reason));
+    };
+    if (!tensor.defined()) refuse("undefined");
+    if (tensor.is_meta()) refuse("of device meta, which has no values");
+    if (tensor.layout() != at::kStrided || name == metadata_key)
+      refuse("not dense, or its name is reserved");
     at::Tensor values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     Entry entry{.name = name, .dtype = values.scalar_type(), .shape = values.sizes().vec()};
     entry.digest = detail::digest(bytes_of(values));

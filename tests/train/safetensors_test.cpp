@@ -183,6 +183,8 @@ TEST(Safetensors, WhatCannotBeStoredIsAnErrorThatNamesIt) {
       AllOf(HasSubstr(path.string()), HasSubstr("tensor 'c': cannot store dtype ComplexDouble")));
   EXPECT_THAT(storing("u", at::Tensor()), HasSubstr("tensor 'u': cannot be stored: undefined"));
   EXPECT_THAT(storing("s", torch::eye(2).to_sparse()), HasSubstr("tensor 's': cannot be stored"));
+  EXPECT_THAT(storing("m", torch::zeros({2}, torch::kMeta)),
+              HasSubstr("tensor 'm': cannot be stored: of device meta"));
   EXPECT_THAT(storing("__metadata__", torch::zeros({1})), HasSubstr("its name is reserved"));
   EXPECT_THAT(storing("\xff", torch::zeros({1})), HasSubstr("not UTF-8"));
   EXPECT_THAT(failure([&] {
