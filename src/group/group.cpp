@@ -287,13 +287,13 @@ Work Group::recv(const at::Tensor& tensor, int src, std::uint32_t tag) const {
 Work Group::barrier() const { return communicator_->barrier(); }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
-  if (!device_.is_cpu()) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
   std::size_t bytes = c10::elementSize(dtype);
   for (const auto size : sizes) {
     if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes))
       throw_invalid("empty", "got sizes ", sizes,
                     ", expected sizes of 0 or more that fit in memory");
   }
+  if (!device_.is_cpu()) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
   auto memory = communicator_->allocate(bytes);
   void* data = memory.get();
   return at::from_blob(

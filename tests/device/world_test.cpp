@@ -42,6 +42,7 @@ TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
       const auto tensor = at::ones({10}, at::TensorOptions().device(simulation::device_type()));
       world.all_reduce(tensor).wait();
       EXPECT_EQ(tensor.sum().item<float>(), 30);
+      EXPECT_THROW(world.empty({3, -1}), InvalidArgument);
     });
   }
 }
