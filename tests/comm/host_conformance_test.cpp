@@ -1,5 +1,4 @@
 #include <array>
-#include <latch>
 #include <numeric>
 
 #include "comm/host/host.h"
@@ -65,25 +64,6 @@ TEST(NewGroups, AMemberThatDoesNotCallIsNamed) {
                     HasSubstr("new_group: rank 0 of 2 waited 0.3 s for ranks 1 to call"));
       },
       300ms);
-}
-
-TEST(NewGroups, ACallThatTimedOutCanBeRepeated) {
-  std::latch failed(1);
-  run_ranks(
-      2,
-      [&](const auto& group) {
-        const auto make = [&] { return group->new_group(std::vector{0, 1}); };
-        if (group->rank() == 0) {
-          EXPECT_THROW((void)make(), TimeoutError);
-          failed.count_down();
-        }
-        failed.wait();
-        const auto first = make();
-        const auto second = make();  // beside the first
-        EXPECT_EQ(sum_of_ranks(*first, group->rank()), 1);
-        EXPECT_EQ(sum_of_ranks(*second, group->rank()), 1);
-      },
-      1s);
 }
 
 // The members are the same ones but for the last.

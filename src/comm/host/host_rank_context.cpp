@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <new>
 #include <optional>
 
@@ -163,14 +164,13 @@ Failure HostRankContext::failure() {
   return *failure;
 }
 
-std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) const {
+std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) {
   // The inode identifies the world's memory, which all its ranks hold. All ranks are named:
-  // rank_list() would leave out those after the 16th. Groups of equal lists have the same name, in
-  // turn: a group's first barrier ends after rank 0 has closed the socket of that name.
+  // rank_list() would leave out those after the 16th.
   struct stat memory {};
   ::fstat(world_->fd(), &memory);
-  return concat("group of ranks ", detail::joined(ranks, ", "), " of world ", memory.st_dev, " ",
-                memory.st_ino);
+  return concat("group ", ++new_worlds_[ranks], " of ranks ", detail::joined(ranks, ", "),
+                " of world ", memory.st_dev, " ", memory.st_ino);
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {

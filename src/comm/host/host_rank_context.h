@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -52,9 +53,9 @@ class HostRankContext final : public detail::RankContext,
   }
   World& world() const { return *world_; }
   const Options& options() const { return options_; }
-  /// The name of a new world of these ranks of this world, the same on all of them and different
-  /// from that of any other ranks on this host.
-  std::string name_of_new_world(const std::vector<int>& ranks) const;
+  /// The name of the next world of these ranks of this world, the same on all of them and different
+  /// from that of any other on this host.
+  std::string name_of_new_world(const std::vector<int>& ranks);
   Arena& arena() const { return world_->arena(); }
 
   void check(const detail::BackendRequest& operation) override;
@@ -121,6 +122,7 @@ class HostRankContext final : public detail::RankContext,
   PeerWatch peers_;
   LauncherWatch launcher_;
   bool published_ = false;                       ///< this rank publishes its current wait
+  std::map<std::vector<int>, int> new_worlds_;   ///< how many were named, for each list of ranks
   int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined
 };
 
