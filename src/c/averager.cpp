@@ -171,10 +171,10 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
                                          lockstep_dtype dtype, const char* strategy,
                                          lockstep_averager** averager) {
   return status_of([&] {
-    auto& communicator = lockstep::c::communicator_of(create_name, group);
-    if (n > 0) expect_pointer(create_name, "counts", counts);
     expect_pointer(create_name, "averager", static_cast<const void*>(averager));
     *averager = nullptr;
+    auto& communicator = lockstep::c::communicator_of(create_name, group);
+    if (n > 0) expect_pointer(create_name, "counts", counts);
     const auto type = lockstep::c::dtype_of(create_name, dtype);
     if (type != DType::f32 && type != DType::f64) {
       throw InvalidArgument(concat(create_name, ": got ", name(type),

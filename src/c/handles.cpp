@@ -128,9 +128,9 @@ lockstep_status lockstep_init(const char* backend, double timeout_seconds, locks
 lockstep_status lockstep_split(lockstep_group* group, int32_t color, int32_t key,
                                lockstep_group** part) {
   return status_of([&] {
-    auto& communicator = communicator_of("lockstep_split", group);
     expect_pointer("lockstep_split", "part", static_cast<const void*>(part));
     *part = nullptr;
+    auto& communicator = communicator_of("lockstep_split", group);
     auto made = communicator.split(color, key);
     *part = made == nullptr ? nullptr : new lockstep_group{std::move(made), group->backend};
   });
@@ -181,9 +181,9 @@ lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error) {
 
 lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory) {
   return status_of([&] {
-    auto& communicator = communicator_of("lockstep_allocate", group);
     expect_pointer("lockstep_allocate", "memory", static_cast<const void*>(memory));
     *memory = nullptr;
+    auto& communicator = communicator_of("lockstep_allocate", group);
     auto block = communicator.allocate(bytes);
     auto& blocks = lockstep::c::Blocks::get();
     const std::lock_guard lock(blocks.mutex);

@@ -203,7 +203,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
   const bool threads_are_set = std::getenv("OMP_NUM_THREADS") != nullptr;
   const int threads =
       threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
-  const auto ranks = detail::rank_options(options.timeout, threads);
+  const auto ranks = detail::rank_options("spawn", options.timeout, threads);
   const bool flush = options.flush_denormals.value_or(Environment::get().flush_denormals);
 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));

@@ -234,7 +234,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
   // Before the library creates threads, which inherit the setting of this thread.
   options.threads.flush_denormals(options.flush_denormals.value_or(environment.flush_denormals));
-  auto ranks = rank_options(options.timeout, threads);
+  auto ranks = rank_options("init", options.timeout, threads);
   if (by_launcher && launcher->has_ended()) {
     throw CommError(concat("init rank ", launcher->rank, " of ", launcher->size,
                            ": the launcher of the ranks, ", launcher->name(), ", has ended"));
@@ -277,12 +277,13 @@ int usable_cores() {
   return online_cores();
 }
 
-host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
+host::Options rank_options(std::string_view operation,
+                           const std::optional<std::chrono::milliseconds>& timeout,
                            int threads_per_rank) {
   const auto& environment = Environment::get();
   const auto limit = timeout.value_or(environment.timeout);
   if (limit.count() <= 0) {
-    throw_invalid("init", "got a timeout of ", limit.count(), " ms, expected more than 0");
+    throw_invalid(operation, "got a timeout of ", limit.count(), " ms, expected more than 0");
   }
   return {.timeout = limit,
           .threads_per_rank = threads_per_rank,
@@ -319,7 +320,7 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
                              {.operation = "join"});
   }
   return as_operation("join", [&] {
-    auto options = rank_options(timeout, threads_per_rank);
+    auto options = rank_options("join", timeout, threads_per_rank);
     options.map_heaps = false;
     options.watch = true;
     const auto world = host::rendezvous(concat("name ", name), rank, size, options.timeout, {},

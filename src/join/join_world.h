@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "comm/communicator.h"
@@ -76,8 +77,9 @@ std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int 
                                          std::size_t heap_bytes, int threads_per_rank);
 
 /// The options of a rank in shared memory. timeout: default LOCKSTEP_TIMEOUT.
-/// Throws: InvalidArgument for a timeout that is not positive.
-host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
+/// Throws: InvalidArgument of this operation for a timeout that is not positive.
+host::Options rank_options(std::string_view operation,
+                           const std::optional<std::chrono::milliseconds>& timeout,
                            int threads_per_rank);
 
 /// The options of a rank in a world over a network.

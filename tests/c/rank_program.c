@@ -250,7 +250,8 @@ static void bad_arguments(lockstep_group* world) {
   float value = 0;
   lockstep_group* other = world;
   lockstep_work* work = (lockstep_work*)&value;
-  lockstep_averager* averager = NULL;
+  lockstep_averager* averager = (lockstep_averager*)&value;
+  void* memory = &value;
   const size_t one = 1;
   REFUSED(lockstep_all_reduce(NULL, &value, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
   SAYS("lockstep_all_reduce: got NULL as group");
@@ -271,6 +272,14 @@ static void bad_arguments(lockstep_group* world) {
   EXPECT(strstr(lockstep_error_text(), "a second time") != NULL && other == NULL);
   EXPECT(work == NULL);
   EXPECT(strcmp(lockstep_error_operation(), "init") == 0);
+  other = world;
+  REFUSED(lockstep_split(NULL, 0, 0, &other));
+  REFUSED(lockstep_allocate(NULL, 1, &memory));
+  REFUSED(lockstep_averager_create(world, NULL, 1, LOCKSTEP_FLOAT32, NULL, &averager));
+  EXPECT(other == NULL && memory == NULL && averager == NULL);
+  averager = (lockstep_averager*)&value;
+  REFUSED(lockstep_averager_create(NULL, &one, 1, LOCKSTEP_FLOAT32, NULL, &averager));
+  EXPECT(averager == NULL);
   EXPECT(lockstep_rank(NULL) == -1 && lockstep_size(NULL) == -1 && lockstep_host_of(NULL, 0) == -1);
   EXPECT(strcmp(lockstep_backend(NULL), "") == 0);
   REFUSED(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT64, "fp16", &averager));

@@ -28,13 +28,17 @@ foreach(fetch OFF ON)
 endforeach()
 step(${CMAKE_COMMAND} --build "${WORK_DIR}/fetch-ON" --target lockstep_core)
 
-# Lockstep as the top-level project, built for size. GCC refuses a precompiled header of another level.
+# Lockstep as the top-level project, built for size. GCC refuses a precompiled header of another level. Hidden
+# symbols leave liblockstep_c.so without exports.
 step(${CMAKE_COMMAND} -S "${LOCKSTEP_SOURCE}" -B "${WORK_DIR}/size" -G Ninja -DCMAKE_BUILD_TYPE=MinSizeRel
-     -DLOCKSTEP_BUILD_TESTS=OFF "-DTorch_DIR=${TORCH_DIR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
+     -DCMAKE_CXX_VISIBILITY_PRESET=hidden -DLOCKSTEP_BUILD_TESTS=OFF "-DTorch_DIR=${TORCH_DIR}"
+     "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
 file(READ "${WORK_DIR}/size/compile_commands.json" commands)
 string(REGEX MATCH "[^\n]*bench_train_step\\.dir[^\n]*" command "${commands}")
 expect("${command}" "-Os -DNDEBUG")
 if(command MATCHES " -O[0-3] ")
   message(FATAL_ERROR "got:\n${command}\nexpected no other level than -Os")
 endif()
+string(REGEX MATCH "[^\n]*lockstep_c\\.dir[^\n]*" command "${commands}")
+expect("${command}" "-fvisibility=default")
 file(REMOVE_RECURSE "${WORK_DIR}")

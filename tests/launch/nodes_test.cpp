@@ -1,3 +1,5 @@
+#include "launch/job/nodes.h"
+
 #include <unistd.h>
 
 #include <thread>
@@ -107,6 +109,36 @@ TEST_F(Nodes, EndWhenALauncherIsKilled) {
       EXPECT_LT(one.seconds.count(), 15);
     }
   }
+}
+
+TEST_F(Nodes, LoseNode0AfterItsTexts) {
+  const auto options = [&](int number) {
+    launch::Options made;
+    made.timeout = 20;
+    made.node = {.count = 2,
+                 .number = number,
+                 .host = master_,
+                 .port = static_cast<std::uint16_t>(std::stoi(port_)),
+                 .token = std::string(64, 'a')};
+    return made;
+  };
+  const auto all = [](int) { return false; };
+  std::jthread node_0([&] {
+    launch::Nodes nodes(
+        options(0), [] {}, all);
+    nodes.exchange("of 0");
+    while (!nodes.texts()) nodes.update();
+  });
+  launch::Nodes nodes(
+      options(1), [] {}, all);
+  nodes.exchange("of 1");
+  node_0.join();
+  while (nodes.take_received().empty()) nodes.update();
+  EXPECT_THAT(nodes.texts(), ::testing::Optional(ElementsAre("of 0", "of 1")));
+  nodes.exchange("result of 1");
+  EXPECT_THAT(nodes.texts(),
+              ::testing::Optional(ElementsAre(StartsWith("lost: node 0 of 2"), "result of 1")));
+  EXPECT_THAT(nodes.lost(), ElementsAre(0));
 }
 
 TEST_F(Nodes, EndWhenALauncherIsSilent) {

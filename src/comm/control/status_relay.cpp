@@ -127,7 +127,7 @@ void StatusRelay::on_ready() noexcept {
       std::array<char, 64> bytes;
       const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
       if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-        clients_.erase(client);
+        drop(client);
       } else {
         advance(*client);
       }
@@ -162,7 +162,7 @@ void StatusRelay::accept_client() {
   detail::Descriptor socket(
       ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket || peer_of(socket.get()).uid != ::geteuid()) return;
-  if (clients_.size() >= most_clients) clients_.pop_front();
+  if (clients_.size() >= most_clients) drop(clients_.begin());
   watch_fd(events_.get(), socket.get());
   auto& client = clients_.emplace_back(Client{.socket = std::move(socket), .id = ++last_id_});
   if (source_.rank == 0) {
@@ -176,6 +176,12 @@ void StatusRelay::accept_client() {
     send_(0, {.kind = Kind::question,
               .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
   }
+}
+
+void StatusRelay::drop(std::list<Client>::iterator client) {
+  // A forked child may keep the socket open, which then stays in the epoll instance.
+  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, client->socket.get(), nullptr);
+  clients_.erase(client);
 }
 
 void StatusRelay::ask_hosts(std::uint32_t id, int asker) {

@@ -72,6 +72,7 @@ class StatusRelay {
   };
 
   void accept_client();
+  void drop(std::list<Client>::iterator client);
   /// Sends queued bytes.
   void advance(Client& client);
   /// Rank 0 asks two ranks of each host but that of the asking rank: one may be stopped.

@@ -198,19 +198,12 @@ void Nodes::read(Peer& peer) {
 
 void Nodes::lose(Peer& peer, const std::string& why) {
   peer.present = false;
-  // A node that has all texts may begin the next attempt, and then closes its connection.
-  peer.lost = texts_.size() < static_cast<std::size_t>(place_.count);
   const auto text =
       peer.end.empty() ? failed_text(peer.member.rank, peer.member.host, why) : peer.end;
   peer.text = concat(lost_text, text);
   const auto frame = control::failure_frame({.text = text});
-  if (is_node_0()) {
-    send(frame, peer.member.rank);
-    collect();
-  } else {
-    texts_.resize(static_cast<std::size_t>(place_.count), *peer.text);
-    if (own_text_) texts_[static_cast<std::size_t>(place_.number)] = *own_text_;
-  }
+  if (is_node_0()) send(frame, peer.member.rank);
+  collect();
   received_.push_back(frame);
 }
 
@@ -235,11 +228,8 @@ void Nodes::send(const Frame& frame, int but) {
 
 void Nodes::exchange(const std::string& text) {
   own_text_ = text;
-  if (is_node_0()) {
-    collect();
-  } else {
-    send({.kind = text_kind, .payload = text});
-  }
+  if (!is_node_0()) send({.kind = text_kind, .payload = text});
+  collect();
 }
 
 void Nodes::collect() {
@@ -247,9 +237,20 @@ void Nodes::collect() {
       !std::ranges::all_of(peers_, [](const Peer& peer) { return peer.text.has_value(); })) {
     return;
   }
+  if (!is_node_0()) {
+    // Node 0 is lost, unless it has sent all texts: it may begin the next attempt, and then closes
+    // its connection.
+    const auto count = static_cast<std::size_t>(place_.count);
+    auto& node_0 = peers_.front();
+    node_0.lost = texts_.size() < count;
+    texts_.resize(count, *node_0.text);
+    texts_[static_cast<std::size_t>(place_.number)] = *own_text_;
+    return;
+  }
   texts_ = {*own_text_};
   for (auto& peer : peers_) {
     texts_.push_back(*peer.text);
+    peer.lost = !peer.present;
     if (peer.present) peer.text.reset();
   }
   for (const auto& text : texts_) send({.kind = text_kind, .payload = text});

@@ -81,7 +81,8 @@ class Nodes {
   void read(Peer& peer);
   void lose(Peer& peer, const std::string& why);
   bool is_node_0() const { return place_.number == 0; }
-  /// On node 0: sends the texts of all nodes to each, if all have one.
+  /// On node 0: sends the texts of all nodes to each, if all have one. On another node: completes
+  /// the texts if node 0 is not present.
   void collect();
 
   NodePlace place_;

@@ -1,5 +1,9 @@
 #include "comm/control/status_relay.h"
 
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <csignal>
 #include <optional>
 
 #include "tests/comm/control/controlled_world.h"
@@ -109,6 +113,25 @@ TEST(StatusRelay, SurvivesAQuestionThatIsGivenUp) {
   ControlledWorld world("ab", 2);
   for (int turn = 0; turn < 20; ++turn) control::ask_hosts(socket_of(0), 0s);
   EXPECT_TRUE(control::ask_hosts(socket_of(0), 20s).is_complete);
+}
+
+TEST(StatusRelay, ForgetsAClientWhoseSocketAChildHolds) {
+  const auto nothing = [] { return std::vector<std::string>(); };
+  control::StatusRelay relay(
+      {.host = "a", .socket = socket_of(0), .records = nothing}, {},
+      [](int, const control::Frame&) {}, nothing);
+  control::ask_hosts(socket_of(0), 0s);
+  relay.on_ready();  // accepts it
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  relay.on_ready();  // reads that it has ended
+  pollfd ready{.fd = relay.fd(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(::poll(&ready, 1, 0), 0);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 }  // namespace
