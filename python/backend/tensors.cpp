@@ -21,9 +21,6 @@ void expect_dense(const char* operation, const at::Tensor& tensor) {
   if (tensor.is_neg()) {
     refuse(operation, "got a negated view, expected values; call .resolve_neg() first");
   }
-  if (tensor.is_conj()) {
-    refuse(operation, "got a conjugated view, expected values; call .resolve_conj() first");
-  }
 }
 
 void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors) {

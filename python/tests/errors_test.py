@@ -31,9 +31,6 @@ def invalid_arguments(rank, size):
            lambda: dist.group.WORLD.broadcast(ones, 7).wait())
     raises(ValueError, ["all_gather_into_tensor", "elements"],
            lambda: dist.group.WORLD._allgather_base(torch.ones(3), ones).wait())
-    spectrum = torch.ones(2, dtype=torch.complex64)
-    raises(ValueError, ["lockstep gather", "got a conjugated view", "call .resolve_conj() first"],
-           lambda: dist.gather(spectrum.conj(), [torch.empty_like(spectrum) for _ in range(size)] if rank == 0 else None))
     raises(ValueError, ["got dtype ComplexFloat, expected real numbers", "set DDP_DISABLE_COMM_MEM=1"],
            lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2, dtype=torch.complex64)))
     raises(ValueError, ["twice"], lambda: dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1))
