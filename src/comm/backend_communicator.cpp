@@ -84,7 +84,7 @@ void BackendRequest::check() {
   context_.check(*this);
 }
 
-void BackendRequest::check_time(std::chrono::nanoseconds waited) const {
+void BackendRequest::check_time(std::chrono::nanoseconds waited) {
   const RankContext::CallGuard guard(context_);
   if (!complete()) context_.check_time(*this, waited);
 }

@@ -52,8 +52,7 @@ class BackendRequest : public Request {
   bool cancel() final;
   void abandon() noexcept final;
   void check() final;
-  /// As RankContext::check_time(), unless the operation is complete.
-  void check_time(std::chrono::nanoseconds waited) const;
+  void check_time(std::chrono::nanoseconds waited) final;
   void record() noexcept final;
 
  protected:

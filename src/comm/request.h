@@ -32,6 +32,9 @@ class Request {
   /// calls.
   /// Throws: the failure of the world.
   virtual void check() {}
+  /// Ends the world if a wait of this length exceeds the timeout of the operation.
+  /// Throws: the failure of the world.
+  virtual void check_time(std::chrono::nanoseconds /*waited*/) {}
   /// The missing ranks: world ranks that the operation waits for. Of a BackendRequest, under a
   /// CallGuard.
   virtual std::vector<int> missing() const { return {}; }

@@ -94,10 +94,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Polls operations of several worlds, or of a backend without a RankContext. operations: the
-/// requests of backends with one; null for others, whose check() includes the timeout.
+/// Polls operations of several worlds, or of a backend without a RankContext.
 std::optional<std::size_t> poll_any(std::span<detail::Request* const> requests,
-                                    std::span<const detail::BackendRequest* const> operations,
                                     Clock::time_point deadline, const std::stop_token& stop) {
   detail::Deadline wait(Clock::duration::max());
   auto checked = Clock::now();
@@ -109,11 +107,9 @@ std::optional<std::size_t> poll_any(std::span<detail::Request* const> requests,
     if (now >= deadline || stop.stop_requested()) return std::nullopt;
     if (now - checked >= detail::yield_time) {
       checked = now;
-      for (auto* request : requests) request->check();
       const auto waited = wait.elapsed();
-      for (const auto* operation : operations) {
-        if (operation != nullptr) operation->check_time(waited);
-      }
+      for (auto* request : requests) request->check();
+      for (auto* request : requests) request->check_time(waited);
     }
     std::this_thread::sleep_for(std::min<Clock::duration>(detail::poll_pause, deadline - now));
   }
@@ -145,7 +141,7 @@ std::optional<std::size_t> wait_any(std::span<Work> works, Clock::time_point dea
   if (requests.empty()) return std::nullopt;
   auto* context = context_of(operations);
   if (context == nullptr) {
-    const auto first = poll_any(requests, operations, deadline, stop);
+    const auto first = poll_any(requests, deadline, stop);
     return first ? std::optional(indices[*first]) : std::nullopt;
   }
   const detail::RankContext::CallGuard guard(*context);

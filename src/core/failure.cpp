@@ -24,6 +24,16 @@ std::string_view without_backtrace(std::string_view text) noexcept {
   return rest.empty() ? "unknown error" : rest;
 }
 
+std::string current_error_text() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return std::string(without_backtrace(error.what()));
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
 ErrorRecord record_of(const std::exception& error) {
   ErrorRecord record{.text = std::string(without_backtrace(error.what()))};
   if (const auto* known = dynamic_cast<const Error*>(&error)) {

@@ -35,6 +35,10 @@ struct ErrorRecord {
 /// ranks exchange texts, an empty one stands for no error.
 std::string_view without_backtrace(std::string_view text) noexcept;
 
+/// The text of the exception that the caller handles, which need not be a std::exception, without
+/// its backtrace.
+std::string current_error_text();
+
 /// The record of an error, without its backtrace.
 ErrorRecord record_of(const std::exception& error);
 

@@ -177,14 +177,9 @@ void ScatteredBatches::advance() {
         all_data = packed(announcement.data, whole->data, group_);
         all_target = packed(announcement.target, whole->target, group_);
       }
-    } catch (const std::exception& caught) {
-      error = std::current_exception();
-      text = without_backtrace(caught.what());
     } catch (...) {
       error = std::current_exception();
-      text = "an exception that is not a std::exception";
-    }
-    if (error) {
+      text = current_error_text();
       announcement.kind = Kind::failure;
       announcement.error_length = static_cast<std::int64_t>(text.size());
     }

@@ -147,16 +147,8 @@ namespace {
 
 /// Rethrows the current exception, nested in a DataError.
 [[noreturn]] void throw_as_data_error(const std::string& where) {
-  const ErrorDetails of_loader{.operation = "PrefetchLoader"};
-  try {
-    throw;
-  } catch (const std::exception& error) {
-    std::throw_with_nested(
-        DataError(concat(where, ": ", without_backtrace(error.what())), of_loader));
-  } catch (...) {
-    std::throw_with_nested(
-        DataError(concat(where, ": an exception that is not a std::exception"), of_loader));
-  }
+  std::throw_with_nested(
+      DataError(concat(where, ": ", current_error_text()), {.operation = "PrefetchLoader"}));
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
     own = ErrorMessage(caught);
   } catch (...) {
     error = std::current_exception();
-    own = ErrorMessage(std::runtime_error("an exception that is not a std::exception"));
+    own = ErrorMessage(std::runtime_error(detail::current_error_text()));
   }
 
   auto& communicator = group.host().communicator();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "device/device_communicator.h"
@@ -306,11 +307,8 @@ void Group::in_turn(const std::function<void()>& fn) const {
     if (turn == rank()) {
       try {
         fn();
-      } catch (const std::exception& error) {
-        communicator_->fail(concat("in_turn: ", error.what()));
-        throw;
       } catch (...) {
-        communicator_->fail("in_turn: an exception that is not a std::exception");
+        communicator_->fail(concat("in_turn: ", detail::current_error_text()));
         throw;
       }
     }

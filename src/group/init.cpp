@@ -127,8 +127,7 @@ detail::Failure failure_by(int rank, const std::exception_ptr& error) {
     if (record.is_of_rank()) return {Kind::error, record.rank, record.text};
     return {Kind::error, rank, concat("rank ", rank, ": ", record.text)};
   } catch (...) {
-    return {Kind::error, rank,
-            concat("rank ", rank, ": an exception that is not a std::exception")};
+    return {Kind::error, rank, concat("rank ", rank, ": ", detail::current_error_text())};
   }
 }
 
