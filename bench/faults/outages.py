@@ -27,10 +27,7 @@ class Outage(Disturbance):
     kind: str
     seconds: float
     heartbeat: float | None  # seconds; nothing: the default
-    victim = "link"
-    launcher = "run"
-    mode = "two-hosts"
-    ranks = RANKS
+    victim, launcher, mode, ranks = "link", "run", "two-hosts", RANKS
 
     @property
     def limit(self):
@@ -58,15 +55,12 @@ class DisturbedJob(Job):
     def on_host(self, number):
         """Its processes on that simulated host."""
         space = pathlib.Path("/run/netns", self.hosts.name(number)).stat().st_ino
-        found = []
-        for process in self.processes():
-            try:
-                own = os.stat(f"/proc/{process.pid}/ns/net").st_ino
-            except OSError:
-                continue
-            if own == space:
-                found.append(process)
-        return found
+
+        def is_there(process):
+            with contextlib.suppress(OSError):
+                return os.stat(f"/proc/{process.pid}/ns/net").st_ino == space
+
+        return [process for process in self.processes() if is_there(process)]
 
 
 @contextlib.contextmanager
@@ -109,8 +103,6 @@ def run_case(case, options, hosts):
         row, lasted = try_case(case, options, hosts)
         if case.ends_the_job or not row["problem"] or lasted <= case.seconds + LATE:
             break
-    else:
-        row["problem"] += f", after an outage of {lasted:.1f} s in the last of {TRIES} tries"
     return row
 
 

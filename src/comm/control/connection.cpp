@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view opening = "LSc1";
+/// Added to the limit for the kernel's timeout of a connection: about that of
+/// net.ipv4.tcp_retries2=15, the default. A host that was lost for long still receives the failure.
+constexpr auto kernel_timeout = std::chrono::minutes(15);
+/// TCP_RTO_MAX_MS, which the headers of Linux before 6.15 lack, and its least value.
+constexpr int tcp_rto_max_ms = 44;
+constexpr int longest_until_resent = 1000;
 
 struct Header {
   std::array<char, opening.size()> magic;
@@ -92,10 +97,13 @@ Connection::Connection(detail::Descriptor socket)
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-void Connection::allow_silence(std::chrono::milliseconds longest) {
-  const auto time = static_cast<unsigned>(
-      std::min<std::chrono::milliseconds::rep>(longest.count(), std::numeric_limits<int>::max()));
+void Connection::allow_silence(std::chrono::milliseconds limit) {
+  const auto longest =
+      std::min<std::chrono::milliseconds>(limit + kernel_timeout, std::chrono::hours(500));
+  const auto time = static_cast<unsigned>(longest.count());
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &time, sizeof time);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, tcp_rto_max_ms, &longest_until_resent,
+               sizeof longest_until_resent);
 }
 
 bool Connection::receive() {

@@ -89,9 +89,9 @@ class Connection {
   int fd() const { return socket_.get(); }
   const Address& peer() const { return peer_; }
 
-  /// Sets how long sent bytes may stay without an acknowledgement before the kernel breaks the
-  /// connection, in place of net.ipv4.tcp_retries2.
-  void allow_silence(std::chrono::milliseconds longest);
+  /// Keeps the kernel from breaking the connection before the heartbeat limit, whatever
+  /// net.ipv4.tcp_retries2 is. Since Linux 6.15, lost bytes are sent again at least every second.
+  void allow_silence(std::chrono::milliseconds limit);
 
   /// From now on, adds these MACs to frames that it sends, and checks those that it receives.
   void authenticate(const FrameMac& sent, const FrameMac& received) {

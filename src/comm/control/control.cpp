@@ -26,8 +26,9 @@
 // A process that ends closes its connection, which is a failure of the world unless the rank has
 // left before, or said that it may end. A link that fails closes no connection, so both sides send
 // heartbeats. A side that receives none for 2 s suspects the other side's host, and one that
-// receives none for the limit reports a failure. The limit is 15 s because TCP doubles the time
-// between retransmissions: after an outage of 10 s, the first frame arrives 12.6 s after the last.
+// receives none for the limit reports a failure. The limit is 15 s because before Linux 6.15, TCP
+// doubles the time between retransmissions: after an outage of 10 s, the first frame arrives up to
+// 14.3 s after the last.
 // The time without heartbeats excludes time in which this process was stopped. A rank that
 // continues after a stop therefore reads its connections before it reports a failure. After the
 // first failure, nothing is checked any more. On each rank, on_failure_ makes it the world's
@@ -45,9 +46,6 @@ constexpr auto crash_timeout = milliseconds(200);
 constexpr auto answer_timeout = milliseconds(1000);
 constexpr auto longest_until_suspicion = milliseconds(2000);
 constexpr int heartbeats_per_suspicion = 4;
-/// Added to the limit for the kernel's timeout of a connection: about that of
-/// net.ipv4.tcp_retries2=15, the default. A host that was lost for long still receives the failure.
-constexpr auto kernel_timeout = milliseconds(std::chrono::minutes(15));
 constexpr auto between_flushes = milliseconds(2);
 /// epoll_wait() takes its timeout as an int of milliseconds.
 constexpr auto longest_wait = milliseconds(std::chrono::hours(24));
@@ -83,7 +81,7 @@ Control::Control(std::vector<Member> others, OnFailure on_failure, StatusSource 
   for (auto& member : others) {
     watch_fd(events_.get(), member.connection.fd(), peers_.size());
     limit_ = member.heartbeat;
-    member.connection.allow_silence(limit_ + kernel_timeout);
+    member.connection.allow_silence(limit_);
     ranks.push_back({.rank = member.rank, .host = member.host});
     peers_.push_back({.member = std::move(member)});
   }

@@ -95,6 +95,7 @@ Nodes::Nodes(const Options& options, std::function<void()> on_wait, std::functio
   for (auto& member : join_nodes(options, token_, std::move(on_wait), std::move(enough))) {
     add_absent(member.rank);
     limit_ = member.heartbeat;
+    member.connection.allow_silence(limit_);
     peers_.push_back({.member = std::move(member)});
   }
   add_absent(place_.count);

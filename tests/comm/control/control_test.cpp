@@ -164,6 +164,19 @@ TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
   EXPECT_EQ(found, (std::vector<std::string>{"6", "5why"}));
 }
 
+TEST(Connections, SendLostBytesAgainEverySecond) {
+  constexpr int rto_max_ms = 44;  // TCP_RTO_MAX_MS
+  int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  Connection connection{Descriptor(socket)};
+  connection.allow_silence(3s);
+  int most = 0;
+  socklen_t length = sizeof most;
+  if (::getsockopt(socket, IPPROTO_TCP, rto_max_ms, &most, &length) != 0) {
+    GTEST_SKIP() << "this kernel is older than Linux 6.15";
+  }
+  EXPECT_EQ(most, 1000);
+}
+
 TEST(Connections, KeepWhatDoesNotFitTheSocketYet) {
   std::array<int, 2> sockets{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
