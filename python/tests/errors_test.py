@@ -186,6 +186,21 @@ def killed_before_a_group(rank, size):
     return time.monotonic() - begin
 
 
+def failing_hook(rank, size):
+    """A group fails before a backward."""
+    os.environ["DDP_DISABLE_COMM_MEM"] = "1"  # only the strategy allocates
+    data = torch.ones(2, 2)
+    models = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group()) for _ in range(2)]
+    strategies = [lockstep_torch.Strategy("topk:0.5", model) for model in models]
+    for model, strategy in zip(models, strategies):
+        model.register_comm_hook(strategy, lockstep_torch.strategy_hook)
+    for _ in range(2):
+        models[1](data).sum().backward()
+    models[1].process_group._get_backend(torch.device("cpu")).abort()
+    raises(dist.DistBackendError, ["aborted"], lambda: models[1](data).sum().backward())
+    strategies[1].state_dict()
+
+
 def forked(rank, size):
     child = os.fork()
     if child == 0:
@@ -204,6 +219,7 @@ class ErrorsTest(unittest.TestCase):
     test_refused_arguments = ranks.test(refused, 2, 3)
     test_mismatch = ranks.test(mismatch, 2)
     test_timeout = ranks.test(timeout, 2)
+    test_failing_hook = ranks.test(failing_hook, 2)
     test_message_of_another_size = ranks.test(wrong_size, 2)
     test_interrupt = ranks.test(interrupted, 2)
     test_forked_child = ranks.test(forked, 2)
