@@ -131,8 +131,9 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
 }
 
 void Progress::fail(const std::string& cause) noexcept {
+  if (process_.in_child()) return;
   const std::lock_guard lock(mutex_);
-  if (world_ && !process_.in_child()) world_->fail(cause);
+  if (world_) world_->fail(cause);
 }
 
 void Progress::locked(

@@ -291,6 +291,13 @@ void StrategyHook::fail(const std::exception_ptr& error) {
   for (auto* entry : backward_) {
     if (!entry->future->completed()) entry->future->setError(autograd_error(error));
   }
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::invalid_argument&) {
+    // All ranks have it, or the caller sends it.
+  } catch (const std::exception& failure) {
+    if (progress_) progress_->fail(failure.what());
+  }
 }
 
 }  // namespace lockstep_torch

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 import lockstep_torch  # noqa: F401: registers the backend
 import ranks
+from collectives_test import address_space
 from ranks import raises
 
 Op = dist.ReduceOp
@@ -187,7 +189,7 @@ def killed_before_a_group(rank, size):
 
 
 def failing_hook(rank, size):
-    """A group fails before a backward."""
+    """The last rank has no memory for its buckets: every rank raises its error. The other group fails before its backward."""
     os.environ["DDP_DISABLE_COMM_MEM"] = "1"  # only the strategy allocates
     data = torch.ones(2, 2)
     models = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group()) for _ in range(2)]
@@ -196,6 +198,9 @@ def failing_hook(rank, size):
         model.register_comm_hook(strategy, lockstep_torch.strategy_hook)
     for _ in range(2):
         models[1](data).sum().backward()
+    if rank == size - 1:
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + (256 << 20), resource.RLIM_INFINITY))
+    raises(dist.DistBackendError, ["cannot map"], lambda: models[0](data).sum().backward())
     models[1].process_group._get_backend(torch.device("cpu")).abort()
     raises(dist.DistBackendError, ["aborted"], lambda: models[1](data).sum().backward())
     strategies[1].state_dict()
