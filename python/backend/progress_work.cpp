@@ -38,7 +38,8 @@ bool BackendWork::isCompleted() {
 }
 
 bool BackendWork::wait(std::chrono::milliseconds timeout) {
-  if (!progress_->wait(*this, timeout)) {
+  Deadline deadline(timeout.count() > 0 ? timeout : Deadline::longest);
+  if (!progress_->wait(*this, deadline)) {
     fail(c10::str("lockstep ", name(), " rank ", rank_, ": Timed out waiting ", timeout.count(),
                   " ms for the operation to complete"));
   }

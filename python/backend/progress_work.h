@@ -14,12 +14,14 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "core/deadline.h"
 #include "lockstep/work.h"
 
 namespace lockstep_torch {
 
 class Progress;
-using Clock = std::chrono::steady_clock;
+using lockstep::detail::Deadline;
+using Clock = Deadline::Clock;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 
 /// The parts of a Work that are not complete. The mutex of Progress guards them.
@@ -28,8 +30,7 @@ struct Parts {
   std::chrono::nanoseconds worked{};  ///< in the first operation, when it was polled last
   int source = lockstep::any_source;  ///< rank whose message was received last
   std::exception_ptr error;           ///< of a receive that was withdrawn
-  Clock::time_point begun = Clock::now();
-  Clock::time_point deadline = Clock::time_point::max();
+  Deadline deadline{Deadline::longest};
 };
 
 /// One asynchronous operation of a process group. Any thread may wait for it.

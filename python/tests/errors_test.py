@@ -145,6 +145,20 @@ def wrong_size(rank, size):
     raises(dist.DistBackendError, difference, lambda: dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(2), 0))
 
 
+def stopped(rank, size):
+    """Rank 0 is stopped for longer than the timeout while it waits."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
+    dist.barrier(group)
+    if rank == 0:
+        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 1.8; kill -CONT {os.getpid()}"])
+    time.sleep(2.2 * rank)
+    dist.all_reduce(torch.ones(1), group=group)
+    years = datetime.timedelta(days=200_000)  # more nanoseconds than an int64 has
+    patient = dist.new_group(timeout=years)
+    time.sleep(0.5 * rank)
+    patient.monitored_barrier(years)
+
+
 def killed(rank, size):
     dist.barrier()
     if rank == size - 1:
@@ -224,6 +238,7 @@ class ErrorsTest(unittest.TestCase):
     test_refused_arguments = ranks.test(refused, 2, 3)
     test_mismatch = ranks.test(mismatch, 2)
     test_timeout = ranks.test(timeout, 2)
+    test_stopped_rank = ranks.test(stopped, 2)
     test_failing_hook = ranks.test(failing_hook, 2)
     test_message_of_another_size = ranks.test(wrong_size, 2)
     test_interrupt = ranks.test(interrupted, 2)
