@@ -10,6 +10,7 @@
 #include "backend/pauses.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -186,6 +187,7 @@ bool Progress::advance(Finished& finished) {
 }
 
 bool Progress::advance(BackendWork& work, bool check) {
+  const lockstep::detail::DenormalsGuard guard(work.parts.flushes_denormals);
   bool moved = false;
   auto& operations = work.parts.operations;
   while (!operations.empty() && operations.front().ready()) {

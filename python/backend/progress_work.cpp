@@ -7,6 +7,7 @@
 
 #include "backend/errors.h"
 #include "backend/progress.h"
+#include "core/system/denormals_guard.h"
 
 namespace lockstep_torch {
 namespace {
@@ -62,7 +63,8 @@ void BackendWork::complete(std::exception_ptr error) {
   source_ = parts.source;
   if (!error && after_) {
     try {
-      // Another thread may complete the Work, and a tensor of inference mode changes in it only.
+      // Another thread may complete the Work. A tensor of inference mode changes in it only.
+      const lockstep::detail::DenormalsGuard denormals(parts.flushes_denormals);
       const c10::InferenceMode mode(inference_mode_);
       const c10::AutoGradMode no_grad(false);
       after_();

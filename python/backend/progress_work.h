@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/deadline.h"
+#include "lockstep/denormals.h"
 #include "lockstep/work.h"
 
 namespace lockstep_torch {
@@ -31,6 +32,7 @@ struct Parts {
   int source = lockstep::any_source;  ///< rank whose message was received last
   std::exception_ptr error;           ///< of a receive that was withdrawn
   Deadline deadline{Deadline::longest};
+  bool flushes_denormals = lockstep::flushes_denormals();  ///< where the operation began
 };
 
 /// One asynchronous operation of a process group. Any thread may wait for it.

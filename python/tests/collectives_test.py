@@ -5,6 +5,7 @@ import datetime
 import functools
 import os
 import resource
+import time
 import unittest
 
 import torch
@@ -232,6 +233,12 @@ def asynchronous(rank, size):
         list(threads.map(use, groups))
         works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
         list(threads.map(lambda work: work.wait(), works))
+    tensor = torch.full((100_000,), 1e-40)
+    torch.set_flush_denormal(True)
+    time.sleep(0.2 * (rank == 0))
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    torch.set_flush_denormal(False)
+    assert not tensor.view(torch.int32).any(), "all_reduce by a progress thread that is older than the setting"
 
 
 def groups(rank, size):
