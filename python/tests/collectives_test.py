@@ -243,6 +243,16 @@ def asynchronous(rank, size):
 
 def groups(rank, size):
     """Groups that only their members make, and a group's end."""
+    store = dist.distributed_c10d._get_default_store()
+
+    class Slow(dist.Store):
+        """Rank 0 removes keys late."""
+        get = staticmethod(lambda key: store.get(key))
+        set = staticmethod(lambda key, value: store.set(key, value))
+        deleteKey = staticmethod(lambda key: time.sleep(0.3 * (rank == 0)) or store.delete_key(key))
+
+    for slow in [Slow()] * 2:
+        ranks.create_group(slow, rank, size).shutdown()
     for _ in range(3):
         evens = list(range(0, size, 2))
         group = dist.new_group(evens)
