@@ -76,8 +76,6 @@ void BackendWork::complete(std::exception_ptr error) {
   kept_.clear();
   if (error) error = python_error(error);
   finish(error);
-  // Before the callbacks of the future, which may wait for this Work.
-  done_.store(true, std::memory_order_release);
   if (error) {
     future_->setError(error);
   } else {

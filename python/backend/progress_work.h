@@ -4,7 +4,6 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/InferenceMode.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -53,7 +52,7 @@ class BackendWork final : public c10d::Work {
 
   /// "all_reduce".
   const char* name() const;
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool done() const { return future_->completed(); }
 
   /// Keeps a tensor until the operation is complete.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
@@ -76,7 +75,6 @@ class BackendWork final : public c10d::Work {
   std::vector<at::Tensor> kept_;
   std::function<void()> after_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::atomic<bool> done_{false};
 };
 
 using WorkPointer = c10::intrusive_ptr<BackendWork>;

@@ -232,7 +232,7 @@ def asynchronous(rank, size):
     with concurrent.futures.ThreadPoolExecutor(20) as threads:
         list(threads.map(use, groups))
         works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
-        list(threads.map(lambda work: work.wait(), works))
+        list(threads.map(lambda work: (work.wait(), work.get_future().value()), works))
     tensor = torch.full((100_000,), 1e-40)
     torch.set_flush_denormal(True)
     time.sleep(0.2 * (rank == 0))
