@@ -26,10 +26,7 @@ WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tens
                                              std::uint32_t tag, Progress::Terms terms) {
   const auto work = make_work(title, {tensor}, {{tensor}});
   const auto memory = contiguous_memory(tensor);
-  if (!memory.is_same(tensor)) {
-    work->then([memory, target = tensor]() mutable { target.copy_(memory); });
-  }
-  work->keep(memory);
+  work->then([memory, tensor] { copy_back(memory, tensor); });
   return start(work, terms, [&](lockstep::Communicator& world) {
     return world.recv(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, from, tag);
   });

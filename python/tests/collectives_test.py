@@ -147,6 +147,11 @@ def copies(rank, size):
     whole = torch.ones(size, 2)
     dist.reduce_scatter(whole[0], list(whole))
     expect(whole[0], torch.full((2,), float(size)), "reduce_scatter into a part")
+    whole, output = torch.ones(size, 2), torch.empty(2)
+    with dist._coalescing_manager():
+        dist.reduce_scatter_tensor(whole[0], whole)
+        dist.reduce_scatter_tensor(output, whole)
+    expect(torch.stack([whole[0], output]), torch.full((2, 2), float(size)), "reduce_scatter_tensor into and of another output")
     # Different sizes: rank r sends part + r + 1 elements to rank `part`.
     output = torch.empty(sum(rank + r + 1 for r in range(size)))
     splits = [part + rank + 1 for part in range(size)]
