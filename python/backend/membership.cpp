@@ -291,7 +291,9 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
     std::shared_ptr<lockstep::host::World> memory;
     if (job.starts_with(in_memory) || (parent && parent->on_one_host(ranks))) {
       memory = lockstep::host::rendezvous(job, rank, size, timeout, check);
-      world.communicator = lockstep::host::create(memory, rank, options(timeout));
+      auto settings = options(timeout);
+      settings.world_ranks = ranks;
+      world.communicator = lockstep::host::create(memory, rank, settings);
     } else if (job.starts_with(over_mpi)) {
       world = join_over_mpi(*store, membership, job, timeout);
     } else {

@@ -160,11 +160,13 @@ def stopped(rank, size):
 
 
 def killed(rank, size):
+    group = dist.new_group([size - 2, size - 1])
     dist.barrier()
     if rank == size - 1:
         os._exit(7)
     begin = time.monotonic()
-    raises(dist.DistBackendError, [f"rank {size - 1}"], lambda: [dist.all_reduce(torch.ones(1)) for _ in range(2)])
+    raises(dist.DistBackendError, [f"rank {size - 1}"],
+           lambda: [dist.all_reduce(torch.ones(1), group=group if rank == size - 2 else None) for _ in range(2)])
     return time.monotonic() - begin
 
 
