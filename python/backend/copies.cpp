@@ -28,11 +28,9 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(
   const bool root = rank_ == options.rootRank;
   const auto memory = root ? tensor.contiguous() : contiguous_memory(tensor);
   work->keep(memory);
-  if (tensors.size() > 1 || (!root && !memory.is_same(tensor))) {
+  if (tensors.size() > 1 || !root) {
     work->then([tensors, memory] {
-      for (auto one : tensors) {
-        if (!one.is_same(memory)) one.copy_(memory);
-      }
+      for (const auto& one : tensors) copy_back(memory, one);
     });
   }
   return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
@@ -46,16 +44,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::broadcast(
 void ProcessGroupLockstep::begin_all_gather(const WorkPointer& work, const Tensors& outputs,
                                             Tensors inputs, Progress::Terms terms) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    auto& input = inputs[i];
-    input = input.contiguous();
-    // It may be this rank's part of its output. Elsewhere in an output it would be overwritten.
-    for (std::size_t j = 0; j < outputs.size(); ++j) {
-      const auto* const part = static_cast<const std::byte*>(outputs[j].const_data_ptr()) +
-                               static_cast<std::size_t>(rank_) * bytes_of(input);
-      const bool in_place = i == j && input.const_data_ptr() == part;
-      if (!in_place && overlap(input, outputs[j])) input = input.clone();
-    }
-    work->keep(input);
+    inputs[i] = apart_from(outputs, i, rank_, inputs[i].contiguous());
+    work->keep(inputs[i]);
     work->keep(outputs[i]);
   }
   progress_->submit(work, terms, [&](Progress::Scope scope) {
@@ -154,19 +144,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_into_tensor_coalesced
   }
   const auto work = make_work({OpType::_ALLGATHER_BASE, "lockstep:all_gather"}, inputs, {outputs});
   Tensors memory;
-  bool copies = false;
-  for (const auto& output : outputs) {
-    memory.push_back(contiguous_memory(output));
-    copies = copies || !memory.back().is_same(output);
-  }
-  if (copies) {
-    work->then([memory, outputs] {
-      for (std::size_t i = 0; i < memory.size(); ++i) {
-        auto output = outputs[i];
-        if (!memory[i].is_same(output)) output.copy_(memory[i]);
-      }
-    });
-  }
+  for (const auto& output : outputs) memory.push_back(contiguous_memory(output));
+  work->then([memory, outputs] {
+    for (std::size_t i = 0; i < memory.size(); ++i) copy_back(memory[i], outputs[i]);
+  });
   begin_all_gather(work, memory, inputs, {options.timeout, options.asyncOp});
   return work;
 } catch (const std::invalid_argument& refusal) {
@@ -217,13 +198,12 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, Tenso
     expect_alike("scatter", {inputs.front().front(), outputs.front()});
     input = apart_from(outputs.front(), flattened(inputs.front()));
   }
-  auto output = outputs.front();
+  const auto& output = outputs.front();
   const auto memory = contiguous_memory(output);
   const auto work = make_work({OpType::SCATTER, "lockstep:scatter"},
                               root ? inputs.front() : Tensors(), {outputs});
   if (root) work->keep(input);
-  work->keep(memory);
-  if (!memory.is_same(output)) work->then([memory, output]() mutable { output.copy_(memory); });
+  work->then([memory, output] { copy_back(memory, output); });
   return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
     return world.scatter(root ? input.data_ptr() : nullptr, memory.data_ptr(), bytes_of(memory),
                          DType::u8, static_cast<int>(options.rootRank));
@@ -280,7 +260,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall_base(
   const auto to = contiguous_memory(output);
   const auto from = apart_from(to, input.contiguous());
   const auto work = make_work({OpType::ALLTOALL_BASE, "lockstep:all_to_all"}, {input}, {{output}});
-  if (!to.is_same(output)) work->then([to, output]() mutable { output.copy_(to); });
+  work->then([to, output] { copy_back(to, output); });
   begin_all_to_all(work, to, from, output_bytes, input_bytes, {options.timeout, options.asyncOp});
   return work;
 } catch (const std::invalid_argument& refusal) {

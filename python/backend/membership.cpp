@@ -34,19 +34,16 @@ namespace {
 using lockstep::Environment;
 using lockstep::host::JoinCheck;
 
-constexpr const char* job_key = "lockstep/job";
 constexpr const char* offer_key = "lockstep/offer";
 
+// One rank sets each key and one rank takes it.
 std::string host_key(int rank) { return "lockstep/host/" + std::to_string(rank); }
+std::string job_key(int rank) { return "lockstep/job/" + std::to_string(rank); }
+std::string last_key(int rank) { return "lockstep/last/" + std::to_string(rank); }
 std::string number_key(int rank) { return "lockstep/number/" + std::to_string(rank); }
 
 void set(c10d::Store& store, const std::string& key, const std::string& value) {
   store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
-}
-
-std::string get(c10d::Store& store, const std::string& key) {
-  const auto value = store.get(key);
-  return {value.begin(), value.end()};
 }
 
 /// A later process group may use the same store under the same names.
@@ -55,6 +52,12 @@ void remove(c10d::Store& store, const std::string& key) {
     store.deleteKey(key);
   } catch (const std::exception&) {  // not all stores can remove keys
   }
+}
+
+std::string take(c10d::Store& store, const std::string& key) {
+  const auto value = store.get(key);
+  remove(store, key);
+  return {value.begin(), value.end()};
 }
 
 /// A name that no other process group of this machine has.
@@ -87,7 +90,7 @@ std::string answer(c10d::Store& store, const std::string& own, int size) {
   bool one_host = true;
   bool by_mpi = own.ends_with("\nmpi");
   for (int rank = 1; rank < size; ++rank) {
-    const auto place = get(store, host_key(rank));
+    const auto place = take(store, host_key(rank));
     one_host = one_host && host_of(place) == host_of(own);
     by_mpi = by_mpi && place.ends_with("\nmpi");
   }
@@ -99,24 +102,27 @@ std::string exchange(c10d::Store& store, const Membership& membership) {
   const auto own = place_of(membership);
   if (membership.rank == 0) {
     const auto job = answer(store, own, membership.size);
-    set(store, job_key, job);
+    for (int rank = 1; rank < membership.size; ++rank) set(store, job_key(rank), job);
     return job;
   }
   set(store, host_key(membership.rank), own);
-  return get(store, job_key);
+  return take(store, job_key(membership.rank));
 }
 
 /// A number above that of every group over MPI that a member has been in, the same on all members.
 int new_number(c10d::Store& store, const Membership& membership, int last) {
   if (membership.rank != 0) {
-    set(store, number_key(membership.rank), std::to_string(last));
-    return std::stoi(get(store, number_key(0)));
+    set(store, last_key(membership.rank), std::to_string(last));
+    return std::stoi(take(store, number_key(membership.rank)));
   }
   for (int rank = 1; rank < membership.size; ++rank) {
-    last = std::max(last, std::stoi(get(store, number_key(rank))));
+    last = std::max(last, std::stoi(take(store, last_key(rank))));
   }
-  set(store, number_key(0), std::to_string(last + 1));
-  return last + 1;
+  ++last;
+  for (int rank = 1; rank < membership.size; ++rank) {
+    set(store, number_key(rank), std::to_string(last));
+  }
+  return last;
 }
 
 /// Watches the processes of some ranks of a default group on one host.
@@ -233,7 +239,6 @@ World join_over_mpi(c10d::Store& store, const Membership& membership, const std:
               .mutex = launched.mutex};
   const std::lock_guard lock(*world.mutex);
   world.communicator->barrier({.timeout = timeout}).wait();
-  remove(store, number_key(membership.rank));
   return world;
 }
 
@@ -286,14 +291,14 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
     std::shared_ptr<lockstep::host::World> memory;
     if (job.starts_with(in_memory) || (parent && parent->on_one_host(ranks))) {
       memory = lockstep::host::rendezvous(job, rank, size, timeout, check);
-      world.communicator = lockstep::host::create(memory, rank, options(timeout));
+      auto settings = options(timeout);
+      settings.world_ranks = ranks;
+      world.communicator = lockstep::host::create(memory, rank, settings);
     } else if (job.starts_with(over_mpi)) {
       world = join_over_mpi(*store, membership, job, timeout);
     } else {
       world = join_over_tcp(store, membership, check, timeout);
     }
-    // Every rank has read the answer now, and rank 0 the places.
-    if (!parent) remove(*store, rank == 0 ? job_key : host_key(rank));
     if (is_default) {
       add_default_group({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),
                          .job = job,

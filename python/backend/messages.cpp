@@ -26,10 +26,7 @@ WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tens
                                              std::uint32_t tag, Progress::Terms terms) {
   const auto work = make_work(title, {tensor}, {{tensor}});
   const auto memory = contiguous_memory(tensor);
-  if (!memory.is_same(tensor)) {
-    work->then([memory, target = tensor]() mutable { target.copy_(memory); });
-  }
-  work->keep(memory);
+  work->then([memory, tensor] { copy_back(memory, tensor); });
   return start(work, terms, [&](lockstep::Communicator& world) {
     return world.recv(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, from, tag);
   });
@@ -68,11 +65,7 @@ void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
                                             bool wait_all_ranks) {
   constexpr std::uint32_t tag = 0x8000'0000;  // c10d's tags are not negative ints
   const auto limit = options.timeout.count() >= 0 ? options.timeout : progress_->timeout();
-  const auto until = Clock::now() + limit;
-  const auto left = [&] {
-    const auto time = std::chrono::ceil<milliseconds>(until - Clock::now());
-    return std::max(time, milliseconds(1));
-  };
+  Deadline deadline(std::max(limit, milliseconds(1)));
   // Rank 0 names the missing ranks after `limit`, before the group's timeout ends the world on all.
   const Progress::Terms terms{.timeout = limit + progress_->timeout()};
   const Title title{OpType::RECV, "lockstep:monitored_barrier"};
@@ -88,7 +81,7 @@ void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
   }
   std::vector<int> missing;
   for (int rank = 1; rank < size_; ++rank) {
-    if (progress_->wait(*arrivals[static_cast<std::size_t>(rank - 1)], left())) {
+    if (progress_->wait(*arrivals[static_cast<std::size_t>(rank - 1)], deadline)) {
       arrivals[static_cast<std::size_t>(rank - 1)]->wait(milliseconds(0));
       continue;
     }

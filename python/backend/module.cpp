@@ -112,7 +112,7 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> exchange(
   } catch (const c10::ValueError& refusal) {
     group->send_refusal(lockstep::Collective::all_reduce, refusal.msg());
   } catch (...) {
-    // The world has failed, on every rank.
+    // The hook has ended the world.
   }
   // DDP expects an object of Python.
   return std::make_shared<torch::jit::PythonFutureWrapper>(future->then(

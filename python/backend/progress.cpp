@@ -10,6 +10,7 @@
 #include "backend/pauses.h"
 #include "comm/waiting.h"
 #include "core/failure.h"
+#include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -66,8 +67,7 @@ void Progress::submit(const WorkPointer& work, Terms terms,
   {
     std::lock_guard lock(mutex_);
     expect_usable();
-    work->parts.deadline =
-        work->parts.begun + (terms.timeout.count() > 0 ? terms.timeout : timeout());
+    work->parts.deadline = Deadline(terms.timeout.count() > 0 ? terms.timeout : timeout());
     with_python_errors([&] { begin({*world_, work->parts}); });
     pending_.push_back(work);
     advance(finished);
@@ -87,16 +87,15 @@ bool Progress::advance() {
   return moved;
 }
 
-bool Progress::wait(BackendWork& work, milliseconds limit) {
+bool Progress::wait(BackendWork& work, Deadline& deadline) {
   if (work.done()) return true;
   if (process_.in_child()) expect_usable();
-  const auto until = limit.count() > 0 ? Clock::now() + limit : Clock::time_point::max();
   Pauses pauses(fits_cores_ ? microseconds(200) : microseconds(10));
   ++waiting_;
   const bool in_main_thread = ::gettid() == ::getpid();
   auto looked = Clock::now();
   std::exception_ptr signal;
-  for (auto now = looked; !work.done() && now < until && !signal; now = Clock::now()) {
+  while (!work.done() && !deadline.passed() && !signal) {
     Finished finished;
     bool moved = false;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) moved = advance(finished);
@@ -108,8 +107,8 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
     if (moved) pauses.restart();
     if (work.done()) break;
     pauses.pause();
-    if (!in_main_thread || now - looked < between_signals) continue;
-    looked = now;
+    if (!in_main_thread || Clock::now() - looked < between_signals) continue;
+    looked = Clock::now();
     try {
       raise_signals();
     } catch (...) {
@@ -131,8 +130,9 @@ bool Progress::wait(BackendWork& work, milliseconds limit) {
 }
 
 void Progress::fail(const std::string& cause) noexcept {
+  if (process_.in_child()) return;
   const std::lock_guard lock(mutex_);
-  if (world_ && !process_.in_child()) world_->fail(cause);
+  if (world_) world_->fail(cause);
 }
 
 void Progress::locked(
@@ -187,6 +187,7 @@ bool Progress::advance(Finished& finished) {
 }
 
 bool Progress::advance(BackendWork& work, bool check) {
+  const lockstep::detail::DenormalsGuard guard(work.parts.flushes_denormals);
   bool moved = false;
   auto& operations = work.parts.operations;
   while (!operations.empty() && operations.front().ready()) {
@@ -209,11 +210,10 @@ bool Progress::advance(BackendWork& work, bool check) {
   return moved;
 }
 
-void Progress::expect_in_time(const BackendWork& work, std::vector<int> missing) {
-  const auto now = Clock::now();
-  if (now < work.parts.deadline) return;
+void Progress::expect_in_time(BackendWork& work, std::vector<int> missing) {
+  if (!work.parts.deadline.passed()) return;
   std::ranges::sort(missing);
-  const auto waited = std::chrono::duration_cast<milliseconds>(now - work.parts.begun).count();
+  const auto waited = std::chrono::floor<milliseconds>(work.parts.deadline.elapsed()).count();
   const auto text =
       c10::str("lockstep ", work.name(), " rank ", world_->rank(), " of ", world_->size(),
                ": Timed out waiting ", waited, " ms", missing.empty() ? "" : " for ranks ",
@@ -300,7 +300,7 @@ void Progress::withdraw_receives() noexcept {
 }
 
 void Progress::drain() noexcept {
-  const auto until = Clock::now() + longest_drain;
+  Deadline deadline(longest_drain);
   Pauses pauses(microseconds(20));
   for (;;) {
     Finished finished;
@@ -312,7 +312,7 @@ void Progress::drain() noexcept {
           pending_, [](const WorkPointer& work) { return !work->parts.operations.empty(); });
     }
     complete(finished);
-    if (!waits || Clock::now() > until) return;
+    if (!waits || deadline.passed()) return;
     pauses.pause();
   }
 }

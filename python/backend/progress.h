@@ -49,8 +49,8 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
   /// Advances all operations without blocking; true if there was progress.
   bool advance();
-  /// Waits until the Work is complete; false if the limit has passed. limit: 0 or less for none.
-  bool wait(BackendWork& work, std::chrono::milliseconds limit);
+  /// Waits until the Work is complete; false if the deadline has passed.
+  bool wait(BackendWork& work, Deadline& deadline);
 
   /// Ends the world for every rank.
   void fail(const std::string& cause) noexcept;
@@ -72,7 +72,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
   static void complete(Finished& finished);
   bool advance(Finished& finished);
   bool advance(BackendWork& work, bool check);
-  void expect_in_time(const BackendWork& work, std::vector<int> missing);
+  void expect_in_time(BackendWork& work, std::vector<int> missing);
   /// Ends the receives that no message has matched.
   void withdraw_receives() noexcept;
   void drain() noexcept;
@@ -100,7 +100,6 @@ class Progress : public std::enable_shared_from_this<Progress> {
   int idle_ = 0;                 ///< progress threads without work
   bool led_ = false;             ///< a progress thread advances operations
   bool stopping_ = false;
-  bool stopped_ = false;
 };
 
 }  // namespace lockstep_torch

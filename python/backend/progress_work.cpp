@@ -7,6 +7,7 @@
 
 #include "backend/errors.h"
 #include "backend/progress.h"
+#include "core/system/denormals_guard.h"
 
 namespace lockstep_torch {
 namespace {
@@ -38,7 +39,8 @@ bool BackendWork::isCompleted() {
 }
 
 bool BackendWork::wait(std::chrono::milliseconds timeout) {
-  if (!progress_->wait(*this, timeout)) {
+  Deadline deadline(timeout.count() > 0 ? timeout : Deadline::longest);
+  if (!progress_->wait(*this, deadline)) {
     fail(c10::str("lockstep ", name(), " rank ", rank_, ": Timed out waiting ", timeout.count(),
                   " ms for the operation to complete"));
   }
@@ -61,7 +63,8 @@ void BackendWork::complete(std::exception_ptr error) {
   source_ = parts.source;
   if (!error && after_) {
     try {
-      // Another thread may complete the Work, and a tensor of inference mode changes in it only.
+      // Another thread may complete the Work. A tensor of inference mode changes in it only.
+      const lockstep::detail::DenormalsGuard denormals(parts.flushes_denormals);
       const c10::InferenceMode mode(inference_mode_);
       const c10::AutoGradMode no_grad(false);
       after_();
@@ -73,8 +76,6 @@ void BackendWork::complete(std::exception_ptr error) {
   kept_.clear();
   if (error) error = python_error(error);
   finish(error);
-  // Before the callbacks of the future, which may wait for this Work.
-  done_.store(true, std::memory_order_release);
   if (error) {
     future_->setError(error);
   } else {

@@ -4,7 +4,6 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/InferenceMode.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -14,12 +13,15 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "core/deadline.h"
+#include "lockstep/denormals.h"
 #include "lockstep/work.h"
 
 namespace lockstep_torch {
 
 class Progress;
-using Clock = std::chrono::steady_clock;
+using lockstep::detail::Deadline;
+using Clock = Deadline::Clock;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 
 /// The parts of a Work that are not complete. The mutex of Progress guards them.
@@ -28,8 +30,8 @@ struct Parts {
   std::chrono::nanoseconds worked{};  ///< in the first operation, when it was polled last
   int source = lockstep::any_source;  ///< rank whose message was received last
   std::exception_ptr error;           ///< of a receive that was withdrawn
-  Clock::time_point begun = Clock::now();
-  Clock::time_point deadline = Clock::time_point::max();
+  Deadline deadline{Deadline::longest};
+  bool flushes_denormals = lockstep::flushes_denormals();  ///< where the operation began
 };
 
 /// One asynchronous operation of a process group. Any thread may wait for it.
@@ -50,7 +52,7 @@ class BackendWork final : public c10d::Work {
 
   /// "all_reduce".
   const char* name() const;
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool done() const { return future_->completed(); }
 
   /// Keeps a tensor until the operation is complete.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
@@ -73,7 +75,6 @@ class BackendWork final : public c10d::Work {
   std::vector<at::Tensor> kept_;
   std::function<void()> after_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::atomic<bool> done_{false};
 };
 
 using WorkPointer = c10::intrusive_ptr<BackendWork>;

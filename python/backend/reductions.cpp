@@ -243,6 +243,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
     at::Tensor target;
   };
   std::vector<Part> parts;
+  Tensors memory;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto& output = outputs[i];
     Part part{.reduction = reduction_of(op, inputs[i].scalar_type(), work->name()),
@@ -254,12 +255,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
       for (auto& count : part.counts) count *= 2;
     }
     part.output = contiguous_memory(part.target);
+    memory.push_back(part.output);
     parts.push_back(std::move(part));
   }
-  work->then([parts]() {
-    for (auto part : parts) {
-      if (!part.output.is_same(part.target)) part.target.copy_(part.output);
-    }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].input = apart_from(memory, i, rank_, parts[i].input);
+  }
+  work->then([parts] {
+    for (const auto& part : parts) copy_back(part.output, part.target);
   });
   progress_->submit(work, terms, [&](Progress::Scope scope) {
     for (const auto& part : parts) {

@@ -229,27 +229,25 @@ void StrategyHook::begin(Entry& entry) {
 void StrategyHook::advance(Entry& entry) {
   auto source = source_;
   source.bucket = static_cast<std::int32_t>(position_of(entry));
-  entry.work = c10::make_intrusive<BackendWork>(progress_, group_->rank(), c10d::OpType::UNKNOWN,
-                                                "lockstep:strategy", std::vector<at::Tensor>(),
-                                                TensorLists(), 0);
+  const auto work = c10::make_intrusive<BackendWork>(progress_, group_->rank(),
+                                                     c10d::OpType::UNKNOWN, "lockstep:strategy",
+                                                     std::vector<at::Tensor>(), TensorLists(), 0);
   try {
-    progress_->submit(entry.work, {}, [&](Progress::Scope scope) {
+    progress_->submit(work, {}, [&](Progress::Scope scope) {
       const lockstep::SourceScope of_bucket(scope.world, source);
-      auto work = entry.task.advance();
-      if (work.pending()) scope.parts.operations.push_back(std::move(work));
+      auto collective = entry.task.advance();
+      if (collective.pending()) scope.parts.operations.push_back(std::move(collective));
     });
+    entry.work = work;
   } catch (const std::invalid_argument&) {
     // Every rank has this error here, so the other exchanges can be completed, and the group stays
     // usable.
     if (!error_) error_ = std::current_exception();
-    entry.work.reset();
   }
 }
 
 void StrategyHook::wait(Entry& entry) {
-  if (!entry.work) return;
-  progress_->wait(*entry.work, {});
-  if (const auto error = entry.work->exception()) std::rethrow_exception(error);
+  if (entry.work) entry.work->wait({});
 }
 
 void StrategyHook::run_slot(std::size_t slot) {
@@ -292,6 +290,13 @@ void StrategyHook::fail(const std::exception_ptr& error) {
   if (!error_) error_ = error;
   for (auto* entry : backward_) {
     if (!entry->future->completed()) entry->future->setError(autograd_error(error));
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::invalid_argument&) {
+    // All ranks have it, or the caller sends it.
+  } catch (const std::exception& failure) {
+    if (progress_) progress_->fail(failure.what());
   }
 }
 

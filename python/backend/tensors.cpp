@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <tuple>
 
 #include "backend/errors.h"
 
@@ -88,15 +89,29 @@ at::Tensor memory_of(const std::vector<at::Tensor>& tensors) {
   return at::empty({elements}, tensors.front().options());
 }
 
-bool overlap(const at::Tensor& one, const at::Tensor& other) {
+at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
+  return tensor.is_alias_of(other) ? tensor.clone() : tensor;
+}
+
+at::Tensor apart_from(const std::vector<at::Tensor>& outputs, std::size_t own, int rank,
+                      const at::Tensor& input) {
   const auto begin = [](const at::Tensor& tensor) {
     return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   };
-  return begin(one) < begin(other) + bytes_of(other) && begin(other) < begin(one) + bytes_of(one);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& output = outputs[i];
+    const bool gathers = bytes_of(input) < bytes_of(output);
+    const auto& [part, whole] = gathers ? std::tie(input, output) : std::tie(output, input);
+    const auto place = begin(whole) + static_cast<std::size_t>(rank) * bytes_of(part);
+    if (i == own && begin(part) == place) continue;
+    if (begin(part) < begin(whole) + bytes_of(whole) && begin(whole) < begin(part) + bytes_of(part))
+      return input.clone();
+  }
+  return input;
 }
 
-at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
-  return tensor.is_alias_of(other) ? tensor.clone() : tensor;
+void copy_back(const at::Tensor& memory, at::Tensor tensor) {
+  if (!memory.is_same(tensor)) tensor.copy_(memory);
 }
 
 at::Tensor flattened(const std::vector<at::Tensor>& tensors) {

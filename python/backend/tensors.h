@@ -35,10 +35,14 @@ at::Tensor contiguous_memory(const at::Tensor& tensor);
 at::Tensor flattened(const std::vector<at::Tensor>& tensors);
 /// Contiguous memory for all elements: the tensors' own if that is consecutive.
 at::Tensor memory_of(const std::vector<at::Tensor>& tensors);
-/// Whether two contiguous tensors share memory.
-bool overlap(const at::Tensor& one, const at::Tensor& other);
 /// The tensor, or a copy of it if its storage is that of the other tensor.
 at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor);
+/// The contiguous input number `own`, or a copy of it if it overlaps an output. It may be this
+/// rank's part of its own output, or have its own output as this rank's part.
+at::Tensor apart_from(const std::vector<at::Tensor>& outputs, std::size_t own, int rank,
+                      const at::Tensor& input);
+/// Copies what contiguous_memory() returned to the tensor, unless it is the tensor.
+void copy_back(const at::Tensor& memory, at::Tensor tensor);
 /// Copies consecutive elements into the tensors, except those whose memory the elements are in.
 void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
 

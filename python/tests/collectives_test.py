@@ -5,6 +5,7 @@ import datetime
 import functools
 import os
 import resource
+import time
 import unittest
 
 import torch
@@ -146,6 +147,11 @@ def copies(rank, size):
     whole = torch.ones(size, 2)
     dist.reduce_scatter(whole[0], list(whole))
     expect(whole[0], torch.full((2,), float(size)), "reduce_scatter into a part")
+    whole, output = torch.ones(size, 2), torch.empty(2)
+    with dist._coalescing_manager():
+        dist.reduce_scatter_tensor(whole[0], whole)
+        dist.reduce_scatter_tensor(output, whole)
+    expect(torch.stack([whole[0], output]), torch.full((2, 2), float(size)), "reduce_scatter_tensor into and of another output")
     # Different sizes: rank r sends part + r + 1 elements to rank `part`.
     output = torch.empty(sum(rank + r + 1 for r in range(size)))
     splits = [part + rank + 1 for part in range(size)]
@@ -231,11 +237,27 @@ def asynchronous(rank, size):
     with concurrent.futures.ThreadPoolExecutor(20) as threads:
         list(threads.map(use, groups))
         works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
-        list(threads.map(lambda work: work.wait(), works))
+        list(threads.map(lambda work: (work.wait(), work.get_future().value()), works))
+    tensor = torch.full((100_000,), 1e-40)
+    torch.set_flush_denormal(True)
+    time.sleep(0.2 * (rank == 0))
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    torch.set_flush_denormal(False)
+    assert not tensor.view(torch.int32).any(), "all_reduce by a progress thread that is older than the setting"
 
 
 def groups(rank, size):
     """Groups that only their members make, and a group's end."""
+    store = dist.distributed_c10d._get_default_store()
+
+    class Slow(dist.Store):
+        """Rank 0 removes keys late."""
+        get = staticmethod(lambda key: store.get(key))
+        set = staticmethod(lambda key, value: store.set(key, value))
+        deleteKey = staticmethod(lambda key: time.sleep(0.3 * (rank == 0)) or store.delete_key(key))
+
+    for slow in [Slow()] * 2:
+        ranks.create_group(slow, rank, size).shutdown()
     for _ in range(3):
         evens = list(range(0, size, 2))
         group = dist.new_group(evens)

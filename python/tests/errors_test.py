@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 import lockstep_torch  # noqa: F401: registers the backend
 import ranks
+from collectives_test import address_space
 from ranks import raises
 
 Op = dist.ReduceOp
@@ -143,12 +145,28 @@ def wrong_size(rank, size):
     raises(dist.DistBackendError, difference, lambda: dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(2), 0))
 
 
+def stopped(rank, size):
+    """Rank 0 is stopped for longer than the timeout while it waits."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
+    dist.barrier(group)
+    if rank == 0:
+        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 1.8; kill -CONT {os.getpid()}"])
+    time.sleep(2.2 * rank)
+    dist.all_reduce(torch.ones(1), group=group)
+    years = datetime.timedelta(days=200_000)  # more nanoseconds than an int64 has
+    patient = dist.new_group(timeout=years)
+    time.sleep(0.5 * rank)
+    patient.monitored_barrier(years)
+
+
 def killed(rank, size):
+    group = dist.new_group([size - 2, size - 1])
     dist.barrier()
     if rank == size - 1:
         os._exit(7)
     begin = time.monotonic()
-    raises(dist.DistBackendError, [f"rank {size - 1}"], lambda: [dist.all_reduce(torch.ones(1)) for _ in range(2)])
+    raises(dist.DistBackendError, [f"rank {size - 1}"],
+           lambda: [dist.all_reduce(torch.ones(1), group=group if rank == size - 2 else None) for _ in range(2)])
     return time.monotonic() - begin
 
 
@@ -186,6 +204,24 @@ def killed_before_a_group(rank, size):
     return time.monotonic() - begin
 
 
+def failing_hook(rank, size):
+    """The last rank has no memory for its buckets: every rank raises its error. The other group fails before its backward."""
+    os.environ["DDP_DISABLE_COMM_MEM"] = "1"  # only the strategy allocates
+    data = torch.ones(2, 2)
+    models = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group()) for _ in range(2)]
+    strategies = [lockstep_torch.Strategy("topk:0.5", model) for model in models]
+    for model, strategy in zip(models, strategies):
+        model.register_comm_hook(strategy, lockstep_torch.strategy_hook)
+    for _ in range(2):
+        models[1](data).sum().backward()
+    if rank == size - 1:
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + (256 << 20), resource.RLIM_INFINITY))
+    raises(dist.DistBackendError, ["cannot map"], lambda: models[0](data).sum().backward())
+    models[1].process_group._get_backend(torch.device("cpu")).abort()
+    raises(dist.DistBackendError, ["aborted"], lambda: models[1](data).sum().backward())
+    strategies[1].state_dict()
+
+
 def forked(rank, size):
     child = os.fork()
     if child == 0:
@@ -204,6 +240,8 @@ class ErrorsTest(unittest.TestCase):
     test_refused_arguments = ranks.test(refused, 2, 3)
     test_mismatch = ranks.test(mismatch, 2)
     test_timeout = ranks.test(timeout, 2)
+    test_stopped_rank = ranks.test(stopped, 2)
+    test_failing_hook = ranks.test(failing_hook, 2)
     test_message_of_another_size = ranks.test(wrong_size, 2)
     test_interrupt = ranks.test(interrupted, 2)
     test_forked_child = ranks.test(forked, 2)

@@ -59,8 +59,8 @@ void detail::expect_same_denormals(std::string_view where, std::size_t rank, boo
   throw InvalidArgument(concat(
       where, ": denormals are ", denormals_text(flushed), " on rank ", rank, ", expected ",
       denormals_text(flushed_on_rank_0),
-      " as on rank 0; set LOCKSTEP_FLUSH_DENORMALS, or flush_denormals in the options of init(), "
-      "to the same value on all ranks"));
+      " as on rank 0; set LOCKSTEP_FLUSH_DENORMALS, flush_denormals in the options of init(), or "
+      "torch.set_flush_denormal() in Python to the same value on all ranks"));
 }
 
 }  // namespace lockstep
