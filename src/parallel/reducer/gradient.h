@@ -83,6 +83,7 @@ class GradientRecord {
 enum GradientFlag : std::uint8_t {
   unchanged,
   changed_by_rank,
+  changed_without_weight,  ///< by ranks of weight 0 only
   not_finite,    ///< changed, with NaN or Inf: FiniteCheck
   wrong_layout,  ///< changed, to a sparse gradient that its bucket lacks
   replaced       ///< unchanged: the model uses another tensor in its place

@@ -314,7 +314,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
     auto& member = members_[i];
     if (target(member, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), member.slice->values);
-    } else if (flag_bytes_[i] == unchanged) {
+    } else if (flag_bytes_[i] == unchanged || is_of_no_rank(i)) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
@@ -345,6 +345,16 @@ void GradientSet::set_mean(std::size_t index) {
 }
 
 /// The gradient that no rank has changed is what it was before the exchange.
+/// Whether ranks of weight 0 alone have a gradient. Else the mean is that of the other ranks, which
+/// have not changed theirs.
+bool GradientSet::is_of_no_rank(std::size_t index) const {
+  const auto& member = members_[index];
+  if (flag_bytes_[index] != changed_without_weight) return false;
+  if (member.is_sparse) return member.slice->values._nnz() == 0;
+  return has_residual(member) || reducers_.product(member.bucket) == Product::part ||
+         !member.slice->values.any().item<bool>();
+}
+
 void GradientSet::restore(std::size_t index) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
@@ -355,6 +365,7 @@ void GradientSet::restore(std::size_t index) {
   }
   if (member.saved.defined()) values.copy_(member.saved);
   member.record.set_unchanged(member.slice->parameter.grad(), values);
+  if (flag_bytes_[index] != unchanged) member.slice->parameter.mutable_grad().reset();
 }
 
 GradientState GradientSet::state_of(const Member& member) const {
