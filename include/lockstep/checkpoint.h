@@ -315,6 +315,7 @@ class CheckpointFolder {
   std::filesystem::path folder_;
   Keep keep_;
   std::set<std::int64_t> damaged_;
+  std::int64_t last_ = 0;  ///< the last that next_path() has given; its file may be unwritten
   std::shared_ptr<detail::FolderLock> lock_;  ///< on rank 0
 };
 

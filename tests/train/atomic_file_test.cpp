@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "core/system/files.h"
 #include "lockstep/checkpoint.h"
@@ -19,7 +20,8 @@
 
 namespace {
 
-std::atomic<int> lock_error{0};  // of every flock(), unless it is 0
+std::atomic<int> lock_error{0};   // of every flock(), unless it is 0
+std::atomic<bool> delays{false};  // the next fsync()
 std::mutex syncing;
 std::set<std::string> synced;  // what fsync() was called with
 
@@ -35,6 +37,7 @@ extern "C" int flock(int fd, int operation) noexcept {
 
 // Waits for no disk.
 extern "C" int fsync(int fd) {
+  if (delays.exchange(false)) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   std::error_code ignored;
   const std::lock_guard lock(syncing);
   synced.insert(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
@@ -133,6 +136,10 @@ TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   const TemporaryFolder folder;
   synced.clear();
   run_groups(1, [&](const Group& group) {
+    CheckpointWriter writer(group);
+    delays = true;
+    const auto behind = run.save_behind(writer, {.model = *model}, {});
+    EXPECT_NE(run.save({.model = *model}, {}, group), behind) << "which is not on disk yet";
     torch::nn::Linear model(1, 1);
     CheckpointFolder run(folder / "runs/first");
     run.save({.model = *model}, {}, group);
