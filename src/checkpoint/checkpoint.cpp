@@ -182,9 +182,10 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
   const auto& optimizer = checkpoint.optimizer;
   const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
-    own = detail::with_file_name(
-        path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
-    if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
+    detail::with_file_name(path, [&] {
+      own = detail::content_of(checkpoint, meta, group_.rank(), group_.size());
+      if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
+    });
   });
   const safetensors::Content all = detail::gather_content(path, own, group_.host());
   all_or_none(group_, [&] {

@@ -169,6 +169,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
                                 int ranks) {
   safetensors::Content content;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    safetensors::check_storable("", name, tensor);
     if (!content.tensors.emplace(name, tensor).second)
       throw CheckpointError(concat("tensor '", name, "': the name occurs twice"));
   };

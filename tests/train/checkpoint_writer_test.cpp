@@ -73,6 +73,19 @@ TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
   });
 }
 
+TEST(CheckpointWriter, NamesWhatItCannotStore) {
+  run_groups(1, [&](const Group& group) {
+    CheckpointWriter writer(group);
+    for (const auto& tensor : {torch::ones({2}).to_sparse(), torch::empty({2}, at::kMeta),
+                               torch::ones({2}, at::kComplexDouble)}) {
+      const Checkpoint checkpoint{.model = ModelView({{"w", tensor}})};
+      const auto named = HasSubstr("tensor 'w': cannot ");
+      EXPECT_THAT(failure([&] { writer.prepare(checkpoint); }), named);
+      EXPECT_THAT(failure([&] { writer.save(checkpoint, "unused"); }), named);
+    }
+  });
+}
+
 TEST(PreparedMemory, IsWhatTheFirstStepBrings) {
   // Of all but LBFGS, which decides in a step what it keeps.
   for (const auto& kind : std::span(kinds).first<6>()) {
