@@ -214,8 +214,8 @@ class CheckpointWriter {
  public:
   /// Ranks: all.
   explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
-  /// Waits for the file that is being written, and only logs its error: call wait() first to get an
-  /// exception.
+  /// Waits for the file that is being written, and writes its error to stderr: call wait() first to
+  /// get an exception.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;

@@ -13,6 +13,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/operation_error.h"
 #include "core/system/files.h"
@@ -154,8 +155,8 @@ CheckpointWriter::~CheckpointWriter() {
   if (!write_.valid()) return;
   try {
     write_.get();
-  } catch (const std::exception& error) {
-    log::write(LogLevel::error, error.what());
+  } catch (...) {
+    log::notice(detail::concat("CheckpointWriter: ", detail::current_error_text()));
   }
 }
 

@@ -132,6 +132,7 @@ TEST(PreparedMemory, ServesTheFirstSave) {
 
 TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
+  ::testing::internal::CaptureStderr();
   run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     torch::nn::Linear other(2, 2);
@@ -155,8 +156,9 @@ TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
     EXPECT_THAT(failure([&] { run.save_behind(writer, rank.checkpoint(), {}); }),
                 HasSubstr("cannot create"));
     writer.wait();
-    writer.save(rank.checkpoint(), folder / "last");
+    writer.save(rank.checkpoint(), folder / "last", {}, [] { throw 1; });
   });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("is not a std::exception"));
   EXPECT_TRUE(safetensors::read(folder / "last").checked) << "a writer's end waits for its file";
 }
 
