@@ -111,7 +111,7 @@ TEST(AtomicFile, WhatLiesInItsPlaceIsUsedUpOrRemoved) {
   EXPECT_EQ(files_in(folder.path()), 5);
 }
 
-TEST(AtomicFile, IsOneWritersAndNotLeftBehindIfItCannotBeLocked) {
+TEST(AtomicFile, IsOneWritersAlsoWhereItCannotBeLocked) {
   const TemporaryFolder folder;
   const auto path = folder / "file";
   {
@@ -124,11 +124,8 @@ TEST(AtomicFile, IsOneWritersAndNotLeftBehindIfItCannotBeLocked) {
   }
   std::filesystem::remove(path);
   lock_error = ENOLCK;
-  const std::string error = failure([&] { AtomicFile(path, checkpoint); });
-  EXPECT_EQ(files_in(folder.path()), 0);
-  AtomicFile(folder / "log", AtomicFile::Use::log).commit();
+  for (const auto use : {checkpoint, AtomicFile::Use::log}) AtomicFile(path, use).commit();
   lock_error = 0;
-  EXPECT_THAT(error, HasSubstr("cannot lock the file: No locks available"));
   EXPECT_EQ(files_in(folder.path()), 1);
 }
 
@@ -136,13 +133,13 @@ TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
   const TemporaryFolder folder;
   synced.clear();
   run_groups(1, [&](const Group& group) {
+    torch::nn::Linear model(1, 1);
+    CheckpointFolder run(folder / "runs/first");
+    run.save({.model = *model}, {}, group);
     CheckpointWriter writer(group);
     delays = true;
     const auto behind = run.save_behind(writer, {.model = *model}, {});
     EXPECT_NE(run.save({.model = *model}, {}, group), behind) << "which is not on disk yet";
-    torch::nn::Linear model(1, 1);
-    CheckpointFolder run(folder / "runs/first");
-    run.save({.model = *model}, {}, group);
   });
   const auto path = std::filesystem::canonical(folder.path());
   for (const auto& each : {path, path / "runs", path / "runs/first"})

@@ -154,15 +154,9 @@ void AtomicFile::open_partial() {
       if (error == EACCES && use_ == Use::log && unlink(partial_.c_str()) == 0) continue;
       fail("create", error);
     }
-    // As a folder of a log, its files are not locked where the file system supports no locks.
-    if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 &&
-        (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
-      const int error = errno;
-      // The lock's owner removes the file; without locks nobody else does.
-      if (error == EWOULDBLOCK) fail("another process is writing this file");
-      unlink(partial_.c_str());
-      fail("lock", error);
-    }
+    // As its folder, the file is not locked where the file system supports no locks.
+    if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      fail("another process is writing this file");
     // Another process may have renamed or removed the file between open() and flock().
     if (same_file(file_.get(), partial_)) break;
     file_.reset();
