@@ -114,7 +114,8 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   // A mean with error feedback differs from the mean of the gradients, and the residual holds the
   // difference. Averaging the mean again would count the difference twice.
   if (!member.may_accumulate && !member.is_sparse &&
-      member.mean.was_added_to(values, parameter.grad(), incoming)) {
+      member.mean.was_added_to(values, parameter.grad(), incoming,
+                               member.record.is_untouched(parameter.grad(), values, 1))) {
     refuse(name,
            "a second backward added to a mean that was exchanged with error feedback: call "
            "zero_grad() between the two, or run all but the last under no_sync()");
@@ -344,7 +345,6 @@ void GradientSet::set_mean(std::size_t index) {
   member.record.set_averaged(values);
 }
 
-/// The gradient that no rank has changed is what it was before the exchange.
 /// Whether ranks of weight 0 alone have a gradient. Else the mean is that of the other ranks, which
 /// have not changed theirs.
 bool GradientSet::is_of_no_rank(std::size_t index) const {
@@ -355,6 +355,7 @@ bool GradientSet::is_of_no_rank(std::size_t index) const {
          !member.slice->values.any().item<bool>();
 }
 
+/// The gradient that no rank has changed is what it was before the exchange.
 void GradientSet::restore(std::size_t index) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
@@ -364,8 +365,8 @@ void GradientSet::restore(std::size_t index) {
     if (residual.defined()) residual.add_(values.to(residual.device()));
   }
   if (member.saved.defined()) values.copy_(member.saved);
-  member.record.set_unchanged(member.slice->parameter.grad(), values);
   if (flag_bytes_[index] != unchanged) member.slice->parameter.mutable_grad().reset();
+  member.record.set_unchanged(member.slice->parameter.grad(), values);
 }
 
 GradientState GradientSet::state_of(const Member& member) const {
