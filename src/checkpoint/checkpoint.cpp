@@ -19,6 +19,7 @@
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
+#include "group/gather_texts.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/sharded_parameters.h"
@@ -89,8 +90,10 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
   return detail::as_operation("load", [&] {
     const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
     safetensors::Content content = detail::read_on_all_ranks(path, group.host());
-    return restore(*this, path, std::move(content), group.rank(), group.size(),
-                   [&](const auto& fn) { all_or_none(group, fn); });
+    Resumed resumed = restore(*this, path, std::move(content), group.rank(), group.size(),
+                              [&](const auto& fn) { all_or_none(group, fn); });
+    resumed.changes = detail::gather(resumed.changes, group)[0];
+    return resumed;
   });
 }
 
