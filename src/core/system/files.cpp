@@ -240,7 +240,10 @@ Descriptor open_file(const fs::path& path) {
   constexpr int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | flags, 0644));
   // Another user's file can be locked, though not written.
-  if (!file && errno == EACCES) file = Descriptor(::open(path.c_str(), O_RDONLY | flags));
+  if (!file && errno == EACCES) {
+    file = Descriptor(::open(path.c_str(), O_RDONLY | flags));
+    if (!file) errno = EACCES;
+  }
   return file;
 }
 
