@@ -361,12 +361,8 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
     const auto found = content.tensors.find(prefix_of(rank_) + random_name);
     if (found != content.tensors.end()) {
       random_ = found->second;
-      try {
-        checkpoint.generator.clone().set_state(random_);
-      } catch (const c10::Error& error) {
-        throw CheckpointError(
-            concat("tensor '", found->first, "': ", error.what_without_backtrace()));
-      }
+      as_checkpoint_error(concat("tensor '", found->first, '\''),
+                          [&] { checkpoint.generator.clone().set_state(random_); });
     }
     if (saved_by_ < ranks_)
       add_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1),

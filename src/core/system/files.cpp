@@ -301,12 +301,7 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view purpose, std::st
   const bool locked = mine.users > 0 && mine.process == ::getpid() &&
                       (!mine.file || same_file(mine.file.get(), file));
   if (!locked) {
-    try {
-      mine.file = lock(folder, file);
-    } catch (...) {
-      if (mine.users == 0) held().erase(file);
-      throw;
-    }
+    mine.file = lock(folder, file);
     mine.process = ::getpid();
     if (mine.file) sign(mine.file.get(), run);
   }

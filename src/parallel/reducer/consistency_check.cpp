@@ -62,11 +62,8 @@ void MeanProbe::set(const at::Tensor& mean) {
       elements_[static_cast<std::size_t>(count_++)] = {.offset = i, .value = values[i]};
     }
   };
-  if (mean.scalar_type() == at::kDouble) {
-    find(mean.const_data_ptr<double>());
-  } else {
-    find(mean.const_data_ptr<float>());
-  }
+  mean.scalar_type() == at::kDouble ? find(mean.const_data_ptr<double>())
+                                    : find(mean.const_data_ptr<float>());
 }
 
 bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
