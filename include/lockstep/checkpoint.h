@@ -214,8 +214,8 @@ class CheckpointWriter {
  public:
   /// Ranks: all.
   explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
-  /// Waits for the file that is being written, and only logs its error: call wait() first to get an
-  /// exception.
+  /// Waits for the file that is being written, and writes its error to stderr: call wait() first to
+  /// get an exception.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -300,7 +300,7 @@ class CheckpointFolder {
   /// The paths of the newest checkpoint and of the one with the highest score. newest() includes
   /// damaged files. best() ignores scores that are NaN and files with a damaged header; only
   /// load_newest() and load() check the values.
-  /// Ranks: any; not collective.
+  /// Ranks: any on rank 0's host; not collective. Other hosts do not have the files.
   std::optional<std::filesystem::path> newest() const;
   std::optional<std::filesystem::path> best() const;
 
@@ -315,6 +315,7 @@ class CheckpointFolder {
   std::filesystem::path folder_;
   Keep keep_;
   std::set<std::int64_t> damaged_;
+  std::int64_t last_ = 0;  ///< the last that next_path() has given; its file may be unwritten
   std::shared_ptr<detail::FolderLock> lock_;  ///< on rank 0
 };
 

@@ -69,7 +69,7 @@ class ModelView {
   explicit operator bool() const { return tensors_ != nullptr; }
 
   /// The implementation. It is not part of the public API.
-  const detail::ModelTensors& tensors() const { return *tensors_; }
+  const detail::ModelTensors& tensors() const;
 
  private:
   friend ModelView detail::part_of(const ModelView& model, std::vector<NamedTensor> parameters);

@@ -303,6 +303,7 @@ class PrefetchLoader {
     sampler_.reset();
     tell_used(0);
     drawn_ = sampler_.next(options_.batch_size);
+    if (drawn_ && is_dropped(*drawn_)) tell_used(drawn_->size());
     advance();
     return Iterator(*this);
   }

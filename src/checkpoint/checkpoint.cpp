@@ -13,11 +13,13 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "comm/communicator.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "core/operation_error.h"
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
+#include "group/gather_texts.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/sharded_parameters.h"
@@ -88,8 +90,10 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
   return detail::as_operation("load", [&] {
     const SourceScope scope(group.host().communicator(), {.content = Source::Content::checkpoint});
     safetensors::Content content = detail::read_on_all_ranks(path, group.host());
-    return restore(*this, path, std::move(content), group.rank(), group.size(),
-                   [&](const auto& fn) { all_or_none(group, fn); });
+    Resumed resumed = restore(*this, path, std::move(content), group.rank(), group.size(),
+                              [&](const auto& fn) { all_or_none(group, fn); });
+    resumed.changes = detail::gather(resumed.changes, group)[0];
+    return resumed;
   });
 }
 
@@ -154,8 +158,8 @@ CheckpointWriter::~CheckpointWriter() {
   if (!write_.valid()) return;
   try {
     write_.get();
-  } catch (const std::exception& error) {
-    log::write(LogLevel::error, error.what());
+  } catch (...) {
+    log::notice(detail::concat("CheckpointWriter: ", detail::current_error_text()));
   }
 }
 
@@ -182,9 +186,10 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
   const auto& optimizer = checkpoint.optimizer;
   const detail::WholeState whole(optimizer ? &*optimizer : nullptr, &group_);
   all_or_none(group_, [&] {
-    own = detail::with_file_name(
-        path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
-    if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
+    detail::with_file_name(path, [&] {
+      own = detail::content_of(checkpoint, meta, group_.rank(), group_.size());
+      if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
+    });
   });
   const safetensors::Content all = detail::gather_content(path, own, group_.host());
   all_or_none(group_, [&] {

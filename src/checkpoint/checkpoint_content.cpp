@@ -169,6 +169,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
                                 int ranks) {
   safetensors::Content content;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    safetensors::check_storable("", name, tensor);
     if (!content.tensors.emplace(name, tensor).second)
       throw CheckpointError(concat("tensor '", name, "': the name occurs twice"));
   };
@@ -360,12 +361,8 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
     const auto found = content.tensors.find(prefix_of(rank_) + random_name);
     if (found != content.tensors.end()) {
       random_ = found->second;
-      try {
-        checkpoint.generator.clone().set_state(random_);
-      } catch (const c10::Error& error) {
-        throw CheckpointError(
-            concat("tensor '", found->first, "': ", error.what_without_backtrace()));
-      }
+      as_checkpoint_error(concat("tensor '", found->first, '\''),
+                          [&] { checkpoint.generator.clone().set_state(random_); });
     }
     if (saved_by_ < ranks_)
       add_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1),

@@ -158,10 +158,7 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
   group.broadcast(sizes).wait();
   std::string text;
   all_or_none(group, [&] {
-    if (reads)
-      text = reader->text();
-    else
-      text.resize(static_cast<std::size_t>(size[0]));
+    text = reads ? reader->text() : std::string(static_cast<std::size_t>(size[0]), '\0');
   });
   group.broadcast(at::from_blob(text.data(), {size[0]}, at::kByte)).wait();
 

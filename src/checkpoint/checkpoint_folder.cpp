@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <string>
@@ -127,8 +128,8 @@ std::filesystem::path CheckpointFolder::next_path(const Group& group) {
   all_or_none(group, [&] {
     if (group.rank() != 0) return;
     lock_here();
-    const std::set<std::int64_t> all = numbers();
-    number = std::to_string(all.empty() ? 1 : *all.rbegin() + 1);
+    for (const std::int64_t used : numbers()) last_ = std::max(last_, used);
+    number = std::to_string(++last_);
   });
   return path_of(std::stoll(detail::gather(number, group)[0]));
 }

@@ -144,7 +144,7 @@ class RowScatter {
   }
 
  private:
-  // Sent as bytes, because collectives support fewer dtypes than datasets have: not bool.
+  // Sent as bytes, because collectives support fewer dtypes than datasets have.
   static at::Tensor bytes(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
 
   at::Tensor all_;

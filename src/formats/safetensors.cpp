@@ -28,16 +28,33 @@ namespace lockstep::inline v0_2::safetensors {
 
 using detail::concat;
 
+namespace {
+
+/// The name of a dtype; null if the format lacks it.
+const std::string_view* name_of(c10::ScalarType type) {
+  const auto* const known = std::ranges::find(dtype_names, type, &DTypeName::type);
+  return known == std::end(dtype_names) ? nullptr : &known->name;
+}
+
+}  // namespace
+
+void check_storable(std::string_view where, const std::string& name, const at::Tensor& tensor) {
+  const auto refuse = [&](const auto&... what) {
+    throw CheckpointError(concat(where, "tensor '", name, "': cannot ", what...));
+  };
+  if (!tensor.defined()) refuse("be stored: undefined");
+  if (tensor.is_meta()) refuse("be stored: of device meta, which has no values");
+  if (tensor.layout() != at::kStrided || name == metadata_key)
+    refuse("be stored: not dense, or its name is reserved");
+  if (name_of(tensor.scalar_type()) == nullptr)
+    refuse("store dtype ", tensor.scalar_type(),
+           ", which the format lacks: convert the tensor, or write_torch_file()");
+}
+
 std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
   std::vector<Piece> pieces;
   for (const auto& [name, tensor] : content.tensors) {
-    const auto refuse = [&](std::string_view reason) {
-      throw CheckpointError(concat(file, ": tensor '", name, "': cannot be stored: ", reason));
-    };
-    if (!tensor.defined()) refuse("undefined");
-    if (tensor.is_meta()) refuse("of device meta, which has no values");
-    if (tensor.layout() != at::kStrided || name == metadata_key)
-      refuse("not dense, or its name is reserved");
+    check_storable(concat(file, ": "), name, tensor);
     at::Tensor values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     Entry entry{.name = name, .dtype = values.scalar_type(), .shape = values.sizes().vec()};
     entry.digest = detail::digest(bytes_of(values));
@@ -142,14 +159,6 @@ Content read(const std::filesystem::path& path) {
 
 namespace {
 
-std::string_view dtype_name(std::string_view file, const Entry& entry) {
-  for (const DTypeName& known : dtype_names)
-    if (known.type == entry.dtype) return known.name;
-  throw CheckpointError(
-      concat(file, ": tensor '", entry.name, "': cannot store dtype ", c10::toString(entry.dtype),
-             ", which the format lacks: convert the tensor, or write_torch_file()"));
-}
-
 std::uint64_t bytes_of(const Entry& entry) {
   return c10::elementSize(entry.dtype) *
          static_cast<std::uint64_t>(c10::multiply_integers(entry.shape));
@@ -179,7 +188,7 @@ std::string write_header(Header& header, std::string_view file) {
     for (Entry& entry : header.entries) {
       entry.begin = offset;
       entry.end = offset += bytes_of(entry);
-      const nlohmann::json described = {{"dtype", dtype_name(file, entry)},
+      const nlohmann::json described = {{"dtype", *name_of(entry.dtype)},
                                         {"shape", entry.shape},
                                         {"data_offsets", {entry.begin, entry.end}}};
       add(entry.name, described);

@@ -103,6 +103,9 @@ struct Piece {
   at::Tensor values;  ///< contiguous, on the CPU
 };
 
+/// Throws: CheckpointError, which begins with where, for a tensor that no file can have.
+void check_storable(std::string_view where, const std::string& name, const at::Tensor& tensor);
+
 /// All tensors of content, in file order, with their digests.
 /// Throws: CheckpointError with file and tensor.
 std::vector<Piece> pieces_of(const Content& content, std::string_view file);

@@ -134,7 +134,7 @@ class PowerSgdExchange final : public Exchange {
       matrix.q.copy_(orthogonal(matrix.q));
       at::mm_out(matrix.sent_p, matrix_of(source(gradient), matrix), matrix.q);
     }
-    for (auto& each : uncompressed_) each.sent_p.copy_(matrix_of(gradient, each));
+    for (auto& each : uncompressed_) each.sent_p.copy_(matrix_of(source(gradient), each));
     // Each rank has one element at the front for its result of first_not_finite().
     p_buffer_.narrow(0, 0, group.size()).zero_();
     if (p_buffer_.is_cpu()) p_buffer_[group.rank()].fill_(first_not_finite());

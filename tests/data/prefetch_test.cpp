@@ -146,6 +146,11 @@ TEST_P(Prefetch, TheSamplersStateIsThatOfTheProgram) {
       EXPECT_EQ(all_of(rest), expected_batches(23, done ? 2 : 1, 4, drop_last));
     }
   }
+  DistributedSampler small = sampler_of(3);
+  PrefetchLoader loader(OwnIndices(3), small,
+                        {.batch_size = 4, .workers = GetParam(), .drop_last = true});
+  EXPECT_TRUE(all_of(loader).empty());
+  EXPECT_EQ(small.state().begin()->second[0].item<int>(), 1) << "a pass without a whole batch";
 }
 
 /// Makes no batch of several samples.

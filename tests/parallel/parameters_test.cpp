@@ -7,6 +7,7 @@
 
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
+#include "lockstep/model_files.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -62,9 +63,9 @@ TEST(TiedParameters, AreListedOnce) {
   EXPECT_TRUE(parameters[3].is_same(model.last->bias));
   const auto w = at::ones({2}).requires_grad_();
   EXPECT_EQ(lockstep::parameters(ModelView({{"w", w}, {"v", w}})).size(), 1U);
-  EXPECT_THAT(
-      refusal([] { lockstep::parameters(ModelView(std::shared_ptr<torch::nn::Module>())); }),
-      HasSubstr("parameters: got no model"));
+  const ModelView none(std::shared_ptr<torch::nn::Module>{});
+  EXPECT_THAT(refusal([&] { lockstep::parameters(none); }), HasSubstr("got no model"));
+  EXPECT_THAT(refusal([&] { state_dict(none); }), HasSubstr("got no model"));
 }
 
 SUITE_ON_RANKS(TiedRanks, 2, 3);

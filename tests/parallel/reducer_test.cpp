@@ -197,6 +197,22 @@ TEST_ON_RANKS(Weight, EqualOnAllRanksChangesNoBit, 3) {
   EXPECT_TRUE(torch::equal(model->p[1].grad(), plain));
 }
 
+// Zeros in place of its gradient let momentum go on.
+TEST_ON_RANKS(Weight, OfZeroUsesNoParameterForTheOtherRanks, 3) {
+  for (const auto& options : every_update) {
+    OptimizedTerms one(world, options, two_shapes, torch::optim::SGDOptions(1).momentum(0.9));
+    one.loss().backward();
+    one.optimizer.step();
+    one.optimizer.zero_grad();
+    const auto before = one.model.p[1].detach().clone();
+    auto terms = coefficients(world.rank(), one.model);
+    if (world.rank() > 0) terms[1] = at::Tensor();
+    one.optimizer.weight(world.rank());
+    one.optimizer.backward_and_update(one.model.forward(terms));
+    EXPECT_TRUE(torch::equal(one.model.p[1], before));
+  }
+}
+
 // It counted in the exchange of the next step.
 TEST_ON_RANKS(Weight, OfAStepThatIsAveragedAlreadyIsRefusedOnEveryRank, 3) {
   OptimizedTerms one(world);

@@ -169,18 +169,31 @@ struct FailingSgd : FusedSgd {
   void update(const at::Tensor& /*parameter*/, const Elements& /*elements*/) override {
     throw std::runtime_error("the update has failed");
   }
+  at::Tensor step(LossClosure closure = nullptr) override {
+    if (++buckets == 2) throw std::runtime_error("the update has failed");
+    return FusedSgd::step(closure);
+  }
+  int buckets = 0;
 };
 
-TEST_ON_RANKS(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint, 3) {
+void expect_failure_on_all_ranks(const Group& world, const DataParallelOptions& how) {
   const TemporaryFolder folder;
   const auto failing = one_group<FailingSgd>(SGDOptions(0.1));
-  Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), shared);
+  Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), how);
   const auto loss = trained.model.loss(world, 1);
   EXPECT_THAT(message_of<std::exception>([&] { trained.optimizer.backward_and_update(loss); }),
               HasSubstr("the update has failed"));
   const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
   EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
   EXPECT_FALSE(std::filesystem::exists(folder / "half"));
+}
+
+TEST_ON_RANKS(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint, 3) {
+  expect_failure_on_all_ranks(world, shared);
+}
+
+TEST_ON_RANKS(ShardedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint, 3) {
+  expect_failure_on_all_ranks(world, {.buckets = one_each.buckets, .shard = Shard::optimizer});
 }
 
 /// Each update takes longer than the other ranks need to read all parameters.

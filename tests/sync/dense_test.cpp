@@ -294,12 +294,16 @@ TEST_ON_RANKS(PowerSgd, GoesOnAfterAGradientThatIsTooLargeForItsFactors, 2) {
 TEST_ON_RANKS(PowerSgd, SendsLessThanTheBucketAndTakesZerosAndHugeNumbers, 2) {
   auto bucket = four_parameters(world, at::kFloat);
   const auto exchange = PowerSgd{.rank = 2}.exchange(bucket);
+  auto state = exchange->state();
+  state.at("vector.residual").fill_(1 + world.rank());  // such as one of topk
+  exchange->load(state);
   for (int step = 0; step < 3; ++step) {
     bucket.values().zero_();
     if (step == 1) bucket.values()[5] = 1e18;
     const std::size_t before = bytes_sent(world);
     advance(*exchange, step, bucket, world);
     EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << step;
+    EXPECT_EQ(bucket.slices()[3].values.mean().item<float>(), step == 0 ? 1.5 : 0) << step;
     // Factors of 16 x 12 and 6 x 27, 9 + 100 elements as they are, and a place for each rank.
     EXPECT_EQ(bytes_sent(world) - before, 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
   }

@@ -159,6 +159,8 @@ TEST_ON_RANKS(Training, WhatIsNotAddedToAMeanIsTaken, 2) {
         if (parameter.grad().defined()) parameter.mutable_grad().add_(added(parameter));
       EXPECT_NO_THROW(ddp(input(world.rank(), step).to(at::kFloat)).square().mean().backward());
     }
+    EXPECT_THAT(refusal([&] { ddp(input(world.rank(), 4).to(at::kFloat)).sum().backward(); }),
+                HasSubstr("a second backward added to a mean"));
   }
 }
 

@@ -73,6 +73,19 @@ TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
   });
 }
 
+TEST(CheckpointWriter, NamesWhatItCannotStore) {
+  run_groups(1, [&](const Group& group) {
+    CheckpointWriter writer(group);
+    for (const auto& tensor : {torch::ones({2}).to_sparse(), torch::empty({2}, at::kMeta),
+                               torch::ones({2}, at::kComplexDouble)}) {
+      const Checkpoint checkpoint{.model = ModelView({{"w", tensor}})};
+      const auto named = HasSubstr("tensor 'w': cannot ");
+      EXPECT_THAT(failure([&] { writer.prepare(checkpoint); }), named);
+      EXPECT_THAT(failure([&] { writer.save(checkpoint, "unused"); }), named);
+    }
+  });
+}
+
 TEST(PreparedMemory, IsWhatTheFirstStepBrings) {
   // Of all but LBFGS, which decides in a step what it keeps.
   for (const auto& kind : std::span(kinds).first<6>()) {
@@ -119,6 +132,7 @@ TEST(PreparedMemory, ServesTheFirstSave) {
 
 TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
   const TemporaryFolder folder;
+  ::testing::internal::CaptureStderr();
   run_groups(GetParam(), [&](const Group& group) {
     Rank rank(group.rank());
     torch::nn::Linear other(2, 2);
@@ -142,8 +156,9 @@ TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
     EXPECT_THAT(failure([&] { run.save_behind(writer, rank.checkpoint(), {}); }),
                 HasSubstr("cannot create"));
     writer.wait();
-    writer.save(rank.checkpoint(), folder / "last");
+    writer.save(rank.checkpoint(), folder / "last", {}, [] { throw 1; });
   });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("is not a std::exception"));
   EXPECT_TRUE(safetensors::read(folder / "last").checked) << "a writer's end waits for its file";
 }
 

@@ -154,15 +154,9 @@ void AtomicFile::open_partial() {
       if (error == EACCES && use_ == Use::log && unlink(partial_.c_str()) == 0) continue;
       fail("create", error);
     }
-    // As a folder of a log, its files are not locked where the file system supports no locks.
-    if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 &&
-        (use_ == Use::checkpoint || errno == EWOULDBLOCK)) {
-      const int error = errno;
-      // The lock's owner removes the file; without locks nobody else does.
-      if (error == EWOULDBLOCK) fail("another process is writing this file");
-      unlink(partial_.c_str());
-      fail("lock", error);
-    }
+    // As its folder, the file is not locked where the file system supports no locks.
+    if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      fail("another process is writing this file");
     // Another process may have renamed or removed the file between open() and flock().
     if (same_file(file_.get(), partial_)) break;
     file_.reset();
@@ -246,7 +240,10 @@ Descriptor open_file(const fs::path& path) {
   constexpr int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | flags, 0644));
   // Another user's file can be locked, though not written.
-  if (!file && errno == EACCES) file = Descriptor(::open(path.c_str(), O_RDONLY | flags));
+  if (!file && errno == EACCES) {
+    file = Descriptor(::open(path.c_str(), O_RDONLY | flags));
+    if (!file) errno = EACCES;
+  }
   return file;
 }
 
@@ -304,12 +301,7 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view purpose, std::st
   const bool locked = mine.users > 0 && mine.process == ::getpid() &&
                       (!mine.file || same_file(mine.file.get(), file));
   if (!locked) {
-    try {
-      mine.file = lock(folder, file);
-    } catch (...) {
-      if (mine.users == 0) held().erase(file);
-      throw;
-    }
+    mine.file = lock(folder, file);
     mine.process = ::getpid();
     if (mine.file) sign(mine.file.get(), run);
   }

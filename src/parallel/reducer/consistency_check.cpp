@@ -62,22 +62,20 @@ void MeanProbe::set(const at::Tensor& mean) {
       elements_[static_cast<std::size_t>(count_++)] = {.offset = i, .value = values[i]};
     }
   };
-  if (mean.scalar_type() == at::kDouble) {
-    find(mean.const_data_ptr<double>());
-  } else {
-    find(mean.const_data_ptr<float>());
-  }
+  mean.scalar_type() == at::kDouble ? find(mean.const_data_ptr<double>())
+                                    : find(mean.const_data_ptr<float>());
 }
 
 bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
-                             const at::Tensor& incoming) const {
-  if (count_ < 2 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
+                             const at::Tensor& incoming, bool only_added) const {
+  if (count_ < (only_added ? 1 : 2) || !is_like(mean, gradient) || !is_like(mean, incoming))
+    return false;
   const double rounding = 4 * (mean.scalar_type() == at::kDouble
                                    ? std::numeric_limits<double>::epsilon()
                                    : static_cast<double>(std::numeric_limits<float>::epsilon()));
   std::array<double, 2> factors{};
   std::array<double, 2> uncertainty{};
-  for (std::size_t i = 0; i < elements_.size(); ++i) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count_); ++i) {
     const auto [offset, value] = elements_[i];
     const double now = at_offset(gradient, offset_in(gradient, mean, offset));
     const double added = at_offset(incoming, offset_in(incoming, mean, offset));
@@ -86,7 +84,8 @@ bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
     // NaN compares false and must return false.
     if (!(factors[i] > uncertainty[i] && factors[i] <= 1 + uncertainty[i] + rounding)) return false;
   }
-  return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
+  return count_ < 2 ||
+         std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 
 Compared<std::uint64_t> ConsistencyCheck::begin(std::int64_t step, const BucketReducers& reducers,

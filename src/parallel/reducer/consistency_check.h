@@ -32,9 +32,10 @@ class MeanProbe {
   void reset() { count_ = 0; }
 
   /// Whether gradient = incoming + a multiple of the mean. Shapes: all of the mean's; the current
-  /// values of mean are not read.
-  bool was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
-                    const at::Tensor& incoming) const;
+  /// values of mean are not read. only_added: nothing else has changed the mean in place, so one
+  /// element is enough.
+  bool was_added_to(const at::Tensor& mean, const at::Tensor& gradient, const at::Tensor& incoming,
+                    bool only_added) const;
 
  private:
   struct Element {
@@ -42,7 +43,7 @@ class MeanProbe {
     double value = 0;
   };
   std::array<Element, 2> elements_;
-  int count_ = 0;  ///< elements saved; with fewer than two, was_added_to() returns false
+  int count_ = 0;  ///< elements saved
 };
 
 class SparseGradients;

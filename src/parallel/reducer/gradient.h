@@ -70,10 +70,11 @@ class GradientRecord {
   /// values: the parameter's slice of its bucket.
   GradientState state(const at::Tensor& gradient, const at::Tensor& values) const;
 
- private:
+  /// Whether the gradient is the mean, which has changed in place so many times since.
   bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
                     std::int64_t additions = 0) const;
 
+ private:
   /// As the last call left it: not assigned or edited.
   GradientState state_ = GradientState::none;
   std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
@@ -82,6 +83,7 @@ class GradientRecord {
 /// The participation flag of a parameter. The largest of all ranks counts.
 enum GradientFlag : std::uint8_t {
   unchanged,
+  changed_without_weight,  ///< by ranks of weight 0 only
   changed_by_rank,
   not_finite,    ///< changed, with NaN or Inf: FiniteCheck
   wrong_layout,  ///< changed, to a sparse gradient that its bucket lacks

@@ -114,7 +114,8 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   // A mean with error feedback differs from the mean of the gradients, and the residual holds the
   // difference. Averaging the mean again would count the difference twice.
   if (!member.may_accumulate && !member.is_sparse &&
-      member.mean.was_added_to(values, parameter.grad(), incoming)) {
+      member.mean.was_added_to(values, parameter.grad(), incoming,
+                               member.record.is_untouched(parameter.grad(), values, 1))) {
     refuse(name,
            "a second backward added to a mean that was exchanged with error feedback: call "
            "zero_grad() between the two, or run all but the last under no_sync()");
@@ -314,7 +315,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
     auto& member = members_[i];
     if (target(member, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), member.slice->values);
-    } else if (flag_bytes_[i] == unchanged) {
+    } else if (flag_bytes_[i] == unchanged || is_of_no_rank(i)) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
@@ -344,6 +345,16 @@ void GradientSet::set_mean(std::size_t index) {
   member.record.set_averaged(values);
 }
 
+/// Whether ranks of weight 0 alone have a gradient. Else the mean is that of the other ranks, which
+/// have not changed theirs.
+bool GradientSet::is_of_no_rank(std::size_t index) const {
+  const auto& member = members_[index];
+  if (flag_bytes_[index] != changed_without_weight) return false;
+  if (member.is_sparse) return member.slice->values._nnz() == 0;
+  return has_residual(member) || reducers_.product(member.bucket) == Product::part ||
+         !member.slice->values.any().item<bool>();
+}
+
 /// The gradient that no rank has changed is what it was before the exchange.
 void GradientSet::restore(std::size_t index) {
   auto& member = members_[index];
@@ -354,6 +365,7 @@ void GradientSet::restore(std::size_t index) {
     if (residual.defined()) residual.add_(values.to(residual.device()));
   }
   if (member.saved.defined()) values.copy_(member.saved);
+  if (flag_bytes_[index] != unchanged) member.slice->parameter.mutable_grad().reset();
   member.record.set_unchanged(member.slice->parameter.grad(), values);
 }
 

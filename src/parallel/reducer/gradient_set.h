@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -131,8 +132,12 @@ class GradientSet {
     std::memcpy(static_cast<void*>(&all), flag_bytes_ + size(), sizeof all);
     return all;
   }
-  /// Call before that all_reduce.
-  void complete_flags() { finite_check_.complete(changed()); }
+  /// Call before that all_reduce. factor is the weight factor of this rank.
+  void complete_flags(double factor) {
+    const std::span flags(flag_bytes_, members_.size());
+    if (factor == 0) std::ranges::replace(flags, changed_by_rank, changed_without_weight);
+    finite_check_.complete(flags);
+  }
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
   /// The flags of the parameters with sparse gradients.
@@ -197,6 +202,7 @@ class GradientSet {
   bool has_parts() const;
   void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);
+  bool is_of_no_rank(std::size_t index) const;
   void restore(std::size_t index);
   bool is_final_mean(const Member& member) const;
 

@@ -198,16 +198,20 @@ ModelView::ModelView(std::vector<NamedTensor> parameters, std::vector<NamedTenso
   tensors_ = std::make_shared<OfList>(std::move(parameters), std::move(buffers));
 }
 
-std::vector<NamedTensor> ModelView::parameters() const { return tensors_->parameters(); }
+const detail::ModelTensors& ModelView::tensors() const {
+  if (!tensors_) detail::throw_invalid("ModelView", "got no model, expected one");
+  return *tensors_;
+}
+
+std::vector<NamedTensor> ModelView::parameters() const { return tensors().parameters(); }
 
 std::vector<NamedTensor> ModelView::buffers() const {
-  auto buffers = tensors_->buffers();
+  auto buffers = tensors().buffers();
   detail::BufferSync::write(buffers);
   return buffers;
 }
 
 std::vector<at::Tensor> parameters(const ModelView& model) {
-  if (!model) detail::throw_invalid("parameters", "got no model, expected one");
   std::vector<at::Tensor> once;
   std::unordered_set<const void*> listed;
   model.tensors().for_each_parameter([&](const at::Tensor& parameter) {

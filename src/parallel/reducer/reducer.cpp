@@ -343,7 +343,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
 
 Work Reducer::begin_flags(const Compared<std::uint64_t>& check) {
   for (const auto parameter : hooks_.take_replaced()) gradients_.flag_replaced(parameter);
-  gradients_.complete_flags();
+  gradients_.complete_flags(last_factor_);
   gradients_.set_checks({.parameters = check, .positions = positions_.begin()});
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);

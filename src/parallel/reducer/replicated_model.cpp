@@ -61,18 +61,17 @@ void check_movable(const ModelState& model, const char* option) {
 }
 
 /// Checks that the training state can be divided among the ranks.
-void check_shardable(const Group& group, const DataParallelOptions& options) {
+void check_shardable(const Group& group, Shard shard, const ParameterStrategies& strategies) {
   if (!group.device().is_cpu()) {
     throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
                                  " devices, expected one on the CPU: set shard = Shard::none"));
   }
-  const ParameterStrategies strategies(options);
   if (!strategies.exchanges_every_gradient()) {
     throw InvalidArgument(concat("shard: got strategy ", strategies.text(),
                                  ", which does not average every gradient at every step, expected "
                                  "one that does, such as fp32, or shard = Shard::none"));
   }
-  for (std::size_t i = 0; i < strategies.size() && options.shard == Shard::gradients; ++i) {
+  for (std::size_t i = 0; i < strategies.size() && shard == Shard::gradients; ++i) {
     const Bucket empty(0, 0, at::kFloat, {}, group);
     if (strategies[i].exchange(empty)->has_parts()) continue;
     const auto strategy = strategies[i].text();
@@ -85,11 +84,10 @@ void check_shardable(const Group& group, const DataParallelOptions& options) {
 
 /// Checks that share_memory is possible.
 void check_shareable(const ModelState& model, const Group& group,
-                     const DataParallelOptions& options) {
-  const auto strategies = ParameterStrategies(options).text();
-  if (strategies != AllReduce{}.text()) {
-    throw InvalidArgument(
-        concat("share_memory: got strategy ", strategies, ", expected ", AllReduce{}.text()));
+                     const DataParallelOptions& options, const ParameterStrategies& strategies) {
+  if (strategies.text() != AllReduce{}.text()) {
+    throw InvalidArgument(concat("share_memory: got strategy ", strategies.text(), ", expected ",
+                                 AllReduce{}.text()));
   }
   if (!group.device().is_cpu()) {
     throw InvalidArgument(
@@ -148,9 +146,9 @@ ModelState checked(const ModelView& model, const Group& group, const DataParalle
   check_trainable(state, group);
   strategies.check_patterns(state.parameters);
   if (shares_memory(options)) {
-    check_shareable(state, group, options);
+    check_shareable(state, group, options, strategies);
   } else if (options.shard != Shard::none) {
-    check_shardable(group, options);
+    check_shardable(group, options.shard, strategies);
   }
   if (const auto* const option = needs_of(options).option) check_movable(state, option);
   return state;

@@ -297,9 +297,9 @@ void Reducer::check_options(bool are_equal) const {
 }
 
 double Reducer::begin_without_exchange() {
-  const double factor = weights_.begin_exchange(true);
-  for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
-  return factor;
+  last_factor_ = weights_.begin_exchange(true);
+  for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, last_factor_);
+  return last_factor_;
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {

@@ -170,8 +170,9 @@ void ShardedParameters::step() {
   const at::NoGradGuard no_grad;
   check_groups();
   move_back();
+  // The failure of the world is the error below, and not the end of the other Works.
+  std::vector<Work> works(buckets_.size());
   try {
-    std::vector<Work> works(buckets_.size());
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       auto& bucket = buckets_[b];
       if (!set_gradients(bucket)) continue;

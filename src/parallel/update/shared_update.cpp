@@ -295,9 +295,10 @@ class SharedUpdate final : public Update {
     auto changed = reducer_.end_without_exchange();
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
-        if (changed[i] != 0) continue;
-        // No rank has changed this gradient, so it is used without averaging.
-        bucket.own_gradients[i] = mean_gradient(*bucket.gradients, i);
+        if (changed[i] >= changed_by_rank) continue;
+        // A gradient that no rank has changed is used without averaging.
+        bucket.own_gradients[i] =
+            changed[i] == unchanged ? mean_gradient(*bucket.gradients, i) : Gradient();
       }
       changed = changed.subspan(bucket.own_gradients.size());
     }
