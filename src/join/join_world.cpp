@@ -157,7 +157,7 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
-                                                  const messages::Options& network) {
+                                                  messages::Options network) {
   const auto world = launched_world();
   if (!environment.rank || !environment.world_size || world == nullptr) {
     throw InvalidArgument(
@@ -182,6 +182,8 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   }
   auto inside = options;
   inside.supervised = true;
+  network.launcher =
+      concat(" launcher of rank ", *environment.rank - environment.local_rank.value_or(0));
   return join_tcp(backend, inside, network,
                   {.rank = *environment.rank,
                    .size = *environment.world_size,

@@ -149,6 +149,18 @@ TEST(Launchers, StepsOfAnAllocationDoNotMixTheirRanks) {
   EXPECT_THAT(said, AllOf(HasSubstr("waited 2 s for rank 1"), Not(HasSubstr(" of 2 over "))));
 }
 
+TEST_F(Nodes, OnOneMachineAreHostsOfTheirOwn) {
+  for (const int ranks : {1, 2}) {
+    launchers_.clear();
+    if (ranks == 2) variables_["LOCKSTEP_INTERFACE"] = "lo";
+    for (const int node : {0, 1}) start(node, ranks, {init_program, "where"});
+    const auto ended = wait();
+    const auto over = ranks == 1 ? "of 2 over tcp: 3\n" : "of 4 over hierarchical: 10\n";
+    for (const auto& one : ended) EXPECT_THAT(one, prints({over, "on host "}));
+    EXPECT_THAT(ended[1].out, HasSubstr(concat("of ", ranks, " on host 1 of 2, locally ")));
+  }
+}
+
 TEST_F(Nodes, SecondInitAfterAnErrorSaysSo) {
   for (const auto* algorithm : {"ring", "direct"}) {
     variables_["LOCKSTEP_ALGORITHM"] = algorithm;

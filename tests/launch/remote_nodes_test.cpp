@@ -43,10 +43,10 @@ TEST(Hosts, AreRefusedWithTheEntry) {
 TEST_F(HostsBySsh, StartOneWorld) {
   const auto script =
       "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE$NCCL_MINE $FOO $BAR "
-      "$LOCKSTEP_NODE_TOKEN.; cat";
+      "$LOCKSTEP_HOST$LOCKSTEP_NODE_TOKEN.; cat";
   const auto ended =
-      Launched(hosts_.command(
-                   {"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b", "sh", "-c", script}),
+      Launched(hosts_.command({"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b",
+                               "--export=LOCKSTEP_HOST=a", "--log-dir", "", "sh", "-c", script}),
                {{"OMP_MINE", "se"}, {"NCCL_MINE", "nt"}, {"FOO", "named"}, {"OTHER", "not sent"}})
           .wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
@@ -57,7 +57,7 @@ TEST_F(HostsBySsh, StartOneWorld) {
                                  hosts_.name(host), ' ', folder, " sent named a b .\n")));
   }
   EXPECT_THAT(ended.out,
-              HasSubstr(concat("0/4 ", hosts_.name(0), ' ', folder, " sent named a b .\n")));
+              HasSubstr(concat("0/4 ", hosts_.name(0), ' ', folder, " sent named a b a.\n")));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
 

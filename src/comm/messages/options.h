@@ -47,6 +47,8 @@ struct Options {
   ProgressMode progress = ProgressMode::automatic;     ///< how operations advance between calls
   TransportKind transport = TransportKind::automatic;  ///< the same on all ranks; not with MPI
   std::string host = {};  ///< host id of this rank; empty: determined by this_host()
+  /// Part of the host id: ranks of two launchers on one machine share no memory.
+  std::string launcher = {};
   /// The network interface of the connections between hosts; empty: the system's routes select it.
   std::string interface = {};
   std::chrono::milliseconds heartbeat =
