@@ -65,6 +65,16 @@ TEST_F(Nodes, LeaveTheSocketToRank0) {
   expect_all(128 + SIGTERM);
 }
 
+TEST_F(Nodes, ListenForRanksOnTheInterfaceAlone) {
+  variables_["LOCKSTEP_INTERFACE"] = "lo";
+  start(0, 1,
+        shell("grep -l \":$(printf %04X ${LOCKSTEP_MASTER##*:}) 0*:0000 0A\" "
+              "/proc/net/tcp /proc/net/tcp6; true"));
+  start(1, 1, {"true"});
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].out, "/proc/net/tcp\n") << ended[0].err;
+}
+
 TEST_F(Nodes, WaitForTheRanksOfAllHosts) {
   TemporaryFolder folder;
   const auto flag = (folder / "flag").string();
