@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/flight/flight_record.h"
-#include "comm/flight/stack_file.h"
 #include "core/environment.h"
 #include "core/system/process.h"
 #include "core/system/topology.h"
@@ -71,12 +70,12 @@ std::chrono::duration<double> stall_time(const Plan& plan) {
 
 /// Removes the copies of an earlier job in the log folder.
 void remove_earlier_flight_records(const Plan& plan) {
-  const auto& folder = plan.options.log_directory;
-  if (folder.empty()) return;
-  for (int rank = plan.first_rank; rank < plan.first_rank + plan.options.ranks; ++rank) {
-    std::error_code absent;
-    std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
-    std::filesystem::remove(folder / detail::stack_file_name(rank), absent);
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(plan.options.log_directory, none)) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with("rank-") && (name.ends_with(".flight") || name.ends_with(".stacks"))) {
+      std::filesystem::remove(entry.path(), none);
+    }
   }
 }
 
