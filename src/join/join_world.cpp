@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <string>
 
 #include "comm/control/handshake.h"
 #include "comm/control/joining.h"
 #include "comm/hierarchical/hierarchical.h"
+#include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/rendezvous.h"
 #include "comm/mpi/mpi.h"
@@ -216,12 +216,11 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
 
 int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
 
-/// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
-/// OMP_NUM_THREADS or a restricted set of cores determines it.
-int share_of_cores(const Launcher& launcher) {
-  const bool bound = usable_cores() < online_cores();
-  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  return std::max(1, online_cores() / launcher.local_size.value_or(1));
+/// The number of compute threads that one of so many ranks on this host sets: its share of the
+/// cores. 0 if OMP_NUM_THREADS or a set of no more cores determines it.
+int share_of_cores(int ranks) {
+  const int share = std::max(1, online_cores() / ranks);
+  return variable("OMP_NUM_THREADS") || usable_cores() <= share ? 0 : share;
 }
 
 /// Joins the world after the checks of the environment.
@@ -233,7 +232,8 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   if (options.keep_freed_memory) keep_freed_memory();
   const auto& launcher = environment.launcher;
   const bool by_launcher = launcher && launcher->size > 1;
-  const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
+  const int threads = options.threads.set_number(
+      by_launcher ? share_of_cores(launcher->local_size.value_or(1)) : 0);
   // Before the library creates threads, which inherit the setting of this thread.
   options.threads.flush_denormals(options.flush_denormals.value_or(environment.flush_denormals));
   auto ranks = rank_options("init", options.timeout, threads);
@@ -339,7 +339,12 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   }
   const bool flushed_before = flushes_denormals();
   try {
-    return join_checked(options);
+    const auto world = join_checked(options);
+    const auto& launcher = Environment::get().launcher;
+    if (launcher && (!launcher->local_size || launcher->local_size_is_guess)) {
+      options.threads.set_number(share_of_cores(hierarchical::HostTopology::of(*world).local_size));
+    }
+    return world;
   } catch (Error& error) {
     error.set_operation("init");
     const bool refused = error.kind() == ErrorKind::invalid_argument ||
