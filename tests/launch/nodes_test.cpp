@@ -199,6 +199,18 @@ TEST_F(Nodes, PassSignalsOnToAllRanks) {
   EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
 }
 
+TEST_F(Nodes, PassOnSignalsThatCameBeforeAllHaveJoined) {
+  count_ = 3;
+  variables_["LOCKSTEP_LOG"] = "debug";
+  const auto told = shell("trap 'echo told; exit 0' USR1; for i in $(seq 100); do sleep 0.1; done");
+  start(0, 1, told);
+  start(1, 1, told);
+  EXPECT_TRUE(launcher(1).await_error("reached rank 0"));
+  launcher(1).send(SIGUSR1);
+  start(2, 1, told);
+  for (const auto& one : wait()) EXPECT_THAT(one, prints({"told"}));
+}
+
 TEST_F(Nodes, EndAtASignalBeforeAllHaveJoined) {
   count_ = 3;
   variables_["LOCKSTEP_LOG"] = "debug";

@@ -94,6 +94,8 @@ Outcome Supervisor::run() {
   processes_.start(plan_, ends, inheritance_);
   ends.clear();                    // the streams end when the ranks have closed them
   inheritance_.listening.reset();  // the end of rank 0 then refuses connections
+  // Those that came before the ranks of this attempt.
+  for (const int signal : console_.to_forward) tell_nodes(signal_frame(signal));
   while (!processes_.all_ended()) poll_once();
   end_groups();
   processes_.end_others();
@@ -149,7 +151,7 @@ void Supervisor::handle_signals() {
       streams_.copy_window_size();
     } else if (is_forwarded(signal)) {
       console_.to_forward.insert(signal);
-      tell_nodes({.kind = signal_kind, .payload = std::to_string(signal)});
+      tell_nodes(signal_frame(signal));
     } else {
       interrupt(signal);
     }
