@@ -199,9 +199,8 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     keep_freed_memory();
     populate_heap(static_cast<std::size_t>(n) * heap_bytes_per_rank);
   }
-  const bool threads_are_set = std::getenv("OMP_NUM_THREADS") != nullptr;
-  const int threads =
-      threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
+  const int threads = detail::variable("OMP_NUM_THREADS") ? at::get_num_threads()
+                                                          : std::max(1, detail::usable_cores() / n);
   const auto ranks = detail::rank_options("spawn", options.timeout, threads);
   const bool flush = options.flush_denormals.value_or(Environment::get().flush_denormals);
 

@@ -123,15 +123,18 @@ TEST(Plan, LeavesTheUsersSettings) {
   EXPECT_TRUE(variables.contains("MALLOC_MMAP_MAX_"));
 }
 
-TEST(Plan, ReplacesThePlaceAndInterfaceOfAnOuterJob) {
+TEST(Plan, ReplacesThePlaceAndOptionsOfAnOuterJobAndEmptyVariables) {
   const Variables outer{
       {"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}, {"LOCKSTEP_INTERFACE", "eth7"}};
   auto options = options_for(1);
   options.interface = "lo";
+  options.log_directory = "/inner";
   auto variables = variables_of(make_plan(options, machine(1, 1), outer));
   EXPECT_EQ(variables["LOCKSTEP_RANK"], "0");
   EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "1");
   EXPECT_EQ(variables["LOCKSTEP_INTERFACE"], "lo");
+  EXPECT_EQ(variable_of("LOCKSTEP_TRACE", options, {{"LOCKSTEP_TRACE", "/outer"}}), "/inner");
+  EXPECT_EQ(variable_of("OMP_NUM_THREADS", options, {{"OMP_NUM_THREADS", ""}}), "1");
 }
 
 TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
