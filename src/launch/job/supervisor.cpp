@@ -282,12 +282,12 @@ void Supervisor::interrupt(int signal, bool by_node) {
   // A batch system sends a signal to all nodes, of which each sends it to the others: the first one
   // that this node gets itself is not a second one.
   const bool same = !by_node && end_signal_ && std::exchange(end_signal_->by_node, false);
-  const bool again = !same && ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
   // A launcher that ssh has started ends with it. For the others it is lost.
-  if (!by_node && stdin_ended()) console_.nodes.reset();
-  if (!by_node) {
-    tell_nodes({.kind = signal_kind, .payload = std::to_string(again ? SIGKILL : signal)});
-  }
+  const bool lost = !by_node && stdin_ended();
+  const bool again = !same && !(lost && !end_signal_) &&
+                     ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
+  if (lost) console_.nodes.reset();
+  if (!by_node) tell_nodes(signal_frame(again ? SIGKILL : signal));
   if (!end_signal_) end_signal_ = {.number = signal, .by_node = by_node};
   if (same || (again && by_node)) return;
   if (again) {
