@@ -298,8 +298,9 @@ messages::Options network_options(const host::Options& options, const JoinOption
   return {.timeout = options.timeout,
           .threads_per_rank = options.threads_per_rank,
           .cores = options.cores,
-          .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
-                                                                       : own.algorithm),
+          .algorithm = own.algorithm.empty()
+                           ? messages::parse_algorithm(environment.algorithm, "LOCKSTEP_ALGORITHM:")
+                           : messages::parse_algorithm(own.algorithm),
           .progress = own.progress.value_or(environment.progress),
           .transport = environment.transport,
           .host = environment.host,
