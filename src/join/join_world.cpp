@@ -64,7 +64,7 @@ Way way_to_join(const Environment& environment, Backend backend) {
   const bool hosts = !environment.master.empty();
   if (hosts && backend != Backend::host && backend != Backend::mpi) return Way::launched_hosts;
   const bool launched = environment.rank || environment.world_size || environment.arena_fd;
-  if (launched && !hosts && (backend == Backend::automatic || backend == Backend::host)) {
+  if (launched && !hosts && backend != Backend::mpi && backend != Backend::tcp) {
     return Way::launched;
   }
   if (launched) {
@@ -72,10 +72,11 @@ Way way_to_join(const Environment& environment, Backend backend) {
                                  backend == Backend::host  ? "has ranks on several hosts"
                                  : backend == Backend::tcp ? "uses shared memory on one host"
                                                            : "does not start MPI processes",
-                                 ", with backend ", name(backend),
-                                 "; use backend auto, or start it with mpirun"));
+                                 ", with backend ", name(backend), "; use backend auto",
+                                 backend == Backend::mpi ? ", or start it with mpirun" : ""));
   }
-  return backend == Backend::mpi || backend == Backend::hierarchical ? Way::mpi : Way::alone;
+  const bool over_mpi = backend == Backend::hierarchical && mpi::available().empty();
+  return backend == Backend::mpi || over_mpi ? Way::mpi : Way::alone;
 }
 
 std::pair<std::string, std::uint16_t> place_of_rank_0(const Launcher& launcher) {
