@@ -20,6 +20,7 @@
 #include "comm/flight/flight_record.h"
 #include "comm/flight/stack_file.h"
 #include "core/text.h"
+#include "launch/system.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
 
@@ -136,22 +137,6 @@ std::string shortened(std::string line) {
   return place.ends_with('?') ? function : concat(function, " at ", place);
 }
 
-std::string_view state_name(char state) {
-  switch (state) {
-    case 'R':
-      return "running";
-    case 'S':
-      return "sleeping";
-    case 'D':
-      return "in the kernel";
-    case 'T':
-    case 't':
-      return "stopped";
-    default:
-      return "state unknown";
-  }
-}
-
 using Functions = std::map<std::pair<std::string, std::uint64_t>, std::string>;
 
 /// The functions at addresses of programs and libraries. Reads each file once.
@@ -192,7 +177,7 @@ void print_stack(const detail::ProcessStacks::Thread& thread, std::size_t most_f
   if (thread.has_answered) {  // it was running the handler
     std::cout << ":\n";
   } else {
-    std::cout << ", " << state_name(thread.state) << ": did not answer\n";
+    std::cout << ", " << launch::state_text(thread.state) << ": did not answer\n";
   }
   auto frames = thread.frames;
   frames.resize(std::min(frames.size(), most_frames));

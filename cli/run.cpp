@@ -7,7 +7,6 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -63,7 +62,8 @@ void take_ranks(const std::string& text, launch::Options& options) {
   options.ranks = *number;
 }
 
-/// The given options of the command that hold on every host, as "--name=value".
+/// The given options of the command that hold on every host, as "--name=value". An empty value is
+/// the default: after "--name=", the next word would be the value.
 std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
   std::vector<std::string> words;
   for (const auto* option : command.get_options()) {
@@ -73,7 +73,7 @@ std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
                              "export", "remote-lockstep", "standalone"};
     if (std::ranges::count(own, name) > 0) continue;
     for (const auto& value : option->results()) {
-      words.push_back(detail::concat("--", name, '=', value));
+      if (!value.empty()) words.push_back(detail::concat("--", name, '=', value));
     }
   }
   return words;
@@ -83,12 +83,13 @@ std::vector<std::string> options_of_all_hosts(const CLI::App& command) {
 std::vector<launch::HostRanks> hosts_of(const RunArguments& arguments) {
   if (arguments.host_file.empty()) return launch::parse_hosts(arguments.hosts, "--hosts");
   std::ifstream file(arguments.host_file);
-  std::ostringstream text;
-  if (!(text << file.rdbuf())) {
+  std::string text;
+  std::getline(file, text, '\0');
+  if (!file.is_open() || file.bad()) {
     throw InvalidArgument(detail::concat("run: --hostfile: cannot read '", arguments.host_file,
                                          "', expected lines such as a:2"));
   }
-  return launch::parse_hosts(text.str(), "--hostfile");
+  return launch::parse_hosts(text, "--hostfile");
 }
 
 /// Gives the ranks of this host the variables of -x; RemoteNodes sends them to the others.

@@ -53,14 +53,16 @@ using detail::concat;
 using detail::integer_variable;
 using detail::variable;
 
-std::chrono::milliseconds seconds_variable(const char* name, int unset) {
+std::chrono::milliseconds seconds_variable(const char* name, int unset, bool or_never = false) {
   constexpr double longest = 1e9;
   const auto text = variable(name);
   if (!text) return std::chrono::seconds(unset);
   const auto seconds = detail::parse_number<double>(*text);
-  if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > longest) {
-    throw InvalidArgument(
-        concat(name, ": got '", *text, "', expected seconds above 0, as in ", unset));
+  const bool never = or_never && seconds == 0;
+  if (!seconds || !(*seconds > 0 || never) || *seconds > longest) {
+    throw InvalidArgument(concat(name, ": got '", *text, "', expected ",
+                                 or_never ? "0 for never, or " : "",
+                                 "seconds above 0 and at most 1e9, as in ", unset));
   }
   return std::chrono::milliseconds(static_cast<long long>(std::ceil(*seconds * 1000)));
 }
@@ -114,14 +116,13 @@ Environment Environment::read() {
   environment.timeout = seconds_variable("LOCKSTEP_TIMEOUT", 600);
   environment.flush_denormals =
       flag_variable("LOCKSTEP_FLUSH_DENORMALS", detail::can_flush_denormals);
-  const bool warns = variable("LOCKSTEP_STALL_WARNING") != "0";
-  environment.stall_warning =
-      warns ? seconds_variable("LOCKSTEP_STALL_WARNING", 30) : std::chrono::milliseconds(0);
+  environment.stall_warning = seconds_variable("LOCKSTEP_STALL_WARNING", 30, true);
   environment.flight_recorder = flag_variable("LOCKSTEP_FLIGHT_RECORDER", true);
   environment.crash_handler = flag_variable("LOCKSTEP_CRASH_HANDLER", true);
   environment.trace_folder = variable("LOCKSTEP_TRACE").value_or("");
   environment.log_level = ::lockstep::log_level();
-  environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
+  environment.backend =
+      backends.parse("LOCKSTEP_BACKEND:", variable("LOCKSTEP_BACKEND").value_or("auto"));
   environment.transport =
       transports.parse("LOCKSTEP_TRANSPORT:", variable("LOCKSTEP_TRANSPORT").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");
@@ -132,7 +133,7 @@ Environment Environment::read() {
   environment.bucket_mib = ::lockstep::bucket_mib();
   environment.share_memory = flag_variable("LOCKSTEP_SHARE_MEMORY", false);
   environment.progress =
-      progress_modes.parse("progress:", variable("LOCKSTEP_PROGRESS").value_or("auto"));
+      progress_modes.parse("LOCKSTEP_PROGRESS:", variable("LOCKSTEP_PROGRESS").value_or("auto"));
   // The variables of `lockstep run` take precedence over those of another launcher, which may
   // belong to an outer launcher.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {

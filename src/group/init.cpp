@@ -92,16 +92,23 @@ Group init(const InitOptions& options) {
   if (inside_spawn) {
     throw_invalid("init", "called inside spawn(); use the Group that spawn() passed");
   }
-  // Its ranks exchange memory of the host.
-  const Group host(
-      detail::join_world({.backend = options.backend,
-                          .timeout = options.timeout,
-                          .keep_freed_memory = options.keep_freed_memory,
-                          .flush_denormals = options.flush_denormals,
-                          .threads = {.set_number = set_compute_threads,
-                                      .flush_denormals = flush_denormals_in_compute_threads},
-                          .meet_by_store = detail::meet_by_store_of_torchrun}));
-  return as_operation("init", [&] { return detail::on_device_of_world(host, options); });
+  // The world of a call that then got no device: the next call may ask for another. Its ranks
+  // exchange memory of the host.
+  static std::optional<Group> joined;
+  if (!joined) {
+    joined.emplace(
+        detail::join_world({.backend = options.backend,
+                            .timeout = options.timeout,
+                            .keep_freed_memory = options.keep_freed_memory,
+                            .flush_denormals = options.flush_denormals,
+                            .threads = {.set_number = set_compute_threads,
+                                        .flush_denormals = flush_denormals_in_compute_threads},
+                            .meet_by_store = detail::meet_by_store_of_torchrun}));
+  }
+  const auto world =
+      as_operation("init", [&] { return detail::on_device_of_world(*joined, options); });
+  joined.reset();
+  return world;
 }
 
 Group join(const std::string& name, int rank, int size, const WorldOptions& options) {
@@ -199,9 +206,8 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     keep_freed_memory();
     populate_heap(static_cast<std::size_t>(n) * heap_bytes_per_rank);
   }
-  const bool threads_are_set = std::getenv("OMP_NUM_THREADS") != nullptr;
-  const int threads =
-      threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
+  const int threads = detail::variable("OMP_NUM_THREADS") ? at::get_num_threads()
+                                                          : std::max(1, detail::usable_cores() / n);
   const auto ranks = detail::rank_options("spawn", options.timeout, threads);
   const bool flush = options.flush_denormals.value_or(Environment::get().flush_denormals);
 

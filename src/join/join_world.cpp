@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <string>
 
 #include "comm/control/handshake.h"
 #include "comm/control/joining.h"
 #include "comm/hierarchical/hierarchical.h"
+#include "comm/hierarchical/host_topology.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/rendezvous.h"
 #include "comm/mpi/mpi.h"
@@ -64,7 +64,7 @@ Way way_to_join(const Environment& environment, Backend backend) {
   const bool hosts = !environment.master.empty();
   if (hosts && backend != Backend::host && backend != Backend::mpi) return Way::launched_hosts;
   const bool launched = environment.rank || environment.world_size || environment.arena_fd;
-  if (launched && !hosts && (backend == Backend::automatic || backend == Backend::host)) {
+  if (launched && !hosts && backend != Backend::mpi && backend != Backend::tcp) {
     return Way::launched;
   }
   if (launched) {
@@ -72,10 +72,11 @@ Way way_to_join(const Environment& environment, Backend backend) {
                                  backend == Backend::host  ? "has ranks on several hosts"
                                  : backend == Backend::tcp ? "uses shared memory on one host"
                                                            : "does not start MPI processes",
-                                 ", with backend ", name(backend),
-                                 "; use backend auto, or start it with mpirun"));
+                                 ", with backend ", name(backend), "; use backend auto",
+                                 backend == Backend::mpi ? ", or start it with mpirun" : ""));
   }
-  return backend == Backend::mpi || backend == Backend::hierarchical ? Way::mpi : Way::alone;
+  const bool over_mpi = backend == Backend::hierarchical && mpi::available().empty();
+  return backend == Backend::mpi || over_mpi ? Way::mpi : Way::alone;
 }
 
 std::pair<std::string, std::uint16_t> place_of_rank_0(const Launcher& launcher) {
@@ -157,7 +158,7 @@ std::shared_ptr<Communicator> join_tcp(Backend backend, const host::Options& opt
 /// Joins the world of `lockstep run` on several hosts.
 std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment, Backend backend,
                                                   const host::Options& options,
-                                                  const messages::Options& network) {
+                                                  messages::Options network) {
   const auto world = launched_world();
   if (!environment.rank || !environment.world_size || world == nullptr) {
     throw InvalidArgument(
@@ -182,6 +183,8 @@ std::shared_ptr<Communicator> join_launched_hosts(const Environment& environment
   }
   auto inside = options;
   inside.supervised = true;
+  network.launcher =
+      concat(" launcher of rank ", *environment.rank - environment.local_rank.value_or(0));
   return join_tcp(backend, inside, network,
                   {.rank = *environment.rank,
                    .size = *environment.world_size,
@@ -214,12 +217,11 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
 
 int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
 
-/// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
-/// OMP_NUM_THREADS or a restricted set of cores determines it.
-int share_of_cores(const Launcher& launcher) {
-  const bool bound = usable_cores() < online_cores();
-  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-  return std::max(1, online_cores() / launcher.local_size.value_or(1));
+/// The number of compute threads that one of so many ranks on this host sets: its share of the
+/// cores. 0 if OMP_NUM_THREADS or a set of no more cores determines it.
+int share_of_cores(int ranks) {
+  const int share = std::max(1, online_cores() / ranks);
+  return variable("OMP_NUM_THREADS") || usable_cores() <= share ? 0 : share;
 }
 
 /// Joins the world after the checks of the environment.
@@ -231,7 +233,8 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   if (options.keep_freed_memory) keep_freed_memory();
   const auto& launcher = environment.launcher;
   const bool by_launcher = launcher && launcher->size > 1;
-  const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
+  const int threads = options.threads.set_number(
+      by_launcher ? share_of_cores(launcher->local_size.value_or(1)) : 0);
   // Before the library creates threads, which inherit the setting of this thread.
   options.threads.flush_denormals(options.flush_denormals.value_or(environment.flush_denormals));
   auto ranks = rank_options("init", options.timeout, threads);
@@ -296,8 +299,9 @@ messages::Options network_options(const host::Options& options, const JoinOption
   return {.timeout = options.timeout,
           .threads_per_rank = options.threads_per_rank,
           .cores = options.cores,
-          .algorithm = messages::parse_algorithm(own.algorithm.empty() ? environment.algorithm
-                                                                       : own.algorithm),
+          .algorithm = own.algorithm.empty()
+                           ? messages::parse_algorithm(environment.algorithm, "LOCKSTEP_ALGORITHM:")
+                           : messages::parse_algorithm(own.algorithm),
           .progress = own.progress.value_or(environment.progress),
           .transport = environment.transport,
           .host = environment.host,
@@ -337,7 +341,12 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   }
   const bool flushed_before = flushes_denormals();
   try {
-    return join_checked(options);
+    const auto world = join_checked(options);
+    const auto& launcher = Environment::get().launcher;
+    if (launcher && (!launcher->local_size || launcher->local_size_is_guess)) {
+      options.threads.set_number(share_of_cores(hierarchical::HostTopology::of(*world).local_size));
+    }
+    return world;
   } catch (Error& error) {
     error.set_operation("init");
     const bool refused = error.kind() == ErrorKind::invalid_argument ||

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/environment.h"
 #include "core/system/denormals_guard.h"
 #include "core/system/terminal.h"
 #include "core/text.h"
@@ -84,10 +85,9 @@ std::string describe(const Plan& plan) {
   const bool with_gpus = !gpus.empty();
   for (const auto& [name, value] : plan.inherited) {
     // Settings of the user that replace a default of Lockstep.
+    const bool of_lockstep = name.starts_with("LOCKSTEP_") && !detail::is_secret(name);
     const bool settled = name == "OMP_NUM_THREADS" || name.starts_with("MALLOC_") ||
-                         name == "GLIBC_TUNABLES" || name == "LOCKSTEP_FLUSH_DENORMALS" ||
-                         name == "LOCKSTEP_TIMEOUT" || name == "LOCKSTEP_LOG" ||
-                         (name == "LOCKSTEP_DEVICE" && !value.empty()) ||
+                         name == "GLIBC_TUNABLES" || (of_lockstep && !value.empty()) ||
                          (with_gpus && name == "CUDA_VISIBLE_DEVICES");
     if (settled && find_variable(first, name) == nullptr)
       common.push_back({name, value, "(yours)"});

@@ -101,7 +101,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
   if (!options.interface.empty()) variables.emplace_back("LOCKSTEP_INTERFACE", options.interface);
   variables.insert(variables.end(), plan.gpus.variables.begin(), plan.gpus.variables.end());
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
-    if (find_variable(plan.inherited, name) == nullptr) variables.emplace_back(name, value);
+    if (value_of(plan.inherited, name).empty()) variables.emplace_back(name, value);
   };
   if (options.flush_denormals) {
     variables.emplace_back(flush_denormals, *options.flush_denormals ? "1" : "0");
@@ -109,7 +109,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     add_unless_set(flush_denormals, detail::can_flush_denormals ? "1" : "0");
   }
   if (!options.log_directory.empty()) {
-    add_unless_set(trace_folder, absolute_text(options.log_directory));
+    variables.emplace_back(trace_folder, absolute_text(options.log_directory));
   }
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
   for (const auto& [name, value] :

@@ -64,7 +64,8 @@ std::string description(const RemoteOptions& remote, const Options& options, std
     const bool sent = name.starts_with("LOCKSTEP_") || name.starts_with("NCCL_") ||
                       name.starts_with("OMP_") || name == "LD_LIBRARY_PATH" ||
                       std::ranges::any_of(remote.exports, exported);
-    const bool of_host = name == "LOCKSTEP_TOKEN_FILE" || name == "NCCL_HOSTID";
+    const bool of_host =
+        name == "LOCKSTEP_TOKEN_FILE" || name == "LOCKSTEP_HOST" || name == "NCCL_HOSTID";
     if (sent && !of_host) add(concat(name, '=', value));
   }
   add(concat("LOCKSTEP_NODE_TOKEN=", options.node.token));

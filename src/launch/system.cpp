@@ -82,10 +82,8 @@ void end_with_stdin() {
     for (ssize_t count = 1; count > 0 || (count < 0 && errno == EINTR);) {
       count = read(STDIN_FILENO, &ignored, 1);
     }
-    for (;;) {
-      kill(getpid(), SIGTERM);
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-    }
+    kill(getpid(), SIGTERM);
+    for (;;) pause();  // the end of the thread would unblock the signal in it
   }).detach();
 }
 

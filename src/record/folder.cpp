@@ -138,9 +138,6 @@ std::string new_event_file_name(const std::filesystem::path& folder) {
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (!error && !std::filesystem::is_directory(folder, error) && !error) {
-    error = std::make_error_code(std::errc::not_a_directory);
-  }
   if (error) throw Error(concat(folder.string(), ": cannot make the folder: ", error.message()));
 }
 

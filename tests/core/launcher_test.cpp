@@ -192,7 +192,10 @@ TEST(BackendVariable, IsOneOfFour) {
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "hierarchical").backend, Backend::hierarchical);
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "mpi").backend, Backend::mpi);
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", nullptr).backend, Backend::automatic);
-  EXPECT_THROW(read_with("LOCKSTEP_BACKEND", "gloo"), InvalidArgument);
+  for (const char* name : {"LOCKSTEP_BACKEND", "LOCKSTEP_PROGRESS"}) {
+    EXPECT_THAT(message_of<InvalidArgument>([&] { read_with(name, "gloo"); }),
+                HasSubstr(std::string(name) + ": got 'gloo', expected auto"));
+  }
 }
 
 TEST(DenormalsVariable, IsZeroOrOne) {
@@ -211,9 +214,13 @@ TEST(NetworkVariables, AreReadAndChecked) {
   constexpr auto heartbeat = "LOCKSTEP_HEARTBEAT";
   EXPECT_EQ(read_with(heartbeat, "0.25").heartbeat, std::chrono::milliseconds(250));
   EXPECT_EQ(read_with(heartbeat, nullptr).heartbeat, std::chrono::seconds(15));
-  for (const char* text : {"0", "-1", "soon", "inf"}) {
-    EXPECT_THROW(read_with(heartbeat, text), InvalidArgument) << text;
+  for (const char* text : {"0", "-1", "soon", "inf", "nan", "2e9"}) {
+    EXPECT_THAT(message_of<InvalidArgument>([&] { read_with(heartbeat, text); }),
+                HasSubstr("expected seconds above 0 and at most 1e9"));
   }
+  constexpr auto stall_warning = "LOCKSTEP_STALL_WARNING";
+  EXPECT_EQ(read_with(stall_warning, "0.0").stall_warning, std::chrono::milliseconds(0));
+  EXPECT_THROW(read_with(stall_warning, "-1"), InvalidArgument);
 }
 
 }  // namespace

@@ -209,7 +209,7 @@ TEST_F(Programs, TheRankThatFailsComplainsAndNobodyElse) {
   EXPECT_EQ(count(mismatch.err, "  Reason: collective #"), 1) << mismatch.err;
   expect_one_complaint(
       run("LOCKSTEP_BACKEND=nccl " + quoted_launcher + " run -n 2 " + quoted_bin + "large_batch"),
-      1, "large_batch: backend: got 'nccl', expected auto");
+      1, "large_batch: LOCKSTEP_BACKEND: got 'nccl', expected auto");
 }
 
 TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {

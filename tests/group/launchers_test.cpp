@@ -1,7 +1,11 @@
 #include "tests/group/launchers.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "comm/control/address.h"
 #include "comm/ucx/ucx.h"
+#include "core/system/topology.h"
 #include "tests/launch/job_on_nodes.h"
 
 namespace lockstep::testing {
@@ -65,6 +69,19 @@ TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
               prints({"rank 0 of 4 over hierarchical: 10\n",
                       "rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n",
                       "rank 0 is 0 of 2 on host 0 of 2, locally 3, across 4\n"}));
+}
+
+TEST(Launchers, RanksThatKnowNoLocalSizeShareTheCoresOfTheirHost) {
+  const long usable = std::thread::hardware_concurrency();
+  const auto share = std::min(usable, std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN) / 2));
+  for (const std::string set : {"", "2"}) {
+    const auto said = started_by_hand(2, [&](const std::string& rank) {
+      return by_hand(rank,
+                     {{"MASTER_ADDR", lockstep::detail::host_name()}, {"OMP_NUM_THREADS", set}});
+    });
+    const auto expected = set.empty() ? share : std::min(usable, 2L);
+    EXPECT_THAT(said, StartsWith(concat("threads: ", expected, '\n')));
+  }
 }
 
 /// Two ranks over messages, each with its LOCKSTEP_TRANSPORT.
@@ -147,6 +164,18 @@ TEST(Launchers, StepsOfAnAllocationDoNotMixTheirRanks) {
                          {"LOCKSTEP_TIMEOUT", "2"}})(rank);
   });
   EXPECT_THAT(said, AllOf(HasSubstr("waited 2 s for rank 1"), Not(HasSubstr(" of 2 over "))));
+}
+
+TEST_F(Nodes, OnOneMachineAreHostsOfTheirOwn) {
+  for (const int ranks : {1, 2}) {
+    launchers_.clear();
+    if (ranks == 2) variables_["LOCKSTEP_INTERFACE"] = "lo";
+    for (const int node : {0, 1}) start(node, ranks, {init_program, "where"});
+    const auto ended = wait();
+    const auto over = ranks == 1 ? "of 2 over tcp: 3\n" : "of 4 over hierarchical: 10\n";
+    for (const auto& one : ended) EXPECT_THAT(one, prints({over, "on host "}));
+    EXPECT_THAT(ended[1].out, HasSubstr(concat("of ", ranks, " on host 1 of 2, locally ")));
+  }
 }
 
 TEST_F(Nodes, SecondInitAfterAnErrorSaysSo) {

@@ -110,8 +110,9 @@ TEST(Spawn, DividesTheCoresAndLeavesTheCallerAsItWas) {
 }
 
 TEST(Init, AloneIsAWorldOfOneAndOnlyOnce) {
+  EXPECT_THAT(refusal([] { init({.device = at::kXPU}); }), HasSubstr("got no xpu device"));
   {
-    const Group world = init();
+    const Group world = init({.device = at::kCPU});
     EXPECT_EQ(world.size(), 1);
     EXPECT_EQ(world.rank(), 0);
     auto tensor = torch::arange(4);

@@ -47,6 +47,8 @@ TEST(BadInput, IsOneClearError) {
         {"--min-hosts: got 2, expected 1 to 1, the number of hosts"}},
        {"run --hosts localhost:1,b:1 --spare c true", {"--spare: got 'c', expected HOST:RANKS"}},
        {"run --hosts localhost:1,b:1 -n 2 true", {"got --hosts or --hostfile with -n"}},
+       {"run --hostfile / true", {"--hostfile: cannot read '/'"}},
+       {"run --hostfile /dev/null true", {"--hostfile: got no host"}},
        {"run -n 1 -x LOCKSTEP_NOT_SET true",
         {"--export: got 'LOCKSTEP_NOT_SET', expected NAME=VALUE"}}});
 }

@@ -90,6 +90,8 @@ TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
       {by_hand({{"LOCKSTEP_BACKEND", "mpi"}}),
        "as rank 1 of 2, which does not start MPI processes"},
       {{{"WORLD_SIZE", "1"}}, "no launcher of several ranks: one rank"},
+      {{{"LOCKSTEP_BACKEND", "hierarchical"}},
+       mpi::available().empty() ? "MPI" : "no launcher of several ranks: one rank"},
       {{{"LOCKSTEP_MASTER", "h0:1"},
         {"LOCKSTEP_RANK", "0"},
         {"LOCKSTEP_WORLD_SIZE", "2"},
@@ -104,7 +106,9 @@ TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {
                       : "init: started by OpenMPI's mpirun as rank 1 of 2; " + mpi::available()}};
   for (const auto& [variables, expected] : cases)
     EXPECT_THAT(run_cli({"doctor"}, variables).out, HasSubstr(expected));
-  EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"}).out,
+  EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"},
+                           {{"LOCKSTEP_BACKEND", "hierarchical"}})
+                  .out,
               HasSubstr("rank 1 of 2 by lockstep run: shared memory"));
   // The launcher is started by a rank of several hosts.
   EXPECT_THAT(run_lockstep({"-n", "2", lockstep_program(), "doctor"},

@@ -65,6 +65,16 @@ TEST_F(Nodes, LeaveTheSocketToRank0) {
   expect_all(128 + SIGTERM);
 }
 
+TEST_F(Nodes, ListenForRanksOnTheInterfaceAlone) {
+  variables_["LOCKSTEP_INTERFACE"] = "lo";
+  start(0, 1,
+        shell("grep -l \":$(printf %04X ${LOCKSTEP_MASTER##*:}) 0*:0000 0A\" "
+              "/proc/net/tcp /proc/net/tcp6; true"));
+  start(1, 1, {"true"});
+  const auto ended = wait();
+  EXPECT_EQ(ended[0].out, "/proc/net/tcp\n") << ended[0].err;
+}
+
 TEST_F(Nodes, WaitForTheRanksOfAllHosts) {
   TemporaryFolder folder;
   const auto flag = (folder / "flag").string();
@@ -187,6 +197,18 @@ TEST_F(Nodes, PassSignalsOnToAllRanks) {
   const auto ended = wait();
   EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\ntold"), HasSubstr("[1] told")));
   EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
+}
+
+TEST_F(Nodes, PassOnSignalsThatCameBeforeAllHaveJoined) {
+  count_ = 3;
+  variables_["LOCKSTEP_LOG"] = "debug";
+  const auto told = shell("trap 'echo told; exit 0' USR1; for i in $(seq 100); do sleep 0.1; done");
+  start(0, 1, told);
+  start(1, 1, told);
+  EXPECT_TRUE(launcher(1).await_error("reached rank 0"));
+  launcher(1).send(SIGUSR1);
+  start(2, 1, told);
+  for (const auto& one : wait()) EXPECT_THAT(one, prints({"told"}));
 }
 
 TEST_F(Nodes, EndAtASignalBeforeAllHaveJoined) {

@@ -123,15 +123,18 @@ TEST(Plan, LeavesTheUsersSettings) {
   EXPECT_TRUE(variables.contains("MALLOC_MMAP_MAX_"));
 }
 
-TEST(Plan, ReplacesThePlaceAndInterfaceOfAnOuterJob) {
+TEST(Plan, ReplacesThePlaceAndOptionsOfAnOuterJobAndEmptyVariables) {
   const Variables outer{
       {"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}, {"LOCKSTEP_INTERFACE", "eth7"}};
   auto options = options_for(1);
   options.interface = "lo";
+  options.log_directory = "/inner";
   auto variables = variables_of(make_plan(options, machine(1, 1), outer));
   EXPECT_EQ(variables["LOCKSTEP_RANK"], "0");
   EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "1");
   EXPECT_EQ(variables["LOCKSTEP_INTERFACE"], "lo");
+  EXPECT_EQ(variable_of("LOCKSTEP_TRACE", options, {{"LOCKSTEP_TRACE", "/outer"}}), "/inner");
+  EXPECT_EQ(variable_of("OMP_NUM_THREADS", options, {{"OMP_NUM_THREADS", ""}}), "1");
 }
 
 TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
@@ -176,11 +179,13 @@ TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
 TEST(Describe, ShowsTheConfigurationAndEachRank) {
   auto options = options_for(2);
   options.arguments = {"--flag", "it's two"};
-  const auto text = describe(make_plan(options, machine(1, 4, 2), {{"MALLOC_ARENA_MAX", "1"}}));
+  const Variables users{{"MALLOC_ARENA_MAX", "1"}, {"LOCKSTEP_BUCKET_MIB", "8"}};
+  const auto text = describe(make_plan(options, machine(1, 4, 2), users));
   EXPECT_THAT(text, HasSubstr("  command    /bin/true --flag 'it'\\''s two'\n"));
   EXPECT_THAT(text, HasSubstr("  cores      4 cores, 8 logical CPUs, 1 NUMA node\n"));
   EXPECT_THAT(text, HasSubstr("  LOCKSTEP_WORLD_SIZE       2\n"));
   EXPECT_THAT(text, HasSubstr("  MALLOC_ARENA_MAX          1  (yours)\n"));
+  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_BUCKET_MIB       8  (yours)\n"));
   EXPECT_THAT(text, HasSubstr("  rank  cpus     LOCKSTEP_RANK\n"
                               "  0     0-1,4-5  0\n"
                               "  1     2-3,6-7  1\n"));

@@ -43,10 +43,10 @@ TEST(Hosts, AreRefusedWithTheEntry) {
 TEST_F(HostsBySsh, StartOneWorld) {
   const auto script =
       "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE$NCCL_MINE $FOO $BAR "
-      "$LOCKSTEP_NODE_TOKEN.; cat";
+      "$LOCKSTEP_HOST$LOCKSTEP_NODE_TOKEN.; cat";
   const auto ended =
-      Launched(hosts_.command(
-                   {"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b", "sh", "-c", script}),
+      Launched(hosts_.command({"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b",
+                               "--export=LOCKSTEP_HOST=a", "--log-dir", "", "sh", "-c", script}),
                {{"OMP_MINE", "se"}, {"NCCL_MINE", "nt"}, {"FOO", "named"}, {"OTHER", "not sent"}})
           .wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
@@ -57,7 +57,7 @@ TEST_F(HostsBySsh, StartOneWorld) {
                                  hosts_.name(host), ' ', folder, " sent named a b .\n")));
   }
   EXPECT_THAT(ended.out,
-              HasSubstr(concat("0/4 ", hosts_.name(0), ' ', folder, " sent named a b .\n")));
+              HasSubstr(concat("0/4 ", hosts_.name(0), ' ', folder, " sent named a b a.\n")));
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
 
@@ -151,7 +151,8 @@ TEST(RemoteNode, EndsWithItsStdin) {
   const auto pipe = (folder / "pipe").string();
   const std::string words =
       concat("/", '\0', '\0', "run", '\0', "--end-with-stdin", '\0', "--standalone", '\0', "-n",
-             '\0', "1", '\0', "sh", '\0', "-c", '\0', "echo pid; exec sleep 100", '\0');
+             '\0', "1", '\0', "sh", '\0', "-c", '\0',
+             "trap 'sleep 2; echo saved; exit' TERM; echo pid; while :; do sleep 0.1; done", '\0');
   std::ofstream(pipe) << words.size() << '\n' << words;
   Launched launcher({"/bin/sh", "-c",
                      "{ cat \"$1\"; while [ ! -e \"$1.end\" ]; do sleep 0.02; done; } | "
@@ -159,7 +160,9 @@ TEST(RemoteNode, EndsWithItsStdin) {
                      lockstep_program(), pipe});
   launcher.await_output("pid");
   std::ofstream(pipe + ".end").put('x');
-  EXPECT_EQ(launcher.wait().code, 128 + SIGTERM);
+  const auto ended = launcher.wait();
+  EXPECT_EQ(ended.code, 128 + SIGTERM);
+  EXPECT_THAT(ended.out, HasSubstr("saved"));
 }
 
 }  // namespace

@@ -140,8 +140,9 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::world(
 
 void MessageCommunicator::exchange_join_records() {
   const auto& options = context_->options();
-  const JoinRecord own =
-      join_record_of(options.host.empty() ? detail::this_host() : options.host, options.algorithm);
+  const JoinRecord own = join_record_of(
+      detail::concat(options.host.empty() ? detail::this_host() : options.host, options.launcher),
+      options.algorithm);
   std::vector<JoinRecord> all(static_cast<std::size_t>(size()));
   run_unnumbered({.collective = Collective::all_gather,
                   .dtype = DType::i64,

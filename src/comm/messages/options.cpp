@@ -18,7 +18,9 @@ constexpr detail::EnumNames<Algorithm::ring> algorithms("auto", "direct", "ring"
 
 std::string_view name(Algorithm algorithm) { return algorithms.of(algorithm); }
 
-Algorithm parse_algorithm(std::string_view text) { return algorithms.parse("algorithm:", text); }
+Algorithm parse_algorithm(std::string_view text, std::string_view what) {
+  return algorithms.parse(what, text);
+}
 
 Algorithm cheapest(const Placement& placement, std::size_t bytes) {
   const Costs costs;

@@ -29,8 +29,8 @@ enum class Algorithm {
 std::string_view name(Algorithm algorithm);
 
 /// The algorithm with this name: "auto", "direct" or "ring".
-/// Throws: InvalidArgument listing the valid names.
-Algorithm parse_algorithm(std::string_view text);
+/// Throws: InvalidArgument listing the valid names, which begins with `what`.
+Algorithm parse_algorithm(std::string_view text, std::string_view what = "algorithm:");
 
 /// The faster algorithm for an all_reduce of `bytes` between ranks of this placement, by the cost
 /// model of comm/cost/cost.h; `automatic` selects it. A pure function: all ranks get the same
@@ -47,6 +47,8 @@ struct Options {
   ProgressMode progress = ProgressMode::automatic;     ///< how operations advance between calls
   TransportKind transport = TransportKind::automatic;  ///< the same on all ranks; not with MPI
   std::string host = {};  ///< host id of this rank; empty: determined by this_host()
+  /// Part of the host id: ranks of two launchers on one machine share no memory.
+  std::string launcher = {};
   /// The network interface of the connections between hosts; empty: the system's routes select it.
   std::string interface = {};
   std::chrono::milliseconds heartbeat =

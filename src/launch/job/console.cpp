@@ -106,7 +106,7 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
     const auto signal = static_cast<int>(event->ssi_signo);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
       if (stdin_ended()) nodes.reset();  // see Supervisor::interrupt()
-      if (nodes) nodes->send({.kind = signal_kind, .payload = std::to_string(signal)});
+      if (nodes) nodes->send(signal_frame(signal));
       return signal;
     }
     if (signal == SIGTSTP) raise(SIGSTOP);

@@ -36,23 +36,26 @@ constexpr auto last_time = milliseconds(1000);
 constexpr int heartbeats_per_limit = 8;
 constexpr auto longest_interval = milliseconds(500);
 
+std::string interface_of(const Options& options) {
+  return options.interface.empty() ? Environment::get().interface : options.interface;
+}
+
 /// Joins or gathers the nodes. The rendezvous calls its members ranks.
 std::vector<control::Member> join_nodes(const Options& options, const control::Token& token,
                                         std::function<void()> on_wait,
                                         std::function<bool(int)> enough) {
   const auto& node = options.node;
-  const control::Settings settings{
-      .purpose = "run",
-      .rank = node.number,
-      .size = node.count,
-      .host = detail::host_name(),
-      .interface = options.interface.empty() ? Environment::get().interface : options.interface,
-      .timeout = rendezvous_time(options),
-      .heartbeat = Environment::get().heartbeat,
-      .on_wait = std::move(on_wait),
-      .enough = std::move(enough),
-      .port = node.number == 0 ? node.port : std::uint16_t{0},
-      .token = token};
+  const control::Settings settings{.purpose = "run",
+                                   .rank = node.number,
+                                   .size = node.count,
+                                   .host = detail::host_name(),
+                                   .interface = interface_of(options),
+                                   .timeout = rendezvous_time(options),
+                                   .heartbeat = Environment::get().heartbeat,
+                                   .on_wait = std::move(on_wait),
+                                   .enough = std::move(enough),
+                                   .port = node.number == 0 ? node.port : std::uint16_t{0},
+                                   .token = token};
   const auto named = [](std::string text) {
     for (auto at = text.find("rank "); at != std::string::npos; at = text.find("rank ", at)) {
       text.replace(at, 4, "node");
@@ -270,15 +273,21 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   Start start;
   std::string own = concat(plan.options.ranks, ' ', restarts);
   if (node.number == 0) {
-    start.listening = control::listen_anywhere();
+    const auto interface = interface_of(plan.options);
+    start.listening =
+        interface.empty()
+            ? control::listen_anywhere()
+            : control::listen_at(control::usable_interfaces(interface).front().addresses.front());
     if (!start.listening) throw_system("listen on a port for rank 0");
-    own += concat(' ', plan.run_id, ' ', control::Address::local(start.listening.get()).port(), ' ',
-                  control::hexadecimal(control::random_bytes()));
+    const auto address = control::Address::local(start.listening.get());
+    own += concat(' ', plan.run_id, ' ', address.port(), ' ',
+                  control::hexadecimal(control::random_bytes()), ' ',
+                  interface.empty() ? "" : address.host());
   }
   nodes.exchange(own);
   std::optional<std::vector<std::string>> texts;
   while (!(texts = nodes.texts())) wait();
-  std::string run_id, port, random;
+  std::string run_id, port, random, host = node.host;
   std::vector<int> ranks;
   for (const auto& text : *texts) {
     const bool lost = text.starts_with(Nodes::lost_text);
@@ -286,7 +295,7 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
     std::istringstream words(lost ? "" : text);
     int count = 0, attempt = 0;
     words >> count >> attempt;
-    if (ranks.empty()) words >> run_id >> port >> random;
+    if (ranks.empty()) words >> run_id >> port >> random >> host;
     if (text.empty()) start.absent.push_back(static_cast<int>(ranks.size()));
     ranks.push_back(count);
     restarts = std::max(restarts, attempt);
@@ -297,8 +306,7 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   made.run_id = run_id;
   made.first_rank = std::accumulate(ranks.begin(), ranks.begin() + node.number, 0);
   made.world_size = std::accumulate(ranks.begin(), ranks.end(), 0);
-  const auto host =
-      node.host.find(':') == std::string::npos ? node.host : concat('[', node.host, ']');
+  if (host.find(':') != std::string::npos) host = concat('[', host, ']');
   for (int local = 0; local < plan.options.ranks; ++local) {
     auto& variables = made.ranks[static_cast<std::size_t>(local)].variables;
     const auto set = [&](std::string_view name, std::string value) {

@@ -22,6 +22,10 @@ namespace lockstep::inline v0_2::launch {
 inline constexpr auto signal_kind = control::Kind::question;  ///< payload: number of a signal
 inline constexpr auto text_kind = control::Kind::answer;      ///< payload: a text of exchange()
 
+inline control::Frame signal_frame(int signal) {
+  return {.kind = signal_kind, .payload = std::to_string(signal)};
+}
+
 /// The connections of this launcher to the other nodes of its job: of node 0 to all others, of
 /// another node to node 0, which sends on what it receives. Note [How nodes watch one another] is
 /// in nodes.cpp.

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/flight/flight_record.h"
-#include "comm/flight/stack_file.h"
 #include "core/environment.h"
 #include "core/system/process.h"
 #include "core/system/topology.h"
@@ -71,12 +70,12 @@ std::chrono::duration<double> stall_time(const Plan& plan) {
 
 /// Removes the copies of an earlier job in the log folder.
 void remove_earlier_flight_records(const Plan& plan) {
-  const auto& folder = plan.options.log_directory;
-  if (folder.empty()) return;
-  for (int rank = plan.first_rank; rank < plan.first_rank + plan.options.ranks; ++rank) {
-    std::error_code absent;
-    std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
-    std::filesystem::remove(folder / detail::stack_file_name(rank), absent);
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(plan.options.log_directory, none)) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with("rank-") && (name.ends_with(".flight") || name.ends_with(".stacks"))) {
+      std::filesystem::remove(entry.path(), none);
+    }
   }
 }
 
@@ -95,6 +94,8 @@ Outcome Supervisor::run() {
   processes_.start(plan_, ends, inheritance_);
   ends.clear();                    // the streams end when the ranks have closed them
   inheritance_.listening.reset();  // the end of rank 0 then refuses connections
+  // Those that came before the ranks of this attempt.
+  for (const int signal : console_.to_forward) tell_nodes(signal_frame(signal));
   while (!processes_.all_ended()) poll_once();
   end_groups();
   processes_.end_others();
@@ -150,7 +151,7 @@ void Supervisor::handle_signals() {
       streams_.copy_window_size();
     } else if (is_forwarded(signal)) {
       console_.to_forward.insert(signal);
-      tell_nodes({.kind = signal_kind, .payload = std::to_string(signal)});
+      tell_nodes(signal_frame(signal));
     } else {
       interrupt(signal);
     }
@@ -281,12 +282,12 @@ void Supervisor::interrupt(int signal, bool by_node) {
   // A batch system sends a signal to all nodes, of which each sends it to the others: the first one
   // that this node gets itself is not a second one.
   const bool same = !by_node && end_signal_ && std::exchange(end_signal_->by_node, false);
-  const bool again = !same && ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
   // A launcher that ssh has started ends with it. For the others it is lost.
-  if (!by_node && stdin_ended()) console_.nodes.reset();
-  if (!by_node) {
-    tell_nodes({.kind = signal_kind, .payload = std::to_string(again ? SIGKILL : signal)});
-  }
+  const bool lost = !by_node && stdin_ended();
+  const bool again = !same && !(lost && !end_signal_) &&
+                     ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
+  if (lost) console_.nodes.reset();
+  if (!by_node) tell_nodes(signal_frame(again ? SIGKILL : signal));
   if (!end_signal_) end_signal_ = {.number = signal, .by_node = by_node};
   if (same || (again && by_node)) return;
   if (again) {

@@ -158,6 +158,9 @@ int main(int argc, char** argv) {
                 << std::flush;
       return 0;
     }
+    if (behaviour.empty()) {
+      std::cout << "threads: " + std::to_string(at::get_num_threads()) + '\n' << std::flush;
+    }
     const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
     const bool again = restarts != nullptr && restarts != std::string_view("0");
     const bool throws = behaviour == "throw" || (behaviour == "throw-once" && !again);
