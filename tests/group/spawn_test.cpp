@@ -49,6 +49,15 @@ TEST(Spawn, NamesARankThatReturnedEarly) {
               HasSubstr("rank 1 left the world (returned) before barrier #1"));
 }
 
+TEST(Spawn, ARankThatReturnedDoesNotEndTheWaitForTheOthers) {
+  spawn(3, [](const Group& world) {
+    const auto number = torch::ones({1});
+    if (world.rank() == 2) std::this_thread::sleep_for(100ms);
+    if (world.rank() > 0) return world.send(number, 0).wait();
+    for (int i = 0; i < 2; ++i) world.recv(number, any_source).wait();
+  });
+}
+
 /// This process's stderr, as a pipe, while it lives.
 class StderrPipe {
  public:
