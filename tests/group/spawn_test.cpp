@@ -38,6 +38,10 @@ TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
     if (world.rank() == 0) throw 7;
   };
   EXPECT_THROW(spawn(2, throws_no_exception), int);
+  const auto tells_nobody = [](const Group& world) {
+    if (world.rank() == 1) all_or_none(world, [] { throw std::out_of_range("rank 1 has it"); });
+  };
+  EXPECT_THROW(spawn(2, tells_nobody), std::out_of_range);
 }
 
 TEST(Spawn, NamesARankThatReturnedEarly) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "comm/first_error.h"
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
 #include "core/log.h"
@@ -153,7 +154,8 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
       shortage = std::current_exception();
     }
   }
-  const auto choices = detail::exchange_choices(*this, mine);
+  const auto choices =
+      detail::or_own_error(shortage, [&] { return detail::exchange_choices(*this, mine); });
   if (group_ranks.empty()) return nullptr;
   if (shortage != nullptr) std::rethrow_exception(shortage);
 
