@@ -179,8 +179,9 @@ lockstep_status lockstep_recv_any(lockstep_group* group, void* output, size_t co
                                   lockstep_work** work);
 lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work);
 
-/* Waits until the operation is complete, frees it and sets *work to NULL, also after an error.
- * *work may be NULL. */
+/* Waits until the operation is complete, frees it and sets *work to NULL, also after an error. Only
+ * LOCKSTEP_INVALID_ARGUMENT leaves *work as it was: another thread uses the group. *work may be
+ * NULL. */
 lockstep_status lockstep_wait(lockstep_work** work);
 /* Sets *complete to 1 if lockstep_wait() would return at once, else to 0. Does not wait. */
 lockstep_status lockstep_test(lockstep_work* work, int32_t* complete);

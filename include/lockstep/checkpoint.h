@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <unistd.h>
 
 #include <concepts>
 #include <cstddef>
@@ -245,6 +246,7 @@ class CheckpointWriter {
   Group group_;
   safetensors::Content copy_;
   std::future<void> write_;  ///< write of copy_, or its allocation, on rank 0; its destructor waits
+  pid_t process_ = ::getpid();  ///< that has the thread which writes
 };
 
 namespace detail {

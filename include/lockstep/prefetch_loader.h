@@ -35,7 +35,8 @@ class ReaderThreads {
   /// Receives the index of the thread that runs it, from 0; must not throw.
   using Job = std::function<void(std::size_t thread)>;
 
-  explicit ReaderThreads(std::size_t count);
+  /// Not destroyed in a forked child, which does not have the threads.
+  static std::shared_ptr<ReaderThreads> create(std::size_t count);
   /// Discards jobs that have not begun, and waits for the others.
   ~ReaderThreads();
   ReaderThreads(const ReaderThreads&) = delete;
@@ -46,6 +47,8 @@ class ReaderThreads {
   void clear();
 
  private:
+  explicit ReaderThreads(std::size_t count);
+
   struct Added {
     Job job;
     bool flushes_denormals;
@@ -274,7 +277,7 @@ class PrefetchLoader {
       : options_(detail::checked(options, detail::can_change<Batch>())),
         sampler_(std::move(sampler)),
         datasets_(std::max<std::size_t>(1, options.workers), std::move(dataset)),
-        threads_(options.workers) {
+        threads_(detail::ReaderThreads::create(options.workers)) {
     if (options_.device) copier_.emplace(options_);
     if constexpr (requires {
                     { datasets_[0].size() } -> std::convertible_to<std::optional<std::size_t>>;
@@ -294,7 +297,7 @@ class PrefetchLoader {
   PrefetchLoader& operator=(const PrefetchLoader&) = delete;
 
   Iterator begin() {
-    threads_.clear();
+    threads_->clear();
     pending_.clear();
     drop_next();
     current_.reset();
@@ -353,7 +356,7 @@ class PrefetchLoader {
         });
     pending_.push_back({.task = task, .batch = task->get_future(), .samples = samples});
     if (options_.workers > 0)
-      threads_.add([task, this](std::size_t thread) { (*task)(datasets_[thread]); });
+      threads_->add([task, this](std::size_t thread) { (*task)(datasets_[thread]); });
     return true;
   }
 
@@ -431,7 +434,7 @@ class PrefetchLoader {
   std::optional<Taken> next_;  ///< the batch after the current one, being copied to the device
   std::optional<Batch> current_;
   std::optional<std::size_t> uncounted_;  ///< samples of current_ that are not counted yet
-  detail::ReaderThreads threads_;         ///< last: the threads use the other members
+  std::shared_ptr<detail::ReaderThreads> threads_;  ///< last: the threads use the other members
 };
 
 }  // namespace lockstep

@@ -168,11 +168,11 @@ lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work) {
 }
 
 lockstep_status lockstep_wait(lockstep_work** work) {
-  return status_of([&] {
-    if (work == nullptr || *work == nullptr) return;
-    const std::unique_ptr<lockstep_work> owner(std::exchange(*work, nullptr));
-    wait_for(*owner);
-  });
+  if (work == nullptr || *work == nullptr) return LOCKSTEP_OK;
+  const auto status = status_of([&] { wait_for(**work); });
+  // While another thread uses the group, the operation goes on.
+  if (status != LOCKSTEP_INVALID_ARGUMENT) delete std::exchange(*work, nullptr);
+  return status;
 }
 
 lockstep_status lockstep_test(lockstep_work* work, int32_t* complete) {

@@ -1,16 +1,14 @@
 #include "c/handles.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <unordered_map>
-#include <vector>
 
+#include "comm/first_error.h"
 #include "core/text.h"
 #include "join/join_world.h"
 #include "join/record_errors.h"
@@ -48,21 +46,6 @@ std::optional<std::chrono::milliseconds> timeout_of(double seconds) {
                                  " s, expected 0 for the default, or more"));
   }
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
-}
-
-/// The text of the first rank that passes one, as "rank 2: text"; empty if none does.
-std::string first_error(Communicator& group, std::string_view own) {
-  const auto length = static_cast<std::int64_t>(own.size());
-  const auto size = static_cast<std::size_t>(group.size());
-  std::vector<std::int64_t> lengths(size);
-  group.all_gather(&length, lengths.data(), 1, DType::i64).wait();
-  const auto first = std::ranges::find_if(lengths, [](std::int64_t count) { return count > 0; });
-  if (first == lengths.end()) return {};
-  std::string text(static_cast<std::size_t>(*first), '\0');
-  const auto rank = static_cast<int>(first - lengths.begin());
-  if (rank == group.rank()) text = own;
-  group.broadcast(text.data(), text.size(), DType::u8, rank).wait();
-  return concat("rank ", group.world_rank(rank), ": ", text);
 }
 
 }  // namespace
@@ -119,9 +102,7 @@ lockstep_status lockstep_init(const char* backend, double timeout_seconds, locks
     lockstep::detail::JoinOptions options;
     if (backend != nullptr) options.backend = lockstep::parse_backend(backend);
     options.timeout = lockstep::c::timeout_of(timeout_seconds);
-    auto communicator = lockstep::detail::join_world(options);
-    const std::string name(communicator->backend());
-    *world = new lockstep_group{std::move(communicator), name};
+    *world = new lockstep_group{lockstep::detail::join_world(options)};
   });
 }
 
@@ -132,7 +113,7 @@ lockstep_status lockstep_split(lockstep_group* group, int32_t color, int32_t key
     *part = nullptr;
     auto& communicator = communicator_of("lockstep_split", group);
     auto made = communicator.split(color, key);
-    *part = made == nullptr ? nullptr : new lockstep_group{std::move(made), group->backend};
+    *part = made == nullptr ? nullptr : new lockstep_group{std::move(made)};
   });
 }
 
@@ -150,7 +131,7 @@ int32_t lockstep_size(const lockstep_group* group) {
 }
 
 const char* lockstep_backend(const lockstep_group* group) {
-  return group == nullptr ? "" : group->backend.c_str();
+  return group == nullptr ? "" : group->communicator->backend().data();  // of a literal
 }
 
 int32_t lockstep_host_of(const lockstep_group* group, int32_t rank) {
@@ -172,10 +153,10 @@ void lockstep_fail(lockstep_group* group, const char* error) {
 lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error) {
   return status_of([&] {
     auto& communicator = communicator_of("lockstep_all_or_none", group);
-    std::string own = error == nullptr ? "" : error;
-    if (error != nullptr && own.empty()) own = "unknown error";
-    const auto first = lockstep::c::first_error(communicator, own);
-    if (!first.empty()) throw lockstep::Error(first, {.operation = "all_or_none"});
+    if (error == nullptr) return lockstep::detail::throw_first_error(communicator, nullptr);
+    const lockstep::Error own(*error == '\0' ? "unknown error" : error,
+                              {.operation = "all_or_none"});
+    lockstep::detail::throw_first_error(communicator, &own);
   });
 }
 

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <exception>
-#include <map>
 #include <memory>
-#include <string>
 
 #include "comm/communicator.h"
 #include "lockstep/work.h"
@@ -13,7 +11,6 @@
 
 struct lockstep_group {
   std::shared_ptr<lockstep::Communicator> communicator;
-  std::string backend;
 };
 
 struct lockstep_work {

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -155,6 +156,8 @@ safetensors::Content copy_of(const safetensors::Content& from,
 }  // namespace
 
 CheckpointWriter::~CheckpointWriter() {
+  // In a forked child nothing ends the wait of a destructor.
+  if (process_ != ::getpid()) new std::future<void>(std::move(write_));
   if (!write_.valid()) return;
   try {
     write_.get();

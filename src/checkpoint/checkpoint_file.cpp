@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_content.h"
+#include "comm/first_error.h"
 #include "core/system/files.h"
 #include "formats/safetensors.h"
 #include "group/gather_texts.h"
@@ -204,12 +205,14 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
     } catch (...) {
       first_error = std::current_exception();
     }
-    if (!to)
-      group.broadcast(bytes).wait();
-    else if (reads && *to > 0)
-      group.send(bytes, *to).wait();
-    else if (!reads)
-      group.recv(bytes, 0).wait();
+    or_own_error(first_error, [&] {
+      if (!to)
+        group.broadcast(bytes).wait();
+      else if (reads && *to > 0)
+        group.send(bytes, *to).wait();
+      else if (!reads)
+        group.recv(bytes, 0).wait();
+    });
   }
   all_or_none(group, [&] {
     if (first_error) std::rethrow_exception(first_error);

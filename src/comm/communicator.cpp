@@ -159,7 +159,7 @@ void Communicator::check(const Operation& operation) const {
     throw BackendUnavailable(
         concat(where("recv"), ": got any_source, expected the rank that sends: the ", backend(),
                " backend matches the messages of two ranks in order; name the source, or use "
-               "backend host, mpi or hierarchical"),
+               "backend host, tcp, mpi or hierarchical"),
         {.operation = "recv"});
   }
   const bool needs_peer = operation.has_root() || (operation.is_message() && !from_any);
@@ -195,10 +195,11 @@ void Communicator::check(const Operation& operation) const {
 }
 
 std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {
-  throw BackendUnavailable(concat(where("new_group"),
-                                  ": the backend has no groups that only their members create; use "
-                                  "split() on all ranks, or backend host, mpi or hierarchical"),
-                           {.operation = "new_group"});
+  throw BackendUnavailable(
+      concat(where("new_group"),
+             ": the backend has no groups that only their members create; use "
+             "split() on all ranks, or backend host, tcp, mpi or hierarchical"),
+      {.operation = "new_group"});
 }
 
 std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }

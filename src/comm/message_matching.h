@@ -37,15 +37,15 @@ inline bool accepts(const Operation& receive, int source, std::uint32_t tag) {
   return accepts(receive, source) && (receive.issue.in_order || receive.tag == tag);
 }
 
-/// The ranks that a recv from any source waits for: the other members that have not left, or all
-/// others if they have. A member that is alone waits for itself. members: the rank of each; own:
-/// the index of the receiver.
+/// The ranks that a recv from any source waits for: the other members that have not left well, or
+/// all others if they have. A member that is alone waits for itself. members: the rank of each;
+/// own: the index of the receiver.
 inline std::vector<int> possible_senders(std::span<const int> members, int own,
-                                         const std::function<bool(int rank)>& has_left) {
+                                         const std::function<bool(int rank)>& left_well) {
   std::vector<int> others(members.begin(), members.end());
   if (others.size() > 1) others.erase(others.begin() + own);
   std::vector<int> present;
-  std::ranges::remove_copy_if(others, std::back_inserter(present), has_left);
+  std::ranges::remove_copy_if(others, std::back_inserter(present), left_well);
   return present.empty() ? others : present;
 }
 

@@ -22,15 +22,15 @@ spdlog::level::level_enum translate(LogLevel level) {
 }
 
 spdlog::logger& logger() {
-  static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("lockstep",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  // Never destroyed, since MPI ends after static objects of this library and may log.
+  static auto& instance = *[] {
+    auto* made = new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const auto level = Environment::get().log_level;
     made->set_level(level ? translate(*level) : spdlog::level::off);
     made->set_pattern("%H:%M:%S.%e lockstep %l (%P) %v");
     return made;
   }();
-  return *instance;
+  return instance;
 }
 
 std::mutex mutex;

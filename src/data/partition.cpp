@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "comm/first_error.h"
 #include "core/failure.h"
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -186,14 +187,14 @@ void ScatteredBatches::advance() {
   }
   const at::Tensor message = byte_tensor(sizeof announcement);
   std::memcpy(message.mutable_data_ptr(), &announcement, sizeof announcement);
-  group_.broadcast(message, 0).wait();
+  or_own_error(error, [&] { group_.broadcast(message, 0).wait(); });
   std::memcpy(&announcement, message.const_data_ptr(), sizeof announcement);
 
   current_.reset();
   if (announcement.kind == Kind::failure) {
     const at::Tensor error_text = byte_tensor(static_cast<std::size_t>(announcement.error_length));
     if (error) std::memcpy(error_text.mutable_data_ptr(), text.data(), text.size());
-    group_.broadcast(error_text, 0).wait();
+    or_own_error(error, [&] { group_.broadcast(error_text, 0).wait(); });
     if (error) std::rethrow_exception(error);
     const std::string cause(static_cast<const char*>(error_text.const_data_ptr()),
                             error_text.nbytes());

@@ -14,6 +14,7 @@
 
 #include "core/failure.h"
 #include "core/operation_error.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "device/comm_stream.h"
 #include "lockstep/denormals.h"
@@ -166,6 +167,12 @@ void rethrow_named(std::size_t batch, c10::ArrayRef<std::size_t> indices,
     }
   }
   throw_as_data_error(concat("batch ", batch, ", of ", indices.size(), " samples"));
+}
+
+std::shared_ptr<ReaderThreads> ReaderThreads::create(std::size_t count) {
+  return {new ReaderThreads(count), [process = ForkGuard()](ReaderThreads* threads) {
+            if (!process.in_child()) delete threads;
+          }};
 }
 
 ReaderThreads::ReaderThreads(std::size_t count) {

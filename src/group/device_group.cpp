@@ -103,7 +103,10 @@ Group device_group(const Group& group, at::Device device, const DeviceGroupOptio
       group, exchange<Member>(group, {static_cast<std::int64_t>(device.type()),
                                       static_cast<std::int64_t>(options.backend),
                                       {group.node(), pid_namespace, ::getpid(), device.index()}}));
-  const auto flat = group.communicator().split(0, group.rank());
+  const auto split = group.communicator().split(0, group.rank());
+  // Keeps the group, too: its destructor must not change the groups of the host's world while the
+  // progress thread reads them.
+  const std::shared_ptr<Communicator> flat(split.get(), [split, group](Communicator*) {});
   const auto memory = group.communicator().split(0, group.rank());
   const bool by_nccl = options.backend == DeviceBackend::nccl;
   const auto context = std::make_shared<device::DeviceRankContext>(

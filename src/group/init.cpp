@@ -279,26 +279,23 @@ bool prints_error(const std::exception& error, const Group& world) {
     return first && !printed && !by_launcher;
   }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-  // All ranks raise most other errors of Lockstep, so rank 0 prints them. Errors of a loader's
-  // thread are nested, and only one rank has them. If this rank alone has an error, rank 0 gets it
-  // as the failure of the world.
-  if (known != nullptr && !nested) {
-    const int rank = world.communicator().world_rank(world.rank());
-    if (!first && !by_launcher) {
-      const auto record = detail::record_of(error);
-      world.communicator().fail_with(
-          {.rank = record.is_of_rank() ? record.rank : rank, .text = record.text});
-    }
-    return first;
-  }
-  // Any other error is this rank's own. The first one becomes the failure of the world. A rank with
-  // the same error text does not print it again.
-  world.communicator().fail(error.what());
+  // All ranks raise most other errors of Lockstep. Errors of a loader's thread are nested, and only
+  // one rank has them. The first error becomes the failure of the world, which that rank prints.
+  const int rank = world.communicator().world_rank(world.rank());
+  const bool of_all = known != nullptr && !nested;
+  if (of_all && by_launcher) return first;
+  const auto record = detail::record_of(error);
+  world.communicator().fail_with({.kind = detail::Failure::Kind::error,
+                                  .rank = record.is_of_rank() ? record.rank : rank,
+                                  .text = record.text});
   try {
     world.communicator().make_progress();
   } catch (const CommError& failure) {
-    return failure.rank() == world.communicator().world_rank(world.rank()) ||
-           !failure.cause().ends_with(detail::without_backtrace(error.what()));
+    if (failure.rank() == rank) return true;
+    // Rank 0 prints for all if no rank's program caused the failure. A rank with an error of its
+    // own and the same text does not print it again.
+    if (of_all) return first && failure.cause_kind() != ErrorKind::general;
+    return !failure.cause().ends_with(record.text);
   }
   return true;
 }

@@ -42,7 +42,8 @@ std::string time_of(const std::exception& error) {
       (is_effect ? std::chrono::ceil<Seconds>(now) : std::chrono::floor<Seconds>(now)).count());
 }
 
-/// The world in which this process records its errors. It may do so after it has left the world.
+/// The world in which this process records its errors. It may do so after it has left the world,
+/// and while it exits: it is never destroyed.
 struct OwnWorld {
   std::mutex mutex;
   std::shared_ptr<host::World> world;
@@ -50,7 +51,7 @@ struct OwnWorld {
   detail::ForkGuard process;
 
   static OwnWorld& get() {
-    static OwnWorld world;
+    static auto& world = *new OwnWorld;
     return world;
   }
 };

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "core/environment.h"
+#include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -83,7 +84,10 @@ at::Tensor shared_memory(const Group& group, std::size_t bytes) {
   // The group keeps the world's memory mapped.
   return at::from_blob(
       memory + sizeof(BlockHeader), {static_cast<std::int64_t>(bytes)},
-      [group, memory, owned = std::move(owned)](void*) { release(memory, owned); }, at::kByte);
+      [group, memory, owned = std::move(owned), process = ForkGuard()](void*) {
+        if (!process.in_child()) release(memory, owned);
+      },
+      at::kByte);
 }
 
 }  // namespace lockstep::detail

@@ -308,6 +308,7 @@ static void decisions(lockstep_group* world) {
   EXPECT(lockstep_all_or_none(world, lockstep_rank(world) == last ? "disk full" : NULL) ==
          LOCKSTEP_ERROR);
   SAYS(": disk full");
+  EXPECT(lockstep_error_rank() == last);
   OK(lockstep_all_or_none(world, NULL));
 }
 

@@ -13,6 +13,7 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "lockstep/uneven_inputs.h"
+#include "tests/comm/failures.h"
 #include "tests/groups.h"
 #include "tests/refusal.h"
 
@@ -103,6 +104,12 @@ TEST_P(Prefetch, ReadsWithTheProgramsTreatmentOfDenormals) {
     flush_denormals(flush);  // after the workers were created
     for (const bool batch : loader) EXPECT_EQ(batch, flush);
   }
+}
+
+TEST_P(Prefetch, AForkedChildMayDestroyTheLoader) {
+  std::optional<PrefetchLoader<OwnIndices, DistributedSampler>> loader;
+  loader.emplace(OwnIndices(9), sampler_of(9), PrefetchOptions{.workers = GetParam()});
+  EXPECT_EQ(in_child([&] { return ::alarm(5), loader.reset(), std::string(); }), "");
 }
 
 TEST_P(Prefetch, LeavingEarlyBeginsTheNextPassAnew) {

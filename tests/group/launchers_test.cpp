@@ -273,6 +273,19 @@ TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {
   }
 }
 
+TEST(Launchers, ALateErrorOfTheLastRankIsPrinted) {
+  for (const char* backend : {"host", "tcp"}) {
+    const auto rank = [&](const char* number) {
+      const Variables own{
+          {"LOCKSTEP_BACKEND", backend}, {"LOCAL_RANK", number}, {"LOCAL_WORLD_SIZE", "2"}};
+      return Launched({init_program, "late-main"}, by_hand(number, own));
+    };
+    auto first = rank("0");
+    EXPECT_THAT(rank("1").wait().err, HasSubstr("init_program: no such file\n"));
+    EXPECT_EQ(first.wait().err, "");
+  }
+}
+
 TEST(Launchers, RanksOfMpirunMayUseTcp) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   const auto ended = Launched(under_mpirun(2), {{"LOCKSTEP_BACKEND", "tcp"},

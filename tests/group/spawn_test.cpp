@@ -38,6 +38,10 @@ TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
     if (world.rank() == 0) throw 7;
   };
   EXPECT_THROW(spawn(2, throws_no_exception), int);
+  const auto tells_nobody = [](const Group& world) {
+    if (world.rank() == 1) all_or_none(world, [] { throw std::out_of_range("rank 1 has it"); });
+  };
+  EXPECT_THROW(spawn(2, tells_nobody), std::out_of_range);
 }
 
 TEST(Spawn, NamesARankThatReturnedEarly) {
@@ -47,6 +51,15 @@ TEST(Spawn, NamesARankThatReturnedEarly) {
                 });
               }),
               HasSubstr("rank 1 left the world (returned) before barrier #1"));
+}
+
+TEST(Spawn, ARankThatReturnedDoesNotEndTheWaitForTheOthers) {
+  spawn(3, [](const Group& world) {
+    const auto number = torch::ones({1});
+    if (world.rank() == 2) std::this_thread::sleep_for(100ms);
+    if (world.rank() > 0) return world.send(number, 0).wait();
+    for (int i = 0; i < 2; ++i) world.recv(number, any_source).wait();
+  });
 }
 
 /// This process's stderr, as a pipe, while it lives.

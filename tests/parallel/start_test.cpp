@@ -1,5 +1,6 @@
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"
+#include "tests/comm/failures.h"
 #include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -30,6 +31,16 @@ TEST(OptionDefaults, AreThoseOfTheVariables) {
   // Options may be constructed before main(). init() reports the variable.
   const Variable unusable("LOCKSTEP_BUCKET_MIB", "many");
   EXPECT_EQ(DataParallelOptions{}.buckets.rest, std::size_t{25} << 20);
+}
+
+TEST_ON_RANKS(SharedMemory, StaysTheParentsIfAChildDestroysIt, 2) {
+  auto tensor = detail::shared_memory(world, 64);
+  const auto* const references =
+      reinterpret_cast<const std::atomic<int>*>(tensor.data_ptr<std::uint8_t>() - 64);
+  EXPECT_EQ(in_child([&] { return tensor.reset(), std::string(); }), "");
+  world.barrier().wait();
+  EXPECT_EQ(references->load(), 2);
+  world.barrier().wait();
 }
 
 TEST_ON_RANKS(Agree, NamesTheFirstDifferenceAndTheRanks, 7) {

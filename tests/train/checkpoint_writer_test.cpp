@@ -5,6 +5,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "lockstep/model_files.h"
+#include "tests/comm/failures.h"
 #include "tests/groups.h"
 #include "tests/train/training.h"
 
@@ -56,6 +57,17 @@ struct Lazy : torch::nn::Module {
     register_buffer("negative", torch::_neg_view(torch::ones({2})));
   }
 };
+
+TEST(CheckpointWriter, AChildForkedDuringAWriteMayDestroyIt) {
+  const TemporaryFolder folder;
+  run_groups(1, [&](const Group& group) {
+    std::promise<void> forked;
+    std::optional<CheckpointWriter> writer(group);
+    writer->save(Rank(0).checkpoint(), folder / "file", {}, [&] { forked.get_future().wait(); });
+    EXPECT_EQ(in_child([&] { return ::alarm(5), writer.reset(), std::string(); }), "");
+    forked.set_value();
+  });
+}
 
 TEST(CheckpointWriter, StoresTheValuesOfConjugatesAndNegatives) {
   const TemporaryFolder folder;

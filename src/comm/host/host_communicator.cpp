@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "comm/first_error.h"
 #include "comm/host/host.h"
 #include "comm/host/world/rendezvous.h"
 #include "core/log.h"
@@ -91,7 +92,11 @@ Work HostCommunicator::start(Operation&& operation) {
   auto request = std::make_shared<CollectiveRequest>(*this, std::move(operation));
   collectives_.push_back(request);
   set_issued(block_, rank(), request->operation().sequence);
-  poll();
+  try {
+    poll();
+  } catch (const CommError&) {
+    context_->throw_failure(request->where());
+  }
   return Work(std::move(request));
 }
 
@@ -153,7 +158,8 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
       shortage = std::current_exception();
     }
   }
-  const auto choices = detail::exchange_choices(*this, mine);
+  const auto choices =
+      detail::or_own_error(shortage, [&] { return detail::exchange_choices(*this, mine); });
   if (group_ranks.empty()) return nullptr;
   if (shortage != nullptr) std::rethrow_exception(shortage);
 

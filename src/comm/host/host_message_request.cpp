@@ -36,9 +36,8 @@ std::vector<int> RecvRequest::missing() const {
   if (operation().peer != any_source) return {group().world_rank(operation().peer)};
   const auto& context = group().context();
   const auto& world = context.world();
-  auto ranks = detail::possible_senders(group().members(), group().rank(), [&](int rank) {
-    return world.left(rank) && world.end_text(rank).empty();
-  });
+  auto ranks = detail::possible_senders(group().members(), group().rank(),
+                                        [&](int rank) { return world.left_well(rank); });
   for (int& rank : ranks) rank = context.world_rank(rank);
   return ranks;
 }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <new>
 #include <optional>
 
@@ -91,11 +90,10 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
 void HostRankContext::fail_by_end(int rank, std::string_view label) {
   const auto end = world_->end_text(rank);
   const std::string how = end.empty() ? "" : concat(" (", end, ")");
-  const bool returned = end.empty() || end == "returned" || end == "exit code 0";
   world_->fail({.kind = Failure::Kind::left,
                 .rank = rank,
                 .text = concat("rank ", world_rank(rank), " left the world", how, " before ", label,
-                               returned ? detail::remedy_of_leaving : "")});
+                               world_->left_well(rank) ? detail::remedy_of_leaving : "")});
 }
 
 void HostRankContext::check_processes(std::span<const int> ranks, std::string_view label,
@@ -137,9 +135,9 @@ detail::WaitOf HostRankContext::publish_wait(const detail::BackendRequest& opera
 bool HostRankContext::is_ending(const Failure& failure) const {
   using Kind = Failure::Kind;
   if (failure.rank < 0 || failure.rank == rank()) return false;
-  const bool left_well = world_->left(failure.rank) && world_->end_text(failure.rank).empty();
   const bool by_error = failure.kind == Kind::error || failure.kind == Kind::abandoned;
-  return (failure.kind == Kind::left && !left_well) || (by_error && options_.supervised);
+  return (failure.kind == Kind::left && !world_->left_well(failure.rank)) ||
+         (by_error && options_.supervised);
 }
 
 void HostRankContext::record(const Failure& failure) noexcept {

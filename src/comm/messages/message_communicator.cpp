@@ -67,7 +67,7 @@ class RecvRequest final : public MessageRequest {
     const int from = operation().peer == any_source ? receive_.source() : operation().peer;
     if (from != any_source) return {group().world_rank(from)};
     return detail::possible_senders(group().members(), group().rank(),
-                                    [this](int rank) { return group().context().has_left(rank); });
+                                    [this](int rank) { return group().context().left_well(rank); });
   }
   /// Names messages with other tags that this rank has got.
   std::string note() const override { return group().receives().describe_early(receive_); }

@@ -50,6 +50,10 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   Network& network() { return *network_; }
   /// Whether a rank has sent the notice that it leaves.
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)].has_value(); }
+  /// Whether that rank has left without an exception.
+  bool left_well(int rank) const {
+    return left_[static_cast<std::size_t>(rank)] == Notice::Kind::left;
+  }
   const Options& options() const { return options_; }
 
   /// Whether the network may still read or write the memory of operations: over MPI for ever.

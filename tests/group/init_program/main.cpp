@@ -119,6 +119,7 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 /// - libtorch: rank 1 meets an error of LibTorch that the program does not catch; libtorch-main:
 /// that run_main() catches.
 /// - leave-main: all ranks but the last return to run_main() before its operation.
+/// - late-main: the last rank throws after the others have returned to run_main().
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
@@ -131,9 +132,12 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   if (behaviour == "libtorch-main") return lockstep::run_main(argc, argv, meet_error_of_libtorch);
-  if (behaviour == "leave-main") {
-    return lockstep::run_main(argc, argv, [](const lockstep::Group& world) {
-      if (world.rank() + 1 == world.size()) world.barrier().wait();
+  if (behaviour == "leave-main" || behaviour == "late-main") {
+    return lockstep::run_main(argc, argv, [&](const lockstep::Group& world) {
+      if (world.rank() + 1 < world.size()) return;
+      if (behaviour == "leave-main") return world.barrier().wait();
+      ::usleep(500'000);
+      throw lockstep::DataError("no such file");
     });
   }
   try {

@@ -103,6 +103,12 @@ bool World::left(int rank) const {
   return arena_->rank(rank).status.load(StdAtomics::order(Access::status_read)) == RankStatus::left;
 }
 
+bool World::left_well(int rank) const {
+  const auto* end = end_text_of(arena_->rank(rank));
+  const std::string_view how = end == nullptr ? "runs" : end->text;
+  return how.empty() || how == "returned" || how == "exit code 0";
+}
+
 void World::set_raised_failure(int rank) noexcept {
   arena_->rank(rank).raised_failure.store(1, StdAtomics::order(Access::failure_raise));
 }

@@ -80,6 +80,8 @@ class World {
   bool joined(int rank) const;
   /// Whether the rank has left the world.
   bool left(int rank) const;
+  /// Whether the rank has left the world or ended, without an error.
+  bool left_well(int rank) const;
   /// Records that the rank raises the world's failure.
   void set_raised_failure(int rank) noexcept;
   /// Whether the rank has raised the world's failure.

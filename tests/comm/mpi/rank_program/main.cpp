@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <future>
 #include <map>
 
 #include "lockstep/denormals.h"
@@ -155,6 +156,31 @@ void check_new_group_in_flight(Communicator& group) {
   require(large.back() == 4, group, "new_group: got another sum");
 }
 
+/// Rank 0 receives two messages from any rank. Rank 1 leaves at once, the last after one message.
+/// throws: rank 1 leaves by an exception, and the last stays.
+int leave_as_sources(bool throws) {
+  auto group = join();
+  if (group->rank() > 0) {
+    if (group->rank() == group->size() - 1) group->send(floats, 4, DType::f32, 0).wait();
+    if (!throws) group.reset();
+    if (throws && group->rank() == 1) {
+      std::async(std::launch::deferred, [&] {
+        const auto left = std::exchange(group, nullptr);
+        throw 1;
+      }).wait();
+    }
+    await_release();
+    return 0;
+  }
+  return expect_failure(group, [&] {
+    for (int i = 0; i < 2; ++i) {
+      auto received = group->recv(floats, 4, DType::f32, any_source);
+      received.wait();
+      say("received from " + std::to_string(received.source()));
+    }
+  });
+}
+
 const std::map<std::string_view, Behaviour> behaviours{
     {"conformance", conformance},
     {"conformance-in-short", joined_as_found(conformance_in_short)},
@@ -288,25 +314,8 @@ const std::map<std::string_view, Behaviour> behaviours{
        }
        group->barrier().wait();
      })},
-    // Rank 0 receives two messages from any rank. Rank 1 leaves at once, the last after one
-    // message.
-    {"sources-leave",
-     [] {
-       auto group = join();
-       if (group->rank() > 0) {
-         if (group->rank() == group->size() - 1) group->send(floats, 4, DType::f32, 0).wait();
-         group.reset();
-         await_release();
-         return 0;
-       }
-       return expect_failure(group, [&] {
-         for (int i = 0; i < 2; ++i) {
-           auto received = group->recv(floats, 4, DType::f32, any_source);
-           received.wait();
-           say("received from " + std::to_string(received.source()));
-         }
-       });
-     }},
+    {"sources-leave", [] { return leave_as_sources(false); }},
+    {"sources-throw", [] { return leave_as_sources(true); }},
     // The others come when rank 0 has waited too long.
     {"late",
      [] {
