@@ -231,13 +231,9 @@ void RankContext::wait(const BackendRequest& operation) {
   const auto over = [&] { return finished(operation); };
   if (poll_times(settings_.policy.spins, over, relax)) return;
   if (poll_times(settings_.policy.yields, over, ::sched_yield)) return;
-  wait_long(operation);
-}
-
-void RankContext::wait_long(const BackendRequest& operation) {
   const BackendRequest* const one = &operation;
   LongWait wait(*this, {&one, 1});
-  wait_long(wait, [&] { return finished(operation); });
+  wait_long(wait, over);
 }
 
 std::optional<std::size_t> RankContext::first_finished(

@@ -227,7 +227,6 @@ class RankContext {
   template <class Complete>
   bool poll_for(const Complete& complete, const BackendRequest& operation);
   struct LongWait;
-  void wait_long(const BackendRequest& operation);
   template <class Over>
   void wait_long(LongWait& wait, const Over& over);
   std::optional<std::size_t> first_finished(std::span<const BackendRequest* const> operations);

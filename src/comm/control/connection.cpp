@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -23,8 +24,7 @@ constexpr std::string_view opening = "LSc1";
 /// net.ipv4.tcp_retries2=15, the default. A host that was lost for long still receives the failure.
 constexpr auto kernel_timeout = std::chrono::minutes(15);
 /// TCP_RTO_MAX_MS, which the headers of Linux before 6.15 lack, and its least value.
-constexpr int tcp_rto_max_ms = 44;
-constexpr int longest_until_resent = 1000;
+constexpr int tcp_rto_max_ms = 44, longest_until_resent = 1000;
 
 struct Header {
   std::array<char, opening.size()> magic;
@@ -98,9 +98,8 @@ Connection::Connection(detail::Descriptor socket)
 }
 
 void Connection::allow_silence(std::chrono::milliseconds limit) {
-  const auto longest =
-      std::min<std::chrono::milliseconds>(limit + kernel_timeout, std::chrono::hours(500));
-  const auto time = static_cast<unsigned>(longest.count());
+  const auto longest = std::min(limit + kernel_timeout, std::chrono::milliseconds(INT_MAX));
+  const auto time = static_cast<int>(longest.count());
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &time, sizeof time);
   ::setsockopt(socket_.get(), IPPROTO_TCP, tcp_rto_max_ms, &longest_until_resent,
                sizeof longest_until_resent);
