@@ -24,9 +24,9 @@ struct DeviceGroupOptions {
 /// The ranks of `group`, a group on the CPU, as a group for tensors of a device.
 /// device: this rank's, with an index. All ranks pass the same type.
 ///
-/// The program must not use `group` afterwards, nor another group of its world, nor make a second
-/// device group from them: only new_group() on one host makes a world of its own. host() of the
-/// result is the replacement. init() calls this function if the program asks for GPUs.
+/// Afterwards the program must not use `group` or another group of its world, nor make a second
+/// device group of them; host() of the result is the replacement. On one host, new_group() makes a
+/// world of its own. init() calls this function if the program asks for GPUs.
 /// Ranks: all.
 /// Throws, on every rank: InvalidArgument if the device does not exist, if ranks pass different
 /// types, if thread ranks share a device or if `group` is not on the CPU.

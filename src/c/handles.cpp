@@ -154,8 +154,7 @@ lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error) {
   return status_of([&] {
     auto& communicator = communicator_of("lockstep_all_or_none", group);
     if (error == nullptr) return lockstep::detail::throw_first_error(communicator, nullptr);
-    const lockstep::Error own(*error == '\0' ? "unknown error" : error,
-                              {.operation = "all_or_none"});
+    const lockstep::Error own(error, {.operation = "all_or_none"});
     lockstep::detail::throw_first_error(communicator, &own);
   });
 }

@@ -165,8 +165,8 @@ class Communicator {
   virtual void make_progress() {}
   /// Counts a training step of this rank, which `lockstep status` shows.
   virtual void count_step() noexcept {}
-  /// Checks that no process of another rank has ended and that none has left by an error, for a
-  /// caller that waits for other ranks without an operation of this group. Backends whose control
+  /// Checks that no other rank's process has ended and that none has left by an error. For a caller
+  /// that waits for other ranks without an operation of this group. Backends whose control
   /// connection detects ended processes need no check.
   /// label: what the caller waits for.
   /// Throws: CommError if a process has ended.

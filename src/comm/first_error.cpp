@@ -38,6 +38,7 @@ ErrorMessage message_of(const std::exception* error) {
   if (error == nullptr) return message;
   auto& [header, texts] = message;
   texts = without_backtrace(error->what());
+  if (texts.empty()) texts = "unknown error";
   header.length = static_cast<std::int64_t>(texts.size());
   const auto* known = dynamic_cast<const Error*>(error);
   if (known == nullptr) return message;

@@ -242,8 +242,13 @@ TEST_ON_RANKS(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers, 3) {
             world.rank() == 0 ? "rank 1: of rank 1" : own);
 }
 
-TEST_ON_RANKS(AllOrNone, AnErrorOfLibTorchWithoutATextReachesAll, 2) {
+TEST_ON_RANKS(AllOrNone, AnErrorWithoutATextReachesAll, 2) {
   EXPECT_ANY_THROW(all_or_none(world, [&] { TORCH_CHECK(world.rank() == 0, ""); }));
+  const auto fails = [&] {
+    if (world.rank() == 1) throw std::runtime_error("");
+  };
+  EXPECT_EQ(message_of<std::runtime_error>([&] { all_or_none(world, fails); }),
+            world.rank() == 0 ? "rank 1: unknown error" : "");
 }
 
 TEST_ON_RANKS(AllOrNone, AThrownObjectOfAnotherTypeReachesAll, 2) {
