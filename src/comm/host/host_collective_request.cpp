@@ -69,7 +69,7 @@ void CollectiveRequest::populate(std::byte* part, std::size_t bytes, std::size_t
   } catch (const CommError& shortage) {
     context.world().fail(
         {.rank = context.rank(), .text = detail::concat(where(), ": ", shortage.what())});
-    throw;  // no failure that this rank's program has got: advance() of the context catches it
+    context.throw_failure(where());
   }
   populated = bytes;
 }

@@ -92,11 +92,7 @@ Work HostCommunicator::start(Operation&& operation) {
   auto request = std::make_shared<CollectiveRequest>(*this, std::move(operation));
   collectives_.push_back(request);
   set_issued(block_, rank(), request->operation().sequence);
-  try {
-    poll();
-  } catch (const CommError&) {
-    context_->throw_failure(request->where());
-  }
+  poll();
   return Work(std::move(request));
 }
 
