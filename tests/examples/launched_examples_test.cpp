@@ -48,7 +48,7 @@ TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
     const Result data = mpirun("failing_program data", backend);
     EXPECT_NE(data.code, 0);
     EXPECT_EQ(count("\n" + data.err, "\nfailing_program: "), 1) << data.err;
-    EXPECT_THAT(data.err, HasSubstr("rank 1: images: missing")) << backend;
+    EXPECT_THAT(data.err, HasSubstr("failing_program: images: missing")) << backend;
   }
 }
 

@@ -17,10 +17,9 @@ class Oracle {
  public:
   explicit Oracle(const Program& program)
       : program_(program), rules_(program), units_(program.units.size()) {
-    for (int rank = 0; rank < program.ranks; ++rank) {
+    for (int rank = 0; rank < program.ranks; ++rank)
       ranks_.push_back(std::make_unique<Rank>(
           program, rank, [](const Model& model) { return model.unique_parameters(); }));
-    }
     for (std::size_t i = 0; i < units_.size(); ++i) wrap(static_cast<int>(i));
   }
 
@@ -42,8 +41,7 @@ class Oracle {
     std::vector<std::string> optimizers;  ///< of each rank, by torch::save
     int steps;
   };
-  /// A rank's buffer that a DistributedOptimizer has received and writes in its step, unless it was
-  /// changed since.
+  /// A rank's buffer that a DistributedOptimizer writes in its step, unless it was changed since.
   struct Received {
     at::Tensor value;
     c10::Storage memory;
@@ -81,23 +79,28 @@ class Oracle {
     const torch::NoGradGuard no_grad;
     if (weights.empty()) weights.assign(tensors.size(), 1);
     auto sum = at::zeros_like(tensors[0]);
-    for (std::size_t rank = 0; rank < tensors.size(); ++rank) {
+    for (std::size_t rank = 0; rank < tensors.size(); ++rank)
       if (weights[rank] != 0) sum += tensors[rank] * weights[rank];
-    }
     sum /= std::accumulate(weights.begin(), weights.end(), 0.0);
     for (auto& tensor : tensors) tensor.copy_(sum);
   }
 
   /// weights: of this exchange; empty for those that have been set before, if any.
-  void average_gradient(int index, std::size_t number, const std::vector<double>& weights) {
+  void average_gradient(int index, std::size_t number, std::vector<double> weights) {
     const auto parameters = of_ranks(index, number);
-    if (std::ranges::none_of(parameters, [](const auto& p) { return p.grad().defined(); })) return;
+    if (weights.empty()) weights = rules_.unit(index).weights;
+    weights.resize(parameters.size(), 1);
+    bool counts = false;  // a rank of weight 0 alone gives a parameter no gradient
+    for (std::size_t rank = 0; rank < parameters.size(); ++rank)
+      counts = counts || (weights[rank] != 0 && parameters[rank].grad().defined());
     std::vector<at::Tensor> gradients;
     for (const auto& parameter : parameters) {
-      if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-      gradients.push_back(parameter.grad());
+      auto& gradient = parameter.mutable_grad();
+      if (!counts || !gradient.defined())
+        gradient = counts ? at::zeros_like(parameter) : at::Tensor();
+      gradients.push_back(gradient);
     }
-    average(gradients, weights.empty() ? rules_.unit(index).weights : weights);
+    if (counts) average(gradients, weights);
   }
 
   /// weights: as average_gradient(). A rank of weight 0 does not count.
@@ -118,13 +121,11 @@ class Oracle {
       const auto of_root = values[static_cast<std::size_t>(root)].clone();
       for (auto& value : values) value.copy_(of_root);
     }
-    auto& received = state(index).received;
-    received.clear();
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    auto& received = state(index).received = {};
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
       received.push_back({.value = values[rank],
                           .memory = buffers[rank].storage(),
                           .version = buffers[rank]._version()});
-    }
     if (!is_optimizer(index)) write_buffers(index);
   }
 
@@ -203,9 +204,8 @@ class Oracle {
     write_buffers(index);
     const torch::NoGradGuard no_grad;
     for (auto& rank : ranks_) {
-      for (std::size_t i = 0; i < parameters(index); ++i) {
+      for (std::size_t i = 0; i < parameters(index); ++i)
         (*rank)[index].model->unique_parameters()[i].copy_(all(index, 0)[i]);
-      }
       const auto& buffer = (*rank)[index].model->buffer();
       if (buffer.defined()) buffer.copy_((*ranks_[0])[index].model->buffer());
     }
