@@ -14,8 +14,7 @@ class Bucket;
 class Exchange;
 
 /// The mean over ranks at full precision, "fp32": one all_reduce a bucket, in the gradients' own
-/// dtype. values[i] = (1/N) Σ_r values_r[i], summed over N ranks: on one host in
-/// rank order.
+/// dtype. values[i] = (1/N) Σ_r values_r[i], over N ranks, on one host summed in rank order.
 struct AllReduce {
   std::string text() const { return "fp32"; }
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;

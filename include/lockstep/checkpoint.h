@@ -302,7 +302,7 @@ class CheckpointFolder {
   /// The paths of the newest checkpoint and of the one with the highest score. newest() includes
   /// damaged files. best() ignores scores that are NaN and files with a damaged header; only
   /// load_newest() and load() check the values.
-  /// Ranks: any on rank 0's host; not collective. Other hosts do not have the files.
+  /// Ranks: any; not collective. Those of hosts without the folder get nullopt.
   std::optional<std::filesystem::path> newest() const;
   std::optional<std::filesystem::path> best() const;
 

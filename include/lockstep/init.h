@@ -38,9 +38,10 @@ struct InitOptions {
 /// (docs/environment.md). A process that was started alone is a world of one rank. Returns when all
 /// ranks have called it. Ranks of one host exchange data through shared memory, whichever launcher
 /// started them; hosts exchange data over MPI or TCP. Under a launcher other than `lockstep run`, a
-/// rank uses an equal share of the host's cores as compute threads, unless it is bound to no more
-/// cores or OMP_NUM_THREADS is set.
-/// Ranks: all, once in each process, and again after InvalidArgument for a device.
+/// rank uses an equal share of the host's cores as compute threads, unless it is bound to that
+/// many cores or fewer, or OMP_NUM_THREADS is set.
+/// Ranks: all, once in each process, and again after InvalidArgument for a device, where only
+/// `device` counts.
 /// Throws: InvalidArgument for a second call, for a call inside spawn(), for contradictory
 /// environment variables, for a timeout that is not positive, if ranks disagree on denormals or
 /// devices, or if a rank has no device of its own.

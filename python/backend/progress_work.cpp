@@ -60,11 +60,12 @@ c10::IValue BackendWork::value() const {
 }
 
 void BackendWork::complete(std::exception_ptr error) {
+  // Another thread may complete the Work and run the callbacks of its future.
+  const lockstep::detail::DenormalsGuard denormals(parts.flushes_denormals);
   source_ = parts.source;
   if (!error && after_) {
     try {
-      // Another thread may complete the Work. A tensor of inference mode changes in it only.
-      const lockstep::detail::DenormalsGuard denormals(parts.flushes_denormals);
+      // A tensor of inference mode changes in it only.
       const c10::InferenceMode mode(inference_mode_);
       const c10::AutoGradMode no_grad(false);
       after_();

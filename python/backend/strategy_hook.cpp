@@ -98,7 +98,7 @@ c10::intrusive_ptr<c10::ivalue::Future> StrategyHook::exchange(
       end_backward();
     }
   } catch (...) {
-    // DDP raises the error when it waits for the future, and stays usable.
+    // DDP raises the error when it waits for the future, and stays usable after a refusal.
     const auto error = std::current_exception();
     fail(error);
     if (!future->completed()) future->setError(autograd_error(error));

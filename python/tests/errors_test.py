@@ -147,12 +147,14 @@ def wrong_size(rank, size):
 
 def stopped(rank, size):
     """Rank 0 is stopped for longer than the timeout while it waits."""
-    group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
+    group = dist.new_group(timeout=datetime.timedelta(seconds=4))
     dist.barrier(group)
     if rank == 0:
-        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 1.8; kill -CONT {os.getpid()}"])
-    time.sleep(2.2 * rank)
+        stopping = subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 4.3; kill -CONT {os.getpid()}"])
+    time.sleep(5 * rank)
     dist.all_reduce(torch.ones(1), group=group)
+    if rank == 0:
+        stopping.wait()
     years = datetime.timedelta(days=200_000)  # more nanoseconds than an int64 has
     patient = dist.new_group(timeout=years)
     time.sleep(0.5 * rank)

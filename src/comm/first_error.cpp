@@ -38,7 +38,6 @@ ErrorMessage message_of(const std::exception* error) {
   if (error == nullptr) return message;
   auto& [header, texts] = message;
   texts = without_backtrace(error->what());
-  if (texts.empty()) texts = "unknown error";
   header.length = static_cast<std::int64_t>(texts.size());
   const auto* known = dynamic_cast<const Error*>(error);
   if (known == nullptr) return message;
@@ -81,10 +80,11 @@ void throw_first_error(Communicator& group, const std::exception* own) {
   const auto operation =
       texts.substr(text.size(), static_cast<std::size_t>(first->operation_length));
   const auto cause = texts.substr(text.size() + operation.size());
+  const int at_fault = group.world_rank(rank);
   // If the error itself repeats another one, the rank and the cause are those of the first.
   const bool repeats = !cause.empty() && first->rank >= 0;
-  raise(first->kind, concat("rank ", rank, ": ", text),
-        {.rank = repeats ? first->rank : group.world_rank(rank),
+  raise(first->kind, concat("rank ", at_fault, ": ", text),
+        {.rank = repeats ? first->rank : at_fault,
          .operation = std::string(operation),
          .cause = std::string(cause.empty() ? text : cause),
          .cause_kind = first->cause_kind});

@@ -92,23 +92,25 @@ Group init(const InitOptions& options) {
   if (inside_spawn) {
     throw_invalid("init", "called inside spawn(); use the Group that spawn() passed");
   }
-  // The world of a call that then got no device: the next call may ask for another. Its ranks
-  // exchange memory of the host.
-  static std::optional<Group> joined;
-  if (!joined) {
-    joined.emplace(
-        detail::join_world({.backend = options.backend,
-                            .timeout = options.timeout,
-                            .keep_freed_memory = options.keep_freed_memory,
-                            .flush_denormals = options.flush_denormals,
-                            .threads = {.set_number = set_compute_threads,
-                                        .flush_denormals = flush_denormals_in_compute_threads},
-                            .meet_by_store = detail::meet_by_store_of_torchrun}));
+  // The world of a call that got no device: the next call may ask for another.
+  static std::optional<Group> refused;
+  // Its ranks exchange memory of the host.
+  const Group host = refused
+                         ? *std::exchange(refused, std::nullopt)
+                         : Group(detail::join_world(
+                               {.backend = options.backend,
+                                .timeout = options.timeout,
+                                .keep_freed_memory = options.keep_freed_memory,
+                                .flush_denormals = options.flush_denormals,
+                                .threads = {.set_number = set_compute_threads,
+                                            .flush_denormals = flush_denormals_in_compute_threads},
+                                .meet_by_store = detail::meet_by_store_of_torchrun}));
+  try {
+    return as_operation("init", [&] { return detail::on_device_of_world(host, options); });
+  } catch (const InvalidArgument&) {
+    refused = host;
+    throw;
   }
-  const auto world =
-      as_operation("init", [&] { return detail::on_device_of_world(*joined, options); });
-  joined.reset();
-  return world;
 }
 
 Group join(const std::string& name, int rank, int size, const WorldOptions& options) {

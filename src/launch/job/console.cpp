@@ -110,7 +110,9 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
       return signal;
     }
     if (signal == SIGTSTP) raise(SIGSTOP);
-    if (is_forwarded(signal)) to_forward.insert(signal);
+    if (!is_forwarded(signal)) continue;
+    to_forward.insert(signal);
+    untold.insert(signal);
   }
   if (!nodes) return std::nullopt;
   nodes->update();

@@ -91,6 +91,7 @@ class Console {
   Losses losses;
   SignalWatch signals;
   std::set<int> to_forward;    ///< signals for the ranks that were not sent to them yet
+  std::set<int> untold;        ///< of those, the ones that other nodes do not know
   std::optional<Nodes> nodes;  ///< the other nodes, if there are any and they have joined
 
  private:

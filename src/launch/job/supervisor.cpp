@@ -68,14 +68,20 @@ std::chrono::duration<double> stall_time(const Plan& plan) {
       plan.options.stall_warning.value_or(inherited.value_or(unless_set)));
 }
 
-/// Removes the copies of an earlier job in the log folder.
+/// Removes the copies of an earlier job in the log folder, except those of ranks of other nodes,
+/// which may be of this job.
 void remove_earlier_flight_records(const Plan& plan) {
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(plan.options.log_directory, none)) {
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("rank-") && (name.ends_with(".flight") || name.ends_with(".stacks"))) {
-      std::filesystem::remove(entry.path(), none);
-    }
+  std::filesystem::directory_iterator entry(plan.options.log_directory, none);
+  for (; entry != std::filesystem::directory_iterator(); entry.increment(none)) {
+    const auto name = entry->path().filename().string();
+    if (!name.starts_with("rank-") || !(name.ends_with(".flight") || name.ends_with(".stacks")))
+      continue;
+    const auto rank = detail::parse_number<int>(name.substr(5, name.find('.') - 5));
+    const bool elsewhere =
+        rank && *rank < plan.world_size &&
+        (*rank < plan.first_rank || *rank >= plan.first_rank + plan.options.ranks);
+    if (!elsewhere) std::filesystem::remove(entry->path(), none);
   }
 }
 
@@ -94,8 +100,7 @@ Outcome Supervisor::run() {
   processes_.start(plan_, ends, inheritance_);
   ends.clear();                    // the streams end when the ranks have closed them
   inheritance_.listening.reset();  // the end of rank 0 then refuses connections
-  // Those that came before the ranks of this attempt.
-  for (const int signal : console_.to_forward) tell_nodes(signal_frame(signal));
+  for (const int signal : std::exchange(console_.untold, {})) tell_nodes(signal_frame(signal));
   while (!processes_.all_ended()) poll_once();
   end_groups();
   processes_.end_others();
@@ -281,11 +286,11 @@ void Supervisor::interrupt(int signal, bool by_node) {
   if (by_node && signal == SIGKILL) return kill_all();
   // A batch system sends a signal to all nodes, of which each sends it to the others: the first one
   // that this node gets itself is not a second one.
-  const bool same = !by_node && end_signal_ && std::exchange(end_signal_->by_node, false);
   // A launcher that ssh has started ends with it. For the others it is lost.
-  const bool lost = !by_node && stdin_ended();
-  const bool again = !same && !(lost && !end_signal_) &&
-                     ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
+  const bool lost = !by_node && console_.nodes && stdin_ended();
+  const bool same = !by_node && end_signal_ && (std::exchange(end_signal_->by_node, false) || lost);
+  const bool again =
+      !same && !lost && ((end_signal_ && !first_failure_) || phase_ == Phase::stopping);
   if (lost) console_.nodes.reset();
   if (!by_node) tell_nodes(signal_frame(again ? SIGKILL : signal));
   if (!end_signal_) end_signal_ = {.number = signal, .by_node = by_node};

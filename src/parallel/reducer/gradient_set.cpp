@@ -345,8 +345,8 @@ void GradientSet::set_mean(std::size_t index) {
   member.record.set_averaged(values);
 }
 
-/// Whether ranks of weight 0 alone have a gradient. Else the mean is that of the other ranks, which
-/// have not changed theirs.
+/// Whether ranks of weight 0 alone have a gradient. A mean that is not zero is that of the other
+/// ranks, which have not changed theirs.
 bool GradientSet::is_of_no_rank(std::size_t index) const {
   const auto& member = members_[index];
   if (flag_bytes_[index] != changed_without_weight) return false;
@@ -355,7 +355,8 @@ bool GradientSet::is_of_no_rank(std::size_t index) const {
          !member.slice->values.any().item<bool>();
 }
 
-/// The gradient that no rank has changed is what it was before the exchange.
+/// A gradient that no rank has changed is what it was before the exchange. One that only ranks of
+/// weight 0 have changed is dropped.
 void GradientSet::restore(std::size_t index) {
   auto& member = members_[index];
   const auto& values = member.slice->values;

@@ -164,6 +164,7 @@ int leave_as_sources(bool throws) {
     if (group->rank() == group->size() - 1) group->send(floats, 4, DType::f32, 0).wait();
     if (!throws) group.reset();
     if (throws && group->rank() == 1) {
+      group->recv(floats, 4, DType::f32, 0).wait();  // rank 0 has the message of the last
       std::async(std::launch::deferred, [&] {
         const auto left = std::exchange(group, nullptr);
         throw 1;
@@ -177,6 +178,7 @@ int leave_as_sources(bool throws) {
       auto received = group->recv(floats, 4, DType::f32, any_source);
       received.wait();
       say("received from " + std::to_string(received.source()));
+      if (throws) group->send(floats, 4, DType::f32, 1).wait();
     }
   });
 }
