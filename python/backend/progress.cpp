@@ -107,8 +107,9 @@ bool Progress::wait(BackendWork& work, Deadline& deadline) {
     if (moved) pauses.restart();
     if (work.done()) break;
     pauses.pause();
-    if (!in_main_thread || Clock::now() - looked < between_signals) continue;
-    looked = Clock::now();
+    const auto now = Clock::now();
+    if (!in_main_thread || now - looked < between_signals) continue;
+    looked = now;
     try {
       raise_signals();
     } catch (...) {

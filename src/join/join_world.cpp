@@ -217,8 +217,9 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
 
 int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
 
-/// The number of compute threads that one of so many ranks on this host sets: its share of the
-/// cores. 0 if OMP_NUM_THREADS or a set of no more cores determines it.
+/// The compute threads of each of so many ranks on this host: its share of the cores.
+/// 0 with OMP_NUM_THREADS.
+/// 0 if the rank is bound to that many cores or fewer.
 int share_of_cores(int ranks) {
   const int share = std::max(1, online_cores() / ranks);
   return variable("OMP_NUM_THREADS") || usable_cores() <= share ? 0 : share;
