@@ -267,6 +267,14 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
 
 namespace {
 
+/// Whether the error repeats what the program of another rank threw. run_main() of that rank prints
+/// it.
+bool is_of_other_program(const std::exception& error) {
+  const auto* failed = dynamic_cast<const CommError*>(&error);
+  return failed != nullptr && !failed->cause().empty() &&
+         failed->cause_kind() == ErrorKind::general;
+}
+
 /// Whether this rank prints the error, so that all ranks together print it at most once.
 bool prints_error(const std::exception& error, const Group& world) {
   const auto* known = dynamic_cast<const Error*>(&error);
@@ -276,9 +284,8 @@ bool prints_error(const std::exception& error, const Group& world) {
   const bool first = of_first ? world.rank() > 0 : world.rank() == 0;
   const bool by_launcher = Environment::get().rank.has_value();  // `lockstep run` reports errors
   if (failed != nullptr && !failed->cause().empty()) {
-    // The rank whose program threw prints its error. `lockstep run` reports all other failures.
-    const bool printed = failed->cause_kind() == ErrorKind::general;
-    return first && !printed && !by_launcher;
+    // `lockstep run` reports all other failures.
+    return first && !is_of_other_program(error) && !by_launcher;
   }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
   // All ranks raise most other errors of Lockstep. Errors of a loader's thread are nested, and only
@@ -370,8 +377,10 @@ int run_main(int argc, const char* const* argv, const std::function<void(const G
     return 0;
   } catch (const std::exception& error) {
     record_error(error);
-    if (!world) wait_for_startup_reporter();
-    if (!world || prints_error(error, *world)) {
+    // The program of another rank may throw while this one is in init().
+    const bool cannot_join = !world && !is_of_other_program(error);
+    if (cannot_join) wait_for_startup_reporter();
+    if (world ? prints_error(error, *world) : cannot_join) {
       const auto program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "";
       const bool colour = detail::shows_colour(STDERR_FILENO);
       std::cerr << detail::in_tone(program + ":", detail::Tone::error, colour) << ' '

@@ -286,6 +286,23 @@ TEST(Launchers, ALateErrorOfTheLastRankIsPrinted) {
   }
 }
 
+TEST(Launchers, AnErrorOfARankIsNotPrintedByOneThatIsStillInInit) {
+  for (const char* backend : {"host", "tcp"}) {
+    const auto rank = [&](const char* number, const char* behaviour) {
+      const Variables own{{"LOCKSTEP_BACKEND", backend},
+                          {"LOCKSTEP_DEVICE", "cuda"},
+                          {"LOCAL_RANK", number},
+                          {"LOCAL_WORLD_SIZE", "2"}};
+      return Launched({init_program, behaviour}, by_hand(number, own));
+    };
+    auto first = rank("0", "sum-main");
+    EXPECT_EQ(rank("1", "throw-early").wait().code, 1);
+    const auto ended = first.wait();
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_EQ(ended.err, "") << backend;
+  }
+}
+
 TEST(Launchers, RanksOfMpirunMayUseTcp) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   const auto ended = Launched(under_mpirun(2), {{"LOCKSTEP_BACKEND", "tcp"},

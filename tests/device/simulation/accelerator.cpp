@@ -175,14 +175,9 @@ extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
   return 0;
 }
 
-/// In place of CUDA's function, which is called, too, where it is loaded.
-extern "C" int cudaGetLastError() {
-  using Function = int (*)();
-  static const auto real = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "cudaGetLastError"));
-  const int of_cuda = real != nullptr ? real() : 0;
-  const int own = std::exchange(last_error, 0);
-  return own != 0 ? own : of_cuda;
-}
+/// In place of CUDA's function, whose last error on a machine without a GPU is always that it has
+/// none.
+extern "C" int cudaGetLastError() { return std::exchange(last_error, 0); }
 
 /// In place of CUDA's functions. Null memory is an invalid value.
 extern "C" int cudaHostRegister(void* data, std::size_t bytes, unsigned) {

@@ -13,7 +13,9 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "core/failure.h"
 #include "core/system/process.h"
+#include "join/join_world.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
@@ -104,6 +106,16 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
   return 1;
 }
 
+/// Ends as a rank whose program throws while the other ranks are still in init(). Their exchange of
+/// devices waits for this rank.
+int throw_early() {
+  const auto world = lockstep::detail::join_world({});
+  world->fail_with({.kind = lockstep::detail::Failure::Kind::error,
+                    .rank = world->rank(),
+                    .text = "no such file"});
+  return 1;
+}
+
 [[noreturn]] void train_for_ever(const lockstep::Group& world) {
   std::cout << "pid " + std::to_string(::getpid()) + '\n' << std::flush;
   const auto tensor = at::full({5000}, 1.0);
@@ -120,6 +132,7 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 /// that run_main() catches.
 /// - leave-main: all ranks but the last return to run_main() before its operation.
 /// - late-main: the last rank throws after the others have returned to run_main().
+/// - throw-early: ends by an error that other ranks meet in init(); sum-main: one of those.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
@@ -132,6 +145,11 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy, bo
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   if (behaviour == "libtorch-main") return lockstep::run_main(argc, argv, meet_error_of_libtorch);
+  if (behaviour == "throw-early") return throw_early();
+  if (behaviour == "sum-main") {
+    return lockstep::run_main(
+        argc, argv, [](const lockstep::Group& world) { world.all_reduce(at::ones({2})).wait(); });
+  }
   if (behaviour == "leave-main" || behaviour == "late-main") {
     return lockstep::run_main(argc, argv, [&](const lockstep::Group& world) {
       if (world.rank() + 1 < world.size()) return;
