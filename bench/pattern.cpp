@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/reference.h"
+#include "bench/reference/kernels.h"
 
 namespace lockstep::bench {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/reference/kernels.h"
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "kernels/reference.h"
 
 // Expected results of collectives, restated over vectors of bytes held in one process.
 

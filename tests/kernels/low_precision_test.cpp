@@ -9,8 +9,8 @@
 #include <limits>
 #include <random>
 
+#include "bench/reference/kernels.h"
 #include "kernels/copy.h"
-#include "kernels/reference.h"
 #include "tests/kernels/guarded.h"
 
 namespace lockstep::inline v0_2::kernels {

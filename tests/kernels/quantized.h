@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "bench/reference/kernels.h"
 #include "kernels/quantize.h"
-#include "kernels/reference.h"
 
 namespace lockstep::inline v0_2::kernels {
 

@@ -7,10 +7,10 @@
 #include <random>
 #include <string>
 
+#include "bench/reference/kernels.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "kernels/reduce.h"
-#include "kernels/reference.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "bench/reference/kernels.h"
 #include "core/text.h"
-#include "kernels/reference.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 

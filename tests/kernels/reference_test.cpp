@@ -1,10 +1,10 @@
-#include "kernels/reference.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <limits>
+
+#include "bench/reference/kernels.h"
 
 // The oracle itself is checked against facts of the formats, not against another conversion.
 namespace lockstep::inline v0_2::kernels::reference {

@@ -5,8 +5,8 @@
 #include <random>
 #include <string>
 
+#include "bench/reference/kernels.h"
 #include "core/text.h"
-#include "kernels/reference.h"
 #include "kernels/select_largest.h"
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"

@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
+#include "bench/reference/kernels.h"
 #include "core/system/denormals_guard.h"
 #include "core/text.h"
 #include "group/tensors.h"
-#include "kernels/reference.h"
 #include "lockstep/denormals.h"
 #include "lockstep/exchange.h"
 #include "lockstep/init.h"

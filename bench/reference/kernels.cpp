@@ -1,4 +1,4 @@
-#include "kernels/reference.h"
+#include "bench/reference/kernels.h"
 
 #include <algorithm>
 #include <array>

@@ -10,7 +10,7 @@
 
 namespace lockstep::inline v0_2::kernels::reference {
 
-/// The result of kernels::reduce, computed by scalar code. For tests. Arithmetic flushes denormals
+/// The result of kernels::reduce, computed by scalar code. Arithmetic flushes denormals
 /// if the calling thread does, as in kernels.
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count);
