@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/blocks.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/low_precision.cpp"
 #include "hwy/foreach_target.h"
@@ -192,49 +194,26 @@ void round_stochastically(std::span<const float> values, const RandomStream& str
 
 void round_with_compensation(std::span<const float> values, std::uint16_t* rounded,
                              std::uint16_t* compensation) {
-  std::size_t at = 0;
-  for (; values.size() - at >= block; at += block) {
-    HWY_DYNAMIC_DISPATCH(round_block_with_compensation)
-    (values.data() + at, rounded + at, compensation + at);
-  }
-  float padded[block] = {};
-  std::uint16_t results[2][block];
-  const std::size_t length = values.size() - at;
-  std::copy_n(values.data() + at, length, padded);
-  HWY_DYNAMIC_DISPATCH(round_block_with_compensation)(padded, results[0], results[1]);
-  std::copy_n(results[0], length, rounded + at);
-  std::copy_n(results[1], length, compensation + at);
+  const auto round = [](std::size_t, const float* from, std::uint16_t* to, std::uint16_t* rest) {
+    HWY_DYNAMIC_DISPATCH(round_block_with_compensation)(from, to, rest);
+  };
+  for_each_block<block>(values.size(), round, values.data(), rounded, compensation);
 }
 
 void add_compensation(const std::uint16_t* rounded, const std::uint16_t* compensation,
                       std::span<float> values) {
-  std::size_t at = 0;
-  for (; values.size() - at >= block; at += block) {
-    HWY_DYNAMIC_DISPATCH(add_compensation_to_block)
-    (rounded + at, compensation + at, values.data() + at);
-  }
-  std::uint16_t padded[2][block] = {};
-  float sums[block];
-  const std::size_t length = values.size() - at;
-  std::copy_n(rounded + at, length, padded[0]);
-  std::copy_n(compensation + at, length, padded[1]);
-  HWY_DYNAMIC_DISPATCH(add_compensation_to_block)(padded[0], padded[1], sums);
-  std::copy_n(sums, length, values.data() + at);
+  const auto add = [](std::size_t, const std::uint16_t* from, const std::uint16_t* rest,
+                      float* to) {
+    HWY_DYNAMIC_DISPATCH(add_compensation_to_block)(from, rest, to);
+  };
+  for_each_block<block>(values.size(), add, rounded, compensation, values.data());
 }
 
 void refresh_masters(DType dtype, const std::uint16_t* rounded, std::span<float> masters) {
-  const auto refresh = [&](const std::uint16_t* of_block, float* to) {
-    HWY_DYNAMIC_DISPATCH(refresh_block)(dtype == DType::bf16, of_block, to);
+  const auto refresh = [&](std::size_t, const std::uint16_t* from, float* to) {
+    HWY_DYNAMIC_DISPATCH(refresh_block)(dtype == DType::bf16, from, to);
   };
-  std::size_t at = 0;
-  for (; masters.size() - at >= block; at += block) refresh(rounded + at, masters.data() + at);
-  std::uint16_t padded[block] = {};
-  float masters_of_block[block] = {};
-  const std::size_t length = masters.size() - at;
-  std::copy_n(rounded + at, length, padded);
-  std::copy_n(masters.data() + at, length, masters_of_block);
-  refresh(padded, masters_of_block);
-  std::copy_n(masters_of_block, length, masters.data() + at);
+  for_each_block<block>(masters.size(), refresh, rounded, masters.data());
 }
 
 }  // namespace lockstep::kernels

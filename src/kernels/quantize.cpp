@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/text.h"
+#include "kernels/blocks.h"
 #include "lockstep/error.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -102,14 +103,6 @@ void expect_chunks(std::size_t got, std::size_t count) {
                                        " elements, expected ", quantized_chunks(count)));
 }
 
-/// Calls fn(first element, elements) for each chunk of count elements.
-template <class Fn>
-void for_each_chunk(std::size_t count, const Fn& fn) {
-  for (std::size_t at = 0; at < count; at += quantized_chunk) {
-    fn(at, std::min(quantized_chunk, count - at));
-  }
-}
-
 }  // namespace
 
 std::size_t first_not_finite(const QuantizedChunk& chunk) {
@@ -126,35 +119,20 @@ std::int32_t rank_not_finite(const QuantizedChunk& chunk) {
 
 void quantize(std::span<const float> values, std::span<QuantizedChunk> chunks) {
   expect_chunks(chunks.size(), values.size());
-  for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
-    auto& chunk = chunks[at / quantized_chunk];
-    if (length == quantized_chunk) {
-      HWY_DYNAMIC_DISPATCH(quantize_chunk)(values.data() + at, chunk);
-      return;
-    }
-    float padded[quantized_chunk] = {};
-    std::copy_n(values.data() + at, length, padded);
-    HWY_DYNAMIC_DISPATCH(quantize_chunk)(padded, chunk);
-  });
+  const auto quantize_one = [&](std::size_t at, const float* of_chunk) {
+    HWY_DYNAMIC_DISPATCH(quantize_chunk)(of_chunk, chunks[at / quantized_chunk]);
+  };
+  for_each_block<quantized_chunk>(values.size(), quantize_one, values.data());
 }
 
 void quantize_with_feedback(std::span<const float> values, std::span<float> residual,
                             std::span<QuantizedChunk> chunks) {
   expect_chunks(chunks.size(), values.size());
-  for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
-    auto& chunk = chunks[at / quantized_chunk];
-    if (length == quantized_chunk) {
-      HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)
-      (values.data() + at, residual.data() + at, chunk);
-      return;
-    }
-    float from[quantized_chunk] = {};
-    float rest[quantized_chunk] = {};
-    std::copy_n(values.data() + at, length, from);
-    std::copy_n(residual.data() + at, length, rest);
-    HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)(from, rest, chunk);
-    std::copy_n(rest, length, residual.data() + at);
-  });
+  const auto quantize_one = [&](std::size_t at, const float* of_chunk, float* rest) {
+    HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)
+    (of_chunk, rest, chunks[at / quantized_chunk]);
+  };
+  for_each_block<quantized_chunk>(values.size(), quantize_one, values.data(), residual.data());
 }
 
 void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
@@ -180,16 +158,10 @@ void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
 
 void dequantize(std::span<const QuantizedChunk> chunks, std::span<float> values) {
   expect_chunks(chunks.size(), values.size());
-  for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
-    const auto& chunk = chunks[at / quantized_chunk];
-    if (length == quantized_chunk) {
-      HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunk, values.data() + at);
-      return;
-    }
-    float padded[quantized_chunk];
-    HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunk, padded);
-    std::copy_n(padded, length, values.data() + at);
-  });
+  const auto dequantize_one = [&](std::size_t at, float* of_chunk) {
+    HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunks[at / quantized_chunk], of_chunk);
+  };
+  for_each_block<quantized_chunk>(values.size(), dequantize_one, values.data());
 }
 
 }  // namespace lockstep::kernels
