@@ -32,7 +32,7 @@ class Lockstep(ConanFile):
 
     def system_requirements(self):
         # Names those that are missing; -c tools.system.package_manager:mode=install installs them.
-        Apt(self).install(["libcli11-dev", "libfmt-dev", "libhwy-dev", "libsodium-dev", "libspdlog-dev", "libxxhash-dev",
+        Apt(self).install(["libcli11-dev", "libhwy-dev", "libsodium-dev", "libxxhash-dev",
                            "nlohmann-json3-dev", "pkg-config", "zlib1g-dev"])
 
     def layout(self):

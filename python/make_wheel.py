@@ -17,7 +17,7 @@ import zipfile
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 # Debian's packages of the libraries that the wheel contains.
-CONTAINED = ("libfmt-dev", "libhwy-dev", "libsodium-dev", "libspdlog-dev", "nlohmann-json3-dev")
+CONTAINED = ("libhwy-dev", "libsodium-dev", "nlohmann-json3-dev")
 
 
 def metadata(args, licenses):

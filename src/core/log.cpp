@@ -1,36 +1,41 @@
 #include "core/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <array>
-#include <memory>
+#include <chrono>
+#include <ctime>
+#include <iomanip>
 #include <mutex>
 #include <utility>
 
 #include "core/environment.h"
+#include "core/signal_safe_text.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::log {
 namespace {
 
-spdlog::level::level_enum translate(LogLevel level) {
-  constexpr std::array levels{spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
-                              spdlog::level::err};
-  return levels[static_cast<std::size_t>(level)];
+/// Whether LOCKSTEP_LOG names this level or a lower one.
+bool is_shown(LogLevel level) {
+  // A copy, since MPI ends after static objects of this library and may log.
+  static const auto least = Environment::get().log_level;
+  return least && level >= *least;
 }
 
-spdlog::logger& logger() {
-  // Never destroyed, since MPI ends after static objects of this library and may log.
-  static auto& instance = *[] {
-    auto* made = new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    const auto level = Environment::get().log_level;
-    made->set_level(level ? translate(*level) : spdlog::level::off);
-    made->set_pattern("%H:%M:%S.%e lockstep %l (%P) %v");
-    return made;
-  }();
-  return instance;
+/// One line in one write: time, level, pid and text.
+void print(LogLevel level, std::string_view text) {
+  constexpr std::array names{"debug", "info", "warning", "error"};
+  const auto now = std::chrono::system_clock::now();
+  const auto since = std::chrono::floor<std::chrono::milliseconds>(now.time_since_epoch());
+  const auto time = std::chrono::system_clock::to_time_t(now);
+  tm parts{};
+  std::array<char, 16> clock{};
+  std::strftime(clock.data(), clock.size(), "%H:%M:%S", ::localtime_r(&time, &parts));
+  const auto line = detail::concat(
+      clock.data(), '.', std::setfill('0'), std::setw(3), since.count() % 1000, " lockstep ",
+      names[static_cast<std::size_t>(level)], " (", ::getpid(), ") ", text, '\n');
+  detail::write_all(STDERR_FILENO, line.data(), line.size());
 }
 
 std::mutex mutex;
@@ -47,14 +52,14 @@ bool to_sink(LogLevel level, std::string_view text) {
 }  // namespace
 
 void write(LogLevel level, std::string_view text) {
-  if (!to_sink(level, text)) logger().log(translate(level), text);
+  if (!to_sink(level, text) && is_shown(level)) print(level, text);
 }
 
 void notice(std::string_view text) {
   if (to_sink(LogLevel::warn, text)) return;
-  if (logger().should_log(spdlog::level::warn)) return logger().warn(text);
+  if (is_shown(LogLevel::warn)) return print(LogLevel::warn, text);
   const auto line = detail::concat("lockstep: ", text, '\n');
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  detail::write_all(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace lockstep::log
