@@ -83,27 +83,7 @@ using BatchSource = std::function<std::optional<torch::data::Example<>>()>;
 /// Result of scatter_from_rank0: a range to be iterated once.
 class ScatteredBatches {
  public:
-  class Iterator {
-   public:
-    using difference_type = std::ptrdiff_t;
-    using value_type = torch::data::Example<>;
-    using reference = value_type&;
-    using pointer = value_type*;
-    using iterator_category = std::input_iterator_tag;
-
-    explicit Iterator(ScatteredBatches& range) : range_(&range) {}
-    value_type& operator*() const { return *range_->current_; }
-    value_type* operator->() const { return &*range_->current_; }
-    Iterator& operator++() {
-      range_->advance();
-      return *this;
-    }
-    void operator++(int) { range_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !range_->current_; }
-
-   private:
-    ScatteredBatches* range_;
-  };
+  using Iterator = RangeIterator<ScatteredBatches, torch::data::Example<>>;
 
   ScatteredBatches(BatchSource source, const Group& group)
       : source_(std::move(source)), group_(group.host()) {}
@@ -115,6 +95,11 @@ class ScatteredBatches {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
+  torch::data::Example<>& peek() { return *current_; }
+  void count() {}
+  bool ended() const { return !current_; }
   void advance();
 
   BatchSource source_;

@@ -26,6 +26,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/samplers.h"
+
 namespace lockstep::inline v0_2::detail {
 
 /// A pool of threads that begins jobs in the order in which they were added. A job flushes
@@ -242,33 +244,8 @@ class PrefetchLoader {
  public:
   using Batch = typename Dataset::BatchType;
 
-  class Iterator {
-   public:
-    using difference_type = std::ptrdiff_t;
-    using value_type = Batch;
-    using reference = Batch&;
-    using pointer = Batch*;
-    using iterator_category = std::input_iterator_tag;
-
-    explicit Iterator(PrefetchLoader& loader) : loader_(&loader) {}
-    /// Returns the batch and counts its samples as used.
-    Batch& operator*() const {
-      loader_->count();
-      return peek();
-    }
-    Batch* operator->() const { return &**this; }
-    /// Returns the batch without counting its samples as used.
-    Batch& peek() const { return *loader_->current_; }
-    Iterator& operator++() {
-      loader_->advance();
-      return *this;
-    }
-    void operator++(int) { loader_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !loader_->current_; }
-
-   private:
-    PrefetchLoader* loader_;
-  };
+  /// Its peek() returns the batch without counting its samples as used.
+  using Iterator = detail::RangeIterator<PrefetchLoader, Batch>;
 
   /// Throws: InvalidArgument for a batch size of 0, and for a sampler with a size() above the
   /// dataset's. InvalidArgument for a device that does not exist, and for a device with batches of
@@ -313,6 +290,7 @@ class PrefetchLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
   using Indices = std::vector<std::size_t>;
   using Task = std::packaged_task<Batch(Dataset&)>;
 
@@ -416,6 +394,8 @@ class PrefetchLoader {
     if (is_read) next_ = take();
   }
 
+  Batch& peek() { return *current_; }
+  bool ended() const { return !current_; }
   /// Counts the current batch as used, once.
   void count() {
     if (const auto samples = std::exchange(uncounted_, std::nullopt)) tell_used(*samples);

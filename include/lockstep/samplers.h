@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -122,3 +123,38 @@ class EvaluationSampler : public torch::data::samplers::Sampler<> {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+/// Iterates once over a range of batches. Range has peek(), the current value; count(), which
+/// counts that as used; advance(); and ended().
+template <class Range, class Value>
+class RangeIterator {
+ public:
+  using difference_type = std::ptrdiff_t;
+  using value_type = Value;
+  using reference = Value&;
+  using pointer = Value*;
+  using iterator_category = std::input_iterator_tag;
+
+  explicit RangeIterator(Range& range) : range_(&range) {}
+  /// Returns the value and counts it as used.
+  Value& operator*() const {
+    range_->count();
+    return peek();
+  }
+  Value* operator->() const { return &**this; }
+  /// Returns the value without counting it as used.
+  Value& peek() const { return range_->peek(); }
+  RangeIterator& operator++() {
+    range_->advance();
+    return *this;
+  }
+  void operator++(int) { range_->advance(); }
+  bool operator==(std::default_sentinel_t) const { return range_->ended(); }
+
+ private:
+  Range* range_;
+};
+
+}  // namespace lockstep::detail

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/group.h"
+#include "lockstep/samplers.h"
 #include "lockstep/work.h"
 
 namespace lockstep::inline v0_2 {
@@ -51,33 +52,7 @@ class JoinUneven {
   using Shown = std::conditional_t<to_the_last, std::optional<Batch>, Batch>;
 
  public:
-  class Iterator {
-   public:
-    using difference_type = std::ptrdiff_t;
-    using value_type = Shown;
-    using reference = Shown&;
-    using pointer = Shown*;
-    using iterator_category = std::input_iterator_tag;
-
-    explicit Iterator(JoinUneven& range) : range_(&range) {}
-    Shown& operator*() const {
-      if constexpr (to_the_last) {
-        return range_->current_;
-      } else {
-        return *range_->current_;
-      }
-    }
-    Shown* operator->() const { return &**this; }
-    Iterator& operator++() {
-      range_->advance();
-      return *this;
-    }
-    void operator++(int) { range_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return range_->ended_; }
-
-   private:
-    JoinUneven* range_;
-  };
+  using Iterator = RangeIterator<JoinUneven, Shown>;
 
   JoinUneven(Loader& loader, const Group& group)
       : loader_(loader), turn_(group, to_the_last ? ReduceOp::max : ReduceOp::min) {}
@@ -92,6 +67,18 @@ class JoinUneven {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
+  Shown& peek() {
+    if constexpr (to_the_last) {
+      return current_;
+    } else {
+      return *current_;
+    }
+  }
+  void count() {}
+  bool ended() const { return ended_; }
+
   /// Moves to the batch that look_ahead() has read, if there is another iteration.
   void advance() {
     if (!turn_.answer()) {
@@ -107,12 +94,12 @@ class JoinUneven {
 
   void look_ahead() {
     next_.reset();
-    if (*position_ != *end_) next_.emplace(peek());
+    if (*position_ != *end_) next_.emplace(read());
     turn_.ask(next_.has_value());
   }
 
   /// Reads the batch without counting it as used, for loaders that count used samples.
-  decltype(auto) peek() {
+  decltype(auto) read() {
     if constexpr (requires { position_->peek(); }) {
       return position_->peek();
     } else {

@@ -13,6 +13,7 @@
 
 #include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -48,31 +49,26 @@ class Batches {
   using Reader = PrefetchLoader<Called, Called>;
 
  public:
-  class Iterator : public Reader::Iterator {
-   public:
-    using value_type = Batch;
-    using reference = Batch&;
-    using pointer = Batch*;
-
-    explicit Iterator(typename Reader::Iterator first) : Reader::Iterator(first) {}
-    Batch& peek() const { return Reader::Iterator::peek().front(); }
-    Batch& operator*() const { return peek(); }
-    Batch* operator->() const { return &peek(); }
-    Iterator& operator++() { return Reader::Iterator::operator++(), *this; }
-    void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t end) const {
-      return Reader::Iterator::operator==(end) || Reader::Iterator::peek().empty();
-    }
-  };
+  using Iterator = RangeIterator<Batches, Batch>;
 
   Batches(Loader&& loader, const PrefetchOptions& options)
       : loader_(std::forward<Loader>(loader)),
         reader_({&loader_, &ended_}, {&loader_, &ended_}, checked(options)) {}
 
-  Iterator begin() { return Iterator(reader_.begin()); }
+  Iterator begin() {
+    position_.emplace(reader_.begin());
+    return Iterator(*this);
+  }
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
+  Batch& peek() { return position_->peek().front(); }
+  void count() {}
+  void advance() { ++*position_; }
+  bool ended() const { return *position_ == std::default_sentinel || position_->peek().empty(); }
+
   static PrefetchOptions checked(const PrefetchOptions& options) {
     if (options.workers <= 1 && options.batch_size == 1 && !options.drop_last) return options;
     throw InvalidArgument("batches: got several workers, batch_size or drop_last, expected none",
@@ -81,6 +77,7 @@ class Batches {
 
   Loader loader_;
   bool ended_ = false;
+  std::optional<typename Reader::Iterator> position_;
   Reader reader_;  ///< last: its thread uses the other members
 };
 
