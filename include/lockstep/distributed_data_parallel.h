@@ -193,10 +193,8 @@ decltype(auto) run_forward(M& model, Args&&... args) {
 }
 
 class ForwardGraph;
+  /// is_optimized: null for a DistributedDataParallel.
 class Reducer;
-
-/// Which class wraps a model.
-enum class FrontEnd : bool { distributed_data_parallel, distributed_optimizer };
 
 /// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them
 /// equal at the start, and has the Reducer that exchanges gradients.
@@ -206,7 +204,7 @@ class ReplicatedModel {
   /// Throws: InvalidArgument, on every rank; the group stays usable. Any other error, such as a
   /// shortage of memory on one rank, ends the world.
   ReplicatedModel(ModelView model, const Group& group, const DataParallelOptions& options,
-                  FrontEnd front_end);
+                  const IsOptimized& is_optimized = nullptr);
   ~ReplicatedModel();
   ReplicatedModel(const ReplicatedModel&) = delete;
   ReplicatedModel& operator=(const ReplicatedModel&) = delete;
@@ -288,9 +286,8 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
       : model_(std::move(model)),
-        replicas_(std::make_shared<detail::ReplicatedModel>(
-            detail::view_of(model_), group, options, detail::FrontEnd::distributed_data_parallel)) {
-  }
+        replicas_(
+            std::make_shared<detail::ReplicatedModel>(detail::view_of(model_), group, options)) {}
 
   /// The same for a model declared with TORCH_MODULE.
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,12 +26,10 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-class ModelView;
-
 namespace detail {
 class ModelTensors;
-/// The model with these of its parameters, and all its buffers.
-ModelView part_of(const ModelView& model, std::vector<NamedTensor> parameters);
+/// Whether the optimizer of a DistributedOptimizer updates a parameter.
+using IsOptimized = std::function<bool(const at::Tensor& parameter)>;
 }  // namespace detail
 
 /// The parameters and buffers of a model of any kind. Functions that take a ModelView train, save,
@@ -72,8 +71,6 @@ class ModelView {
   const detail::ModelTensors& tensors() const;
 
  private:
-  friend ModelView detail::part_of(const ModelView& model, std::vector<NamedTensor> parameters);
-
   std::shared_ptr<const detail::ModelTensors> tensors_;
 };
 

@@ -233,7 +233,7 @@ void BucketReducers::begin_use(std::size_t index) {
   memory_->begin_use(reducers_[index].bucket, position);
 }
 
-void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized) {
+void BucketReducers::set_optimized(const IsOptimized& is_optimized) {
   for (auto& reducer : reducers_) {
     reducer.is_optimized = std::ranges::all_of(
         reducer.bucket.slices(), [&](const auto& slice) { return is_optimized(slice.parameter); });

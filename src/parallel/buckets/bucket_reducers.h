@@ -184,7 +184,7 @@ class BucketReducers {
     return has_part ? Product::part : Product::mean;
   }
   /// Determines BucketReducer::is_optimized.
-  void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);
+  void set_optimized(const IsOptimized& is_optimized);
   /// Whether the bucket's exchange is one all_reduce.
   bool is_all_reduce(std::size_t index) const {
     return reducers_[index].exchange->is_all_reduce() && product(index) == Product::mean;

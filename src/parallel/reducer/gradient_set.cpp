@@ -100,8 +100,7 @@ std::vector<NamedTensor> GradientSet::parameters() const {
   return parameters;
 }
 
-void GradientSet::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized,
-                                bool others_accumulate) {
+void GradientSet::set_optimized(const IsOptimized& is_optimized, bool others_accumulate) {
   for (auto& member : members_) {
     member.is_optimized = is_optimized(member.slice->parameter);
     member.may_accumulate = others_accumulate && !member.is_optimized;

@@ -89,8 +89,7 @@ class GradientSet {
 
   /// Determines whose means the step agreement regards. others_accumulate: whether backwards may
   /// add to the means of all other parameters.
-  void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized,
-                     bool others_accumulate);
+  void set_optimized(const IsOptimized& is_optimized, bool others_accumulate);
 
   /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.

@@ -83,10 +83,19 @@ void ModelState::declare_sparse(const std::vector<std::string>& names) {
   }
 }
 
+void ModelState::keep_optimized(const IsOptimized& is_optimized) {
+  const auto rest = std::ranges::stable_partition(parameters, is_optimized, &NamedTensor::tensor);
+  others.assign(rest.begin(), rest.end());
+  parameters.erase(rest.begin(), rest.end());
+}
+
 std::vector<std::string> describe(const ModelState& state, bool with_values) {
   std::vector<std::string> lines;
-  for (const auto& named : state.parameters) {
-    lines.push_back(line("parameter", named, state.has_sparse_gradient(named.tensor), with_values));
+  for (const auto* parameters : {&state.parameters, &state.others}) {
+    for (const auto& named : *parameters) {
+      const bool is_sparse = state.has_sparse_gradient(named.tensor);
+      lines.push_back(line("parameter", named, is_sparse, with_values));
+    }
   }
   for (const auto& named : state.buffers)
     lines.push_back(line("buffer", named, false, with_values));
@@ -104,7 +113,7 @@ void broadcast(const ModelState& state, const Group& group, int root) {
     batch.clear();
     bytes = 0;
   };
-  for (const auto* tensors : {&state.parameters, &state.buffers}) {
+  for (const auto* tensors : {&state.parameters, &state.others, &state.buffers}) {
     for (const auto& [name, tensor] : *tensors) {
       if (bytes > 0 && bytes + tensor.nbytes() > max_broadcast_bytes) send();
       batch.push_back(tensor);
@@ -123,18 +132,16 @@ std::vector<NamedTensor> trainable(const ModelState& model, std::optional<Gradie
   return parameters;
 }
 
-void check_copyable(const ModelState& model, const Group& group) {
-  for (const auto& [name, tensor] : model.parameters)
-    check_copyable("parameter", name, tensor, group);
-  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
-}
-
 void check_trainable(const ModelState& model, const Group& group) {
   const auto parameters = trainable(model);
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient");
   }
-  check_copyable(model, group);  // frozen parameters and buffers are broadcast, too
+  // Frozen parameters and buffers are broadcast, too.
+  for (const auto* all : {&model.parameters, &model.others}) {
+    for (const auto& [name, tensor] : *all) check_copyable("parameter", name, tensor, group);
+  }
+  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
   for (const auto& [name, tensor] : parameters) {
     if (!tensor.is_leaf()) refuse(name, "got the result of a computation, expected a leaf");
     if (!is_reducible(tensor.scalar_type())) {

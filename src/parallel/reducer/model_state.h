@@ -43,6 +43,8 @@ struct ModelState {
   /// with sparse = true.
   /// Throws: InvalidArgument for a name that is not a parameter's.
   void declare_sparse(const std::vector<std::string>& names);
+  /// Moves the parameters that an optimizer does not update to `others`.
+  void keep_optimized(const IsOptimized& is_optimized);
   bool has_sparse_gradient(const at::Tensor& parameter) const {
     return sparse.contains(parameter.unsafeGetTensorImpl());
   }
@@ -50,6 +52,9 @@ struct ModelState {
   ModelView view;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
+  /// Parameters that ranks compare and copy at the construction of a wrapper, and that other
+  /// wrappers synchronise (DataParallelOptions::optimized_only).
+  std::vector<NamedTensor> others = {};
   std::unordered_set<const void*> sparse;  ///< parameters with sparse gradients
 };
 
@@ -64,9 +69,6 @@ enum class GradientLayout : bool { dense, sparse };
 /// The parameters that require a gradient and have gradients of this layout, by default of any.
 std::vector<NamedTensor> trainable(const ModelState& model,
                                    std::optional<GradientLayout> layout = {});
-
-/// Throws: InvalidArgument when values of another rank cannot be copied into a tensor.
-void check_copyable(const ModelState& model, const Group& group);
 
 /// Throws: InvalidArgument when the model has no trainable parameter, or a tensor that cannot be
 /// averaged or broadcast.

@@ -133,7 +133,7 @@ class OfScript final : public ModelTensors {
   torch::jit::ObjectPtr object_;
 };
 
-class OfList : public ModelTensors {
+class OfList final : public ModelTensors {
  public:
   OfList(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers)
       : parameters_(std::move(parameters)), buffers_(std::move(buffers)) {}
@@ -147,20 +147,6 @@ class OfList : public ModelTensors {
  private:
   std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
-};
-
-class OfPart final : public OfList {
- public:
-  OfPart(ModelView model, std::vector<NamedTensor> parameters)
-      : OfList(std::move(parameters), {}), model_(std::move(model)) {}
-
-  std::vector<NamedTensor> buffers() const override { return model_.tensors().buffers(); }
-  void for_each_assigned_buffer(Visit fn) const override {
-    model_.tensors().for_each_assigned_buffer(fn);
-  }
-
- private:
-  ModelView model_;
 };
 
 [[noreturn]] void refuse(const std::string& name, const char* got, const char* expected) {
@@ -218,12 +204,6 @@ std::vector<at::Tensor> parameters(const ModelView& model) {
     if (listed.insert(parameter.unsafeGetTensorImpl()).second) once.push_back(parameter);
   });
   return once;
-}
-
-ModelView detail::part_of(const ModelView& model, std::vector<NamedTensor> parameters) {
-  ModelView part = model;
-  part.tensors_ = std::make_shared<OfPart>(model, std::move(parameters));
-  return part;
 }
 
 std::vector<NamedTensor> detail::tensors_of(const ModelView& model) {

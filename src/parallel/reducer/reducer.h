@@ -72,7 +72,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// From now on, steps of a DistributedOptimizer end exchanges. Without a DistributedDataParallel,
   /// whose program may have other optimizers, backwards may add to the means of all parameters that
   /// it does not update. Ranks: all, between the same two backwards.
-  void attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized);
+  void attach_optimizer(const IsOptimized& is_optimized);
   /// From then on, ranks compare the options before each update. For updates that ranks divide:
   /// each rank would update its part with its own options, and all would keep equal parameters.
   void compare_options(std::function<std::vector<UpdateOption>()> options) {

@@ -116,24 +116,26 @@ UpdateNeeds needs_of(const DataParallelOptions& options) {
           .parts = options.shard == Shard::gradients ? PartMemory::own : PartMemory::bucket};
 }
 
-ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
+ModelState state_of(const ModelView& model, const DataParallelOptions& options,
+                    const IsOptimized& is_optimized = nullptr) {
   ModelState state(model);
   state.declare_sparse(options.sparse_gradients);
+  if (options.optimized_only) state.keep_optimized(is_optimized);
   return state;
 }
 
 /// The state of a model that can be wrapped.
 ModelState checked(const ModelView& model, const Group& group, const DataParallelOptions& options,
-                   FrontEnd front_end) {
+                   const IsOptimized& is_optimized) {
   if (!model) throw InvalidArgument("got no model");
-  if (front_end == FrontEnd::distributed_data_parallel && options.optimized_only) {
+  if (!is_optimized && options.optimized_only) {
     throw InvalidArgument(
         "optimized_only: got DistributedDataParallel, which has no optimizer, expected "
         "DistributedOptimizer: DistributedDataParallel averages all gradients, and any number of "
         "optimizers may step after its backward");
   }
   const ParameterStrategies strategies(options);
-  if (front_end == FrontEnd::distributed_data_parallel && !strategies.exchanges_every_gradient()) {
+  if (!is_optimized && !strategies.exchanges_every_gradient()) {
     throw InvalidArgument(concat("strategy ", strategies.text(),
                                  " does not average every gradient at every step: use "
                                  "DistributedOptimizer, which also exchanges parameters"));
@@ -142,7 +144,7 @@ ModelState checked(const ModelView& model, const Group& group, const DataParalle
     throw InvalidArgument(
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
-  auto state = state_of(model, options);
+  auto state = state_of(model, options, is_optimized);
   check_trainable(state, group);
   strategies.check_patterns(state.parameters);
   if (shares_memory(options)) {
@@ -157,11 +159,12 @@ ModelState checked(const ModelView& model, const Group& group, const DataParalle
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
 /// instead, so that all ranks report it and none waits for that rank.
 std::vector<std::string> describe_all(const ModelView& model, const Group& group,
-                                      const DataParallelOptions& options, FrontEnd front_end) {
+                                      const DataParallelOptions& options,
+                                      const IsOptimized& is_optimized) {
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   std::vector<std::string> lines;
   try {
-    lines = describe(checked(model, group, options, front_end), same_seed);
+    lines = describe(checked(model, group, options, is_optimized), same_seed);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
@@ -179,24 +182,23 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
 }  // namespace
 
 ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
-                                 const DataParallelOptions& options, FrontEnd front_end)
+                                 const DataParallelOptions& options,
+                                 const IsOptimized& is_optimized)
     : model_(std::move(model)),
       group_(group),
       options_(options),
-      operation_(front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
-                                                              : "DistributedDataParallel") {
-  Source source{.owner = front_end == FrontEnd::distributed_optimizer
-                             ? Source::Owner::distributed_optimizer
-                             : Source::Owner::distributed_data_parallel,
+      operation_(is_optimized ? "DistributedOptimizer" : "DistributedDataParallel") {
+  Source source{.owner = is_optimized ? Source::Owner::distributed_optimizer
+                                      : Source::Owner::distributed_data_parallel,
                 .content = Source::Content::model};
   const SourceScope scope(group.communicator(), source);
   std::int64_t number = group.communicator().last_owner();
-  agree(group, operation_, describe_all(model_, group, options, front_end), &number);
+  agree(group, operation_, describe_all(model_, group, options, is_optimized), &number);
   source.number = static_cast<std::uint16_t>(number + 1);
   group.communicator().set_last_owner(source.number);
   group.communicator().set_source(source);
   try {
-    const auto state = checked(model_, group, options, front_end);
+    const auto state = checked(model_, group, options, is_optimized);
     options_.share_memory = shares_memory(options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
@@ -225,7 +227,7 @@ void ReplicatedModel::check_unchanged() const {
                           {.operation = operation_});
   };
   auto wrapped = wrapped_.begin();
-  model_.tensors().for_each_parameter([&](const at::Tensor& parameter) {
+  const auto check = [&](const at::Tensor& parameter) {
     // A tensor that the model lists again under a second name is skipped.
     const auto same = [&](const Wrapped& other) { return other.named.tensor.is_same(parameter); };
     if (wrapped == wrapped_.end() || !same(*wrapped)) {
@@ -240,7 +242,12 @@ void ReplicatedModel::check_unchanged() const {
       fail("parameter ", wrapped->named.name, " was frozen and now requires a gradient");
     }
     ++wrapped;
-  });
+  };
+  if (options_.optimized_only) {  // the model has others, which may change
+    for (const auto& own : wrapped_) check(own.named.tensor);
+  } else {
+    model_.tensors().for_each_parameter(check);
+  }
   if (wrapped != wrapped_.end()) fail("parameter ", wrapped->named.name, " was removed");
 }
 

@@ -172,7 +172,7 @@ void Reducer::check_optimizer() const {
                    "DistributedOptimizer(optimizer, ddp), and call its step()");
 }
 
-void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
+void Reducer::attach_optimizer(const IsOptimized& is_optimized) {
   reducers_.set_optimized(is_optimized);
   gradients_.set_optimized(is_optimized, owner_.owner == Source::Owner::distributed_optimizer);
   has_optimizer_ = true;

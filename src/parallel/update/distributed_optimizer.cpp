@@ -30,11 +30,13 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
+IsOptimized is_optimized_by(const torch::optim::Optimizer& optimizer) {
   std::unordered_set<const void*> parameters;
   for (const auto& parameter : all_parameters(optimizer))
     parameters.insert(parameter.unsafeGetTensorImpl());
-  return parameters;
+  return [parameters = std::move(parameters)](const at::Tensor& parameter) {
+    return parameters.contains(parameter.unsafeGetTensorImpl());
+  };
 }
 
 /// The parameter groups of the parameters in buckets, for a comparison between ranks.
@@ -83,11 +85,9 @@ void Update::check(const torch::optim::Optimizer& optimizer, const ModelView& mo
   const bool shares = shares_memory(options);
   // Of such parameters, .grad() is not the mean, or all ranks write the same memory.
   if (model && !options.optimized_only && (shares || options.shard == Shard::gradients)) {
-    const auto optimized = addresses_of_parameters(optimizer);
+    const auto is_optimized = is_optimized_by(optimizer);
     for (const auto& [name, parameter] : model.parameters()) {
-      if (!parameter.requires_grad() || optimized.contains(parameter.unsafeGetTensorImpl())) {
-        continue;
-      }
+      if (!parameter.requires_grad() || is_optimized(parameter)) continue;
       throw InvalidArgument(
           concat(shares ? "share_memory" : "shard = Shard::gradients", ": parameter ", name,
                  " is not in the optimizer, expected all that require a gradient: add it to the "
@@ -152,39 +152,11 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
 
 std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
                                                    const ModelView& model, const Group& group,
-                                                   DataParallelOptions options) {
+                                                   const DataParallelOptions& options) {
   check_parameters(optimizer, model, group);
   all_or_none(group, [&] { detail::Update::check(optimizer, model, options); });
-  const auto make = [&](const ModelView& wrapped) {
-    return std::make_shared<detail::ReplicatedModel>(wrapped, group, options,
-                                                     detail::FrontEnd::distributed_optimizer);
-  };
-  if (!options.optimized_only || !model) return make(model);
-  detail::ModelState all(model);
-  all_or_none(group, [&] { detail::check_copyable(all, group); });
-  const SourceScope scope(group.communicator(), {.owner = Source::Owner::distributed_optimizer,
-                                                 .content = Source::Content::model});
-  const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  detail::agree(group, "DistributedOptimizer", detail::describe(all, same_seed));
-  const auto is_optimized =
-      [optimized = detail::addresses_of_parameters(optimizer)](const NamedTensor& named) {
-        return optimized.contains(named.tensor.unsafeGetTensorImpl());
-      };
-  auto parameters = model.parameters();
-  std::erase_if(parameters, std::not_fn(is_optimized));
-  const auto part = detail::part_of(model, std::move(parameters));  // and all buffers
-  // A list of tensors does not tell which of them belong to sparse layers.
-  all.declare_sparse(options.sparse_gradients);
-  options.sparse_gradients.clear();
-  for (const auto& named : part.parameters()) {
-    if (all.has_sparse_gradient(named.tensor)) options.sparse_gradients.push_back(named.name);
-  }
-  if (!same_seed) {
-    all.buffers.clear();  // they belong to the part, which is copied when it is wrapped
-    std::erase_if(all.parameters, is_optimized);
-    detail::broadcast(all, group, 0);
-  }
-  return make(part);
+  return std::make_shared<detail::ReplicatedModel>(model, group, options,
+                                                   detail::is_optimized_by(optimizer));
 }
 
 }  // namespace
@@ -209,10 +181,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            std::shared_ptr<detail::ReplicatedModel> model)
     : optimizer_(optimizer), model_(std::move(model)) {
   const auto& group = model_->group();
-  model_->reducer().attach_optimizer(
-      [parameters = detail::addresses_of_parameters(optimizer)](const auto& parameter) {
-        return parameters.contains(parameter.unsafeGetTensorImpl());
-      });
+  model_->reducer().attach_optimizer(detail::is_optimized_by(optimizer));
   try {
     update_ = detail::Update::create(optimizer, model_->reducer(), group, model_->options());
   } catch (const InvalidArgument&) {
