@@ -59,25 +59,6 @@ std::vector<std::string> describe_groups(const torch::optim::Optimizer& optimize
   return lines;
 }
 
-/// The optimizer's own step, on every rank.
-class WholeUpdate final : public Update {
- public:
-  WholeUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer)
-      : optimizer_(optimizer), reducer_(reducer) {}
-
-  void step() override {
-    reducer_.before_update();
-    optimizer_.step();
-  }
-  at::Tensor step(const std::function<at::Tensor()>& evaluate) override {
-    return optimizer_.step(evaluate);
-  }
-
- private:
-  torch::optim::Optimizer& optimizer_;
-  Reducer& reducer_;
-};
-
 }  // namespace
 
 void Update::check(const torch::optim::Optimizer& optimizer, const ModelView& model,
@@ -108,8 +89,7 @@ void Update::check(const torch::optim::Optimizer& optimizer, const ModelView& mo
 std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                        const Group& group, const DataParallelOptions& options) {
   const bool shares = shares_memory(options);
-  if (!shares && options.shard == Shard::none)
-    return std::make_unique<WholeUpdate>(optimizer, reducer);
+  if (!shares && options.shard == Shard::none) return std::make_unique<Update>(optimizer, reducer);
   // Each rank would update its part of a parameter with other options, or not at all.
   agree(group, "DistributedOptimizer", describe_groups(optimizer, reducer));
   reducer.compare_options([&optimizer] { return options_of(optimizer); });
@@ -118,10 +98,13 @@ std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reduc
   return std::make_unique<ShardedParameters>(optimizer, reducer, group);
 }
 
+void Update::step() {
+  reducer_.before_update();
+  optimizer_.step();
+}
+
 at::Tensor Update::step(const std::function<at::Tensor()>& evaluate) {
-  auto loss = evaluate();
-  step();
-  return loss;
+  return optimizer_.step(evaluate);
 }
 
 }  // namespace lockstep::detail

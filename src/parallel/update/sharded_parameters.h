@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -64,9 +65,13 @@ class ShardedParameters final : public Update {
   static ShardedParameters* of(const torch::optim::Optimizer& optimizer);
 
   Product product() const override { return Product::part; }
-  using Update::step;
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
   void step() override;
+  at::Tensor step(const std::function<at::Tensor()>& evaluate) override {
+    auto loss = evaluate();
+    step();
+    return loss;
+  }
 
   /// Whether this rank has parts of all averaged gradients instead of the whole.
   bool divides_gradients() const {
@@ -91,8 +96,6 @@ class ShardedParameters final : public Update {
   void move_back() const;
   ParamStates gather_state() const;
 
-  torch::optim::Optimizer& optimizer_;
-  Reducer& reducer_;
   Group group_;
   std::vector<ShardedBucket> buckets_;
   ParameterLists original_;           ///< the optimizer's parameters at construction

@@ -57,7 +57,7 @@ void finish(const ShardedBucket& bucket) {
 
 ShardedParameters::ShardedParameters(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                      const Group& group)
-    : optimizer_(optimizer), reducer_(reducer), group_(group) {
+    : Update(optimizer, reducer), group_(group) {
   const auto groups = optimizer_.param_groups().size();
   unsharded_.resize(groups);
   std::vector<ElementwiseOptimizer::Part> parts;

@@ -55,27 +55,27 @@ class SharedUpdate final : public Update {
  public:
   /// Moves the parameters into shared memory.
   SharedUpdate(torch::optim::Optimizer& optimizer, Reducer& reducer, const Group& group)
-      : reducer_(reducer),
+      : Update(optimizer, reducer),
         world_(group),
         group_(sharing_group(group)),
         averages_gradients_(group_.size() == group.size()),
         step_(optimizer),
-        optimizer_(dynamic_cast<ElementwiseOptimizer*>(&optimizer) == nullptr
-                       ? step_
-                       : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
+        elementwise_(dynamic_cast<ElementwiseOptimizer*>(&optimizer) == nullptr
+                         ? step_
+                         : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
     const at::NoGradGuard no_grad;
     for (auto& of_bucket : reducer_.bucket_reducers()) {
       auto& bucket = of_bucket.bucket;
       buckets_.push_back({.gradients = &bucket,
+                          .begin = bytes_,
                           .own = shard_of(bucket.values(), group_),
                           .own_gradients = std::vector<Gradient>(bucket.slices().size())});
       bytes_ += round_up(bucket.values().nbytes(), slice_alignment);
     }
     if (averages_gradients_) exchange_addresses();
     const auto memory = shared_memory(group_, bytes_);
-    std::size_t offset = 0;
     for (auto& bucket : buckets_) {
-      bucket.values = lay_out(bucket, memory, offset);
+      bucket.values = lay_out(bucket, memory);
       for (std::size_t i = 0; i < bucket.values.size(); ++i) {
         if (group_.rank() == 0) bucket.values[i].copy_(bucket.gradients->slices()[i].parameter);
       }
@@ -96,8 +96,8 @@ class SharedUpdate final : public Update {
       for (std::size_t i = 0; i < bucket.values.size(); ++i) {
         const auto& parameter = bucket.gradients->slices()[i].parameter;
         leave(parameter, bucket.values[i]);
-        if (bucket.state.empty() || !optimizer_.has(parameter)) continue;
-        const auto state = optimizer_.state_of(parameter);
+        if (bucket.state.empty() || !elementwise_.has(parameter)) continue;
+        const auto state = elementwise_.state_of(parameter);
         for (std::size_t k = 0; k < std::min(state.size(), bucket.state.size()); ++k)
           leave(*state[k], bucket.state[k][i]);
       }
@@ -137,6 +137,7 @@ class SharedUpdate final : public Update {
   /// The parameters of one bucket, in the layout of its gradients.
   struct SharedBucket {
     Bucket* gradients;
+    std::size_t begin;                            ///< of its bytes in a block
     ShardRange own;                               ///< elements that this rank updates
     std::vector<Gradient> own_gradients;          ///< per slice
     std::vector<std::byte*> rank_gradients = {};  ///< per rank, the memory of its bucket
@@ -164,14 +165,11 @@ class SharedUpdate final : public Update {
     }
   }
 
-  /// Makes a tensor for each slice, over bytes from the offset on. Advances the offset.
-  static std::vector<at::Tensor> lay_out(const SharedBucket& bucket, const at::Tensor& bytes,
-                                         std::size_t& offset) {
+  /// Makes a tensor for each slice, over a block of bytes_.
+  static std::vector<at::Tensor> lay_out(const SharedBucket& bucket, const at::Tensor& block) {
     const auto& like = bucket.gradients->values();
-    auto flat = at::empty({0}, like.options());
-    flat.set_(bytes.storage(), static_cast<std::int64_t>(offset / like.element_size()),
-              like.sizes(), like.strides());
-    offset += round_up(like.nbytes(), slice_alignment);
+    const auto flat = flat_part(block.view(like.scalar_type()), bucket.begin / like.element_size(),
+                                static_cast<std::size_t>(like.numel()));
     return detail::lay_out(*bucket.gradients, flat);
   }
 
@@ -190,7 +188,7 @@ class SharedUpdate final : public Update {
   /// Whether this step updates a parameter. The same on every rank.
   bool updates(const SharedBucket& bucket, std::size_t slice) const {
     return bucket.own_gradients[slice].values != nullptr &&
-           optimizer_.has(bucket.gradients->slices()[slice].parameter);
+           elementwise_.has(bucket.gradients->slices()[slice].parameter);
   }
 
   /// Allocates shared memory for the optimizer state, for as many tensors as a parameter has.
@@ -200,14 +198,13 @@ class SharedUpdate final : public Update {
       bucket.own_state.assign(bucket.own_gradients.size(), {});
       for (std::size_t i = 0; i < bucket.own_state.size(); ++i) {
         if (!updates(bucket, i)) continue;
-        bucket.own_state[i] = optimizer_.state_of(bucket.gradients->slices()[i].parameter);
+        bucket.own_state[i] = elementwise_.state_of(bucket.gradients->slices()[i].parameter);
         needed = std::max(needed, bucket.own_state[i].size());
       }
     }
     while (buckets_.front().state.size() < needed) {
       const auto memory = shared_memory(group_, bytes_);
-      std::size_t offset = 0;
-      for (auto& bucket : buckets_) bucket.state.push_back(lay_out(bucket, memory, offset));
+      for (auto& bucket : buckets_) bucket.state.push_back(lay_out(bucket, memory));
     }
   }
 
@@ -309,7 +306,7 @@ class SharedUpdate final : public Update {
     const auto& own_gradient = bucket.own_gradients[slice];
     if (!updates(bucket, slice)) return;
     const bool is_first = prepare_state(bucket, slice);
-    optimizer_.begin_update(of.parameter);
+    elementwise_.begin_update(of.parameter);
     const auto dtype = of.parameter.scalar_type();
     const auto size = static_cast<std::size_t>(of.parameter.element_size());
     const auto rank = static_cast<std::size_t>(group_.rank());
@@ -332,10 +329,10 @@ class SharedUpdate final : public Update {
       std::vector<at::Tensor> state_in;
       for (std::size_t k = 0; k < bucket.own_state[slice].size(); ++k)
         state_in.push_back(in(bucket.state[k][slice]));
-      optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
-                                       .gradient = flat_at(gradient, count, dtype),
-                                       .state = std::move(state_in),
-                                       .is_first = is_first});
+      elementwise_.update(of.parameter, {.values = in(bucket.values[slice]),
+                                         .gradient = flat_at(gradient, count, dtype),
+                                         .state = std::move(state_in),
+                                         .is_first = is_first});
     }
     // Autograd must detect the change on every rank, also of ranges that other ranks wrote.
     of.parameter.unsafeGetTensorImpl()->bump_version();
@@ -356,12 +353,11 @@ class SharedUpdate final : public Update {
     update_all();
   }
 
-  Reducer& reducer_;
   Group world_;  ///< the ranks that average
   Group group_;  ///< the ranks that share memory
   bool averages_gradients_;
   ElementwiseStep step_;  ///< unless the optimizer is an ElementwiseOptimizer itself
-  ElementwiseOptimizer& optimizer_;
+  ElementwiseOptimizer& elementwise_;
   std::vector<SharedBucket> buckets_;
   std::size_t bytes_ = 0;  ///< of all buckets
   at::Tensor mean_;        ///< mean of one chunk

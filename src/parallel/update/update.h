@@ -15,8 +15,9 @@ class Optimizer;
 
 namespace lockstep::inline v0_2::detail {
 
-/// Updates the parameters, and owns what this needs beside the optimizer: where parameters and
-/// state are, and which elements this rank updates.
+/// Updates the parameters: all of them on every rank, by the optimizer's own step. A derived class
+/// owns what its update needs beside the optimizer: where parameters and state are, and which
+/// elements this rank updates.
 class Update {
  public:
   /// Throws: InvalidArgument unless the optimizer supports options.share_memory and options.shard,
@@ -30,7 +31,8 @@ class Update {
   static std::unique_ptr<Update> create(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                         const Group& group, const DataParallelOptions& options);
 
-  Update() = default;
+  Update(torch::optim::Optimizer& optimizer, Reducer& reducer)
+      : optimizer_(optimizer), reducer_(reducer) {}
   Update(const Update&) = delete;
   Update& operator=(const Update&) = delete;
   virtual ~Update() = default;
@@ -40,10 +42,14 @@ class Update {
   virtual Product product() const { return Product::mean; }
 
   /// The optimizer's step. Ranks: all.
-  virtual void step() = 0;
+  virtual void step();
   /// The step of an optimizer that evaluates the loss. evaluate() computes and averages the
   /// gradients, and returns the mean loss. Returns what the optimizer returns. Ranks: all.
   virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
+
+ protected:
+  torch::optim::Optimizer& optimizer_;
+  Reducer& reducer_;
 };
 
 /// The update of DataParallelOptions::share_memory; parameters, ranks and exceptions as of
