@@ -181,15 +181,17 @@ TEST_ON_RANKS(LocalGradient, OfAParameterOutsideTheOptimizerMayAccumulate, 2) {
 TEST(GradientRecord, KeepsAMeanThatOneChangeIsAPartOf) {
   using detail::GradientState;
   const auto values = at::ones({2});
-  detail::GradientRecord record;
-  record.set_averaged(values);
+  const Bucket::Slice slice{.name = "w", .parameter = at::ones({2}), .offset = 0, .values = values};
+  slice.parameter.mutable_grad() = values;
+  detail::GradientRecord record(slice);
+  record.set_averaged();
   values.mul_(2);
-  EXPECT_EQ(record.state(values, values), GradientState::edited);
-  record.keep_average(values, values);
-  EXPECT_EQ(record.state(values, values), GradientState::averaged);
+  EXPECT_EQ(record.state(), GradientState::edited);
+  record.keep_average();
+  EXPECT_EQ(record.state(), GradientState::averaged);
   values.mul_(2).mul_(2);
-  record.keep_average(values, values);
-  EXPECT_EQ(record.state(values, values), GradientState::edited);
+  record.keep_average();
+  EXPECT_EQ(record.state(), GradientState::edited);
 }
 
 const std::vector<std::vector<std::int64_t>> kept_shapes{{3}, {6, 5}, {17}, {2, 2}};

@@ -94,49 +94,47 @@ bool was_dropped(const at::Tensor& gradient, const at::Tensor& values, const at:
 
 }  // namespace
 
-void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values,
-                                  const at::Tensor& incoming) {
+void GradientRecord::add_backward(const at::Tensor& incoming) {
   if (is_local()) return;
   // Autograd accumulates by one in-place operation, which increments the version by one.
-  if (state_ != GradientState::averaged || is_untouched(gradient, values, 1)) {
+  if (state_ != GradientState::averaged || is_untouched(1)) {
     state_ = GradientState::local;
-  } else if (was_dropped(gradient, values, incoming)) {
+  } else if (was_dropped(gradient(), slice->values, incoming)) {
     state_ = GradientState::local_after_drop;
   } else {
     state_ = GradientState::local_after_edit;
   }
 }
 
-void GradientRecord::set_averaged(const at::Tensor& values) {
+void GradientRecord::set_averaged() {
   state_ = GradientState::averaged;
-  version_ = values._version();
+  version_ = slice->values._version();
 }
 
-void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
-  if (state_ == GradientState::averaged && is_untouched(gradient, values, 1)) ++version_;
+void GradientRecord::keep_average() {
+  if (state_ == GradientState::averaged && is_untouched(1)) ++version_;
 }
 
-void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
-  const bool averaged = state_ == GradientState::averaged && is_untouched(gradient, values);
+void GradientRecord::set_unchanged() {
+  const bool averaged = state_ == GradientState::averaged && is_untouched();
   state_ = averaged ? GradientState::averaged : GradientState::none;
 }
 
-bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                                  std::int64_t additions) const {
-  return is_stored_in(gradient, values) && gradient._version() == version_ + additions;
+bool GradientRecord::is_untouched(std::int64_t additions) const {
+  return is_stored_in(gradient(), slice->values) && gradient()._version() == version_ + additions;
 }
 
-GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {
+GradientState GradientRecord::state() const {
   switch (state_) {
     case GradientState::averaged:
-      return is_untouched(gradient, values) ? GradientState::averaged : GradientState::edited;
+      return is_untouched() ? GradientState::averaged : GradientState::edited;
     case GradientState::local_after_edit:
     case GradientState::local_after_drop:
-      return gradient.defined() ? state_ : GradientState::edited;
+      return gradient().defined() ? state_ : GradientState::edited;
     case GradientState::local:
-      return gradient.defined() ? GradientState::local : GradientState::none;
+      return gradient().defined() ? GradientState::local : GradientState::none;
     default:
-      return gradient.defined() ? GradientState::assigned : GradientState::none;
+      return gradient().defined() ? GradientState::assigned : GradientState::none;
   }
 }
 

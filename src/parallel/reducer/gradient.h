@@ -51,28 +51,32 @@ enum class GradientState : std::uint8_t {
 /// and version, so it reflects every change that a program makes between two exchanges.
 class GradientRecord {
  public:
+  /// of: the parameter's slice of its bucket, which must outlive the record.
+  explicit GradientRecord(const Bucket::Slice& of) : slice(&of) {}
+
+  const at::Tensor& gradient() const { return slice->parameter.grad(); }
+
   /// Call after a backward has added incoming, if it is known, to the gradient.
-  void add_backward(const at::Tensor& gradient, const at::Tensor& values,
-                    const at::Tensor& incoming = {});
+  void add_backward(const at::Tensor& incoming = {});
   /// Treats the gradient as changed by a backward.
   void set_local() { state_ = GradientState::local; }
   bool is_local() const { return state_ >= GradientState::local; }
 
-  /// Call when values hold the mean of an exchange.
-  void set_averaged(const at::Tensor& values);
+  /// Call when the slice holds the mean of an exchange.
+  void set_averaged();
   /// Takes one in-place change of the mean as a part of it.
-  void keep_average(const at::Tensor& gradient, const at::Tensor& values);
+  void keep_average();
   /// Call after an exchange that did not write the gradient.
-  void set_unchanged(const at::Tensor& gradient, const at::Tensor& values);
+  void set_unchanged();
   /// Call after a step that left this rank's own gradient in place.
   void set_not_averaged() { state_ = GradientState::none; }
 
-  /// values: the parameter's slice of its bucket.
-  GradientState state(const at::Tensor& gradient, const at::Tensor& values) const;
+  GradientState state() const;
 
   /// Whether the gradient is the mean, which has changed in place so many times since.
-  bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
-                    std::int64_t additions = 0) const;
+  bool is_untouched(std::int64_t additions = 0) const;
+
+  const Bucket::Slice* slice;
 
  private:
   /// As the last call left it: not assigned or edited.

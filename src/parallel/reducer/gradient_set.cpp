@@ -63,13 +63,12 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
     first_.push_back(members_.size());
     for (const auto& slice : reducers[bucket].bucket.slices()) {
-      members_.push_back({.bucket = bucket, .slice = &slice});
+      members_.push_back({GradientRecord(slice), bucket});
     }
   }
   first_.push_back(members_.size());
   for (std::size_t i = 0; i < sparse.size(); ++i) {
-    members_.push_back(
-        {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
+    members_.push_back({GradientRecord(sparse.slice(i)), reducers.size() + i, true});
   }
   flags_ =
       group.host().empty({static_cast<std::int64_t>(members_.size() + sizeof(Checks))}, at::kByte);
@@ -113,22 +112,20 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   // A mean with error feedback differs from the mean of the gradients, and the residual holds the
   // difference. Averaging the mean again would count the difference twice.
   if (!member.may_accumulate && !member.is_sparse &&
-      member.mean.was_added_to(values, parameter.grad(), incoming,
-                               member.record.is_untouched(parameter.grad(), values, 1))) {
+      member.mean.was_added_to(values, parameter.grad(), incoming, member.is_untouched(1))) {
     refuse(name,
            "a second backward added to a mean that was exchanged with error feedback: call "
            "zero_grad() between the two, or run all but the last under no_sync()");
   }
   member.mean.reset();
-  member.record.add_backward(parameter.grad(), values, incoming);
+  member.add_backward(incoming);
   if (incoming.requires_grad()) with_graph_.insert(index);
 }
 
 void GradientSet::add_unreported_backwards(std::size_t index) {
   auto& member = members_[index];
-  const auto& gradient = member.slice->parameter.grad();
-  if (gradient.defined() && state_of(member) != GradientState::averaged)
-    member.record.add_backward(gradient, member.slice->values);
+  if (member.gradient().defined() && member.state() != GradientState::averaged)
+    member.add_backward();
 }
 
 /// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
@@ -164,7 +161,7 @@ void GradientSet::move_all_into(std::size_t bucket) {
   std::vector<at::Tensor> gradients;
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
     const auto& [name, parameter, offset, values] = *members_[i].slice;
-    if (!members_[i].record.is_local() || !parameter.grad().defined()) continue;
+    if (!members_[i].is_local() || !parameter.grad().defined()) continue;
     if (auto gradient = replace_by_slice(i); gradient.defined()) {
       slices.push_back(values);
       gradients.push_back(std::move(gradient));
@@ -220,14 +217,14 @@ void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool
 void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
-  const auto& gradient = member.slice->parameter.grad();
+  const auto& gradient = member.gradient();
   if (!is_stored_in(gradient, values)) unshare(index);
   if (gradient.is_sparse()) {
     flag_bytes_[index] = wrong_layout;
     values.zero_();
     return;
   }
-  const bool changed = member.record.is_local() && gradient.defined();
+  const bool changed = member.is_local() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
   if (changed && reducers_.is_transient()) {
     expect_copyable(gradient, *member.slice);
@@ -247,9 +244,8 @@ void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
 
 void GradientSet::prepare_sparse(double factor) {
   for (auto i = first_.back(); i < members_.size(); ++i) {
-    const auto& gradient = members_[i].slice->parameter.grad();
-    const bool changed =
-        gradient.defined() && (members_[i].record.is_local() || !gradient.is_sparse());
+    const auto& gradient = members_[i].gradient();
+    const bool changed = gradient.defined() && (members_[i].is_local() || !gradient.is_sparse());
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
     const auto& values = sparse_.contribute(i - first_.back(), gradient, factor);
     if (!finite_check_.enabled() || !values.defined()) continue;
@@ -279,7 +275,7 @@ std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& g
   return std::make_exception_ptr(invalid_at(
       concat("parameter ", member.slice->name), group,
       "got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
-      " in its place, on ", member.record.is_local() ? "another" : "this",
+      " in its place, on ", member.is_local() ? "another" : "this",
       " rank, whose gradient is not averaged, expected the tensor that was registered when the "
       "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
       "wrap the model again; if it is unused on purpose, call its requires_grad_(false)"));
@@ -313,14 +309,14 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
     if (target(member, step) != SyncTarget::gradients) {
-      member.record.set_unchanged(member.slice->parameter.grad(), member.slice->values);
+      member.set_unchanged();
     } else if (flag_bytes_[i] == unchanged || is_of_no_rank(i)) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
       has_got_parts_ = true;
       member.slice->parameter.mutable_grad().reset();
-      member.record.set_not_averaged();
+      member.set_not_averaged();
     } else {
       set_mean(i);
       if (some_in_step) from_step_.insert(i);
@@ -341,7 +337,7 @@ void GradientSet::set_mean(std::size_t index) {
   if (!gradient.is_same(values)) gradient = values;
   if (with_graph_.contains(index)) gradient = without_graph(values, member.slice->name);
   if (has_residual(member)) member.mean.set(values);
-  member.record.set_averaged(values);
+  member.set_averaged();
 }
 
 /// Whether ranks of weight 0 alone have a gradient. A mean that is not zero is that of the other
@@ -366,22 +362,17 @@ void GradientSet::restore(std::size_t index) {
   }
   if (member.saved.defined()) values.copy_(member.saved);
   if (flag_bytes_[index] != unchanged) member.slice->parameter.mutable_grad().reset();
-  member.record.set_unchanged(member.slice->parameter.grad(), values);
-}
-
-GradientState GradientSet::state_of(const Member& member) const {
-  return member.record.state(member.slice->parameter.grad(), member.slice->values);
+  member.set_unchanged();
 }
 
 void GradientSet::keep_averages() {
-  for (auto& member : members_)
-    member.record.keep_average(member.slice->parameter.grad(), member.slice->values);
+  for (auto& member : members_) member.keep_average();
 }
 
 void GradientSet::set_flags(std::size_t bucket, double factor) {
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
-    const auto& gradient = members_[i].slice->parameter.grad();
-    const bool changed = gradient.defined() && state_of(members_[i]) != GradientState::averaged;
+    const auto& gradient = members_[i].gradient();
+    const bool changed = gradient.defined() && members_[i].state() != GradientState::averaged;
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
     if (changed && finite_check_.enabled() && factor != 0 && !gradient.is_sparse())
       finite_check_.test(gradient, flag_bytes_[i]);
@@ -390,7 +381,7 @@ void GradientSet::set_flags(std::size_t bucket, double factor) {
 
 void GradientSet::end_without_exchange() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (flag_bytes_[i] != unchanged) members_[i].record.set_not_averaged();
+    if (flag_bytes_[i] != unchanged) members_[i].set_not_averaged();
   }
   with_graph_.clear();
 }

@@ -150,7 +150,7 @@ class GradientSet {
   std::exception_ptr take_error(std::int64_t step, const Group& group);
 
   /// Whether a backward of this rank has changed the gradient since the last exchange.
-  bool is_local(std::size_t index) const { return members_[index].record.is_local(); }
+  bool is_local(std::size_t index) const { return members_[index].is_local(); }
   /// Sets the flag of a parameter that the program has replaced on this rank.
   void flag_replaced(std::size_t index);
   /// The InvalidArgument about it.
@@ -179,11 +179,9 @@ class GradientSet {
   void end_without_exchange();
 
  private:
-  struct Member {
+  struct Member : GradientRecord {
     std::size_t bucket;
-    const Bucket::Slice* slice;
-    bool is_sparse = false;  ///< the slice is that of SparseGradients
-    GradientRecord record = {};
+    bool is_sparse = false;       ///< the slice is that of SparseGradients
     bool is_optimized = true;     ///< the attached optimizer updates it
     bool may_accumulate = false;  ///< backwards may add to its mean
     at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
@@ -195,7 +193,6 @@ class GradientSet {
   void prepare_one(std::size_t index, bool keeps_values);
   void drop_not_finite(std::size_t bucket);
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;
-  GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
   bool has_parts() const;

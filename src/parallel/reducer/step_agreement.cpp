@@ -30,7 +30,7 @@ constexpr const char* step_name = "lockstep/step";
 /// Whether the gradient is in the memory of a mean that must not be averaged again.
 bool GradientSet::is_final_mean(const Member& member) const {
   return has_residual(member) && !member.may_accumulate &&
-         is_stored_in(member.slice->parameter.grad(), member.slice->values);
+         is_stored_in(member.gradient(), member.slice->values);
 }
 
 /// Whether this rank has its parts of means that no step has used.
@@ -45,10 +45,9 @@ LostMean GradientSet::lost_mean() const {
   bool has_changed = false;
   for (const auto& member : members_) {
     if (!member.is_optimized) continue;
-    const auto state = state_of(member);
+    const auto state = member.state();
     const bool is_edited = state == GradientState::edited;
-    if (state == GradientState::local_after_drop ||
-        (is_edited && !member.slice->parameter.grad().defined())) {
+    if (state == GradientState::local_after_drop || (is_edited && !member.gradient().defined())) {
       return LostMean::dropped;
     }
     has_changed = has_changed || is_edited || state == GradientState::local_after_edit;
@@ -59,9 +58,9 @@ LostMean GradientSet::lost_mean() const {
 bool GradientSet::holds_mean() const {
   if (has_parts()) return true;
   return std::ranges::any_of(members_, [&](const Member& member) {
-    const auto& gradient = member.slice->parameter.grad();
+    const auto& gradient = member.gradient();
     if (!member.is_optimized || !is_stored_in(gradient, member.slice->values)) return false;
-    const auto state = state_of(member);
+    const auto state = member.state();
     // zero_grad(false) has edited a mean to zeros.
     return state == GradientState::averaged ||
            (state == GradientState::edited && gradient.any().item<bool>());
@@ -82,8 +81,8 @@ StepIntent GradientSet::intent(std::int64_t step) const {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& member = members_[i];
     if (target(member, step) != SyncTarget::gradients) continue;
-    const auto& gradient = member.slice->parameter.grad();
-    switch (state_of(member)) {
+    const auto& gradient = member.gradient();
+    switch (member.state()) {
       case GradientState::none:
         break;
       case GradientState::local:
@@ -120,11 +119,11 @@ void GradientSet::mark_differing_as_local(const StepIntent& all, const Group& gr
       (!means_alike && all.has_final_mean != 0) || (!edited_alike && all.has_edited_mean != 0);
   std::string names;
   for (auto& member : members_) {
-    if (!member.slice->parameter.grad().defined() || member.record.is_local()) continue;
-    const bool alike = state_of(member) == GradientState::averaged ? means_alike : edited_alike;
+    if (!member.gradient().defined() || member.is_local()) continue;
+    const bool alike = member.state() == GradientState::averaged ? means_alike : edited_alike;
     if (alike) continue;
     if (!not_allowed) {
-      member.record.set_local();
+      member.set_local();
     } else if (is_final_mean(member)) {
       names += concat(names.empty() ? "" : ", ", member.slice->name);
     }
@@ -151,7 +150,7 @@ void GradientSet::rescale_means_from_step(double factor) {
       // A combination of equal gradients that is no mean is that gradient already.
       const bool weighs = member.is_sparse || reducers_.takes_weights(member.bucket);
       gradient = gradient.mul(weighs ? factor : 1);  // not in place: the program may hold it
-      member.record.set_local();
+      member.set_local();
     }
   }
 }
