@@ -19,7 +19,7 @@
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/sharded_parameters.h"

@@ -16,7 +16,7 @@
 #include "comm/first_error.h"
 #include "core/system/files.h"
 #include "formats/safetensors.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2::detail {

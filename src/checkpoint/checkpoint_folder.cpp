@@ -13,7 +13,7 @@
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/safetensors.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"

@@ -1,25 +1,18 @@
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <cstdint>
+#include <cstddef>
 #include <exception>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/first_error.h"
 #include "core/failure.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2 {
-
-namespace {
-
-at::Tensor byte_tensor(std::int64_t count) { return at::empty({count}, at::kByte); }
-
-}  // namespace
 
 void all_or_none(const Group& group, const std::function<void()>& fn) {
   auto& communicator = group.host().communicator();
@@ -38,24 +31,12 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
 }
 
 std::vector<std::string> detail::gather(const std::string& own, const Group& group) {
-  const at::Tensor length = at::empty({1}, at::kLong);
-  length.fill_(static_cast<std::int64_t>(own.size()));
-  const at::Tensor lengths = at::empty({group.size()}, at::kLong);
-  group.host().all_gather(lengths, length).wait();
-  const auto* const counts = lengths.const_data_ptr<std::int64_t>();
-  const std::vector<std::size_t> sizes(counts, counts + group.size());
-
-  const at::Tensor input = byte_tensor(static_cast<std::int64_t>(own.size()));
-  std::ranges::copy(own, static_cast<char*>(input.mutable_data_ptr()));
-  const at::Tensor all =
-      byte_tensor(std::accumulate(counts, counts + group.size(), std::int64_t{0}));
-  group.host().all_gather(all, input, sizes).wait();
+  const auto sizes = gather_values(own.size(), group);
+  std::string all(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), '\0');
+  group.host().communicator().all_gather(own.data(), all.data(), Parts(sizes), DType::u8).wait();
   std::vector<std::string> texts;
-  const auto* next = static_cast<const char*>(all.const_data_ptr());
-  for (const std::size_t size : sizes) {
-    texts.emplace_back(next, size);
-    next += size;
-  }
+  for (std::size_t begin = 0; const auto size : sizes)
+    texts.push_back(all.substr(std::exchange(begin, begin + size), size));
   return texts;
 }
 

@@ -21,6 +21,7 @@
 #include "core/text.h"
 #include "device/nccl_communicator.h"
 #include "device/staged_communicator.h"
+#include "group/gather.h"
 #include "group/world_device.h"
 #include "lockstep/error.h"
 
@@ -28,15 +29,6 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;
-
-/// The values of all ranks, which have fields of 64 bits.
-template <class Value>
-std::vector<Value> exchange(const Group& group, const Value& own) {
-  std::vector<Value> values(static_cast<std::size_t>(group.size()));
-  constexpr std::size_t fields = sizeof(Value) / sizeof(std::int64_t);
-  group.communicator().all_gather(&own, values.data(), fields, DType::i64).wait();
-  return values;
-}
 
 constexpr const char* this_operation = "device_group";
 
@@ -99,10 +91,10 @@ void check_members(const Group& group, std::span<const Member> members) {
 Group device_group(const Group& group, at::Device device, const DeviceGroupOptions& options) {
   all_or_none(group, [&] { check_device(group, device, options); });
   const auto pid_namespace = static_cast<std::int64_t>(detail::pid_namespace());
-  check_members(
-      group, exchange<Member>(group, {static_cast<std::int64_t>(device.type()),
-                                      static_cast<std::int64_t>(options.backend),
-                                      {group.node(), pid_namespace, ::getpid(), device.index()}}));
+  const Member own{.type = static_cast<std::int64_t>(device.type()),
+                   .backend = static_cast<std::int64_t>(options.backend),
+                   .place = {group.node(), pid_namespace, ::getpid(), device.index()}};
+  check_members(group, detail::gather_values(own, group));
   const auto split = group.communicator().split(0, group.rank());
   // Keeps the group, too: its destructor must not change the groups of the host's world while the
   // progress thread reads them.
@@ -177,8 +169,7 @@ DeviceBackend backend_of(at::DeviceType type) {
   return type == at::kCUDA ? DeviceBackend::nccl : DeviceBackend::staged;
 }
 
-/// The device that a rank asks for, and those that it has. All values are the same type, for one
-/// collective.
+/// The device that a rank asks for, and those that it has.
 struct Wish {
   std::int64_t type = -1;  ///< -1 for automatic
   std::int64_t devices = 0;
@@ -234,9 +225,9 @@ Group on_device_of_world(const Group& host, const InitOptions& options) {
   if (wish == at::kCPU) return host;
   // Ranks run the same build: without CUDA, none of them can get a GPU by default.
   if (!wish && !c10::impl::hasDeviceGuardImpl(at::kCUDA)) return host;
-  const auto type =
-      agreed_type(host, exchange<Wish>(host, {.type = wish ? static_cast<std::int64_t>(*wish) : -1,
-                                              .devices = count_of(wish.value_or(at::kCUDA))}));
+  const Wish own{.type = wish ? static_cast<std::int64_t>(*wish) : -1,
+                 .devices = count_of(wish.value_or(at::kCUDA))};
+  const auto type = agreed_type(host, gather_values(own, host));
   if (type == at::kCPU) return host;
   at::Device device = type;
   DeviceGroupOptions device_options{.timeout = options.timeout};

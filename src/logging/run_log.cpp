@@ -20,7 +20,7 @@
 #include "core/system/files.h"
 #include "core/system/topology.h"
 #include "core/text.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "lockstep/prefetch_loader.h"

@@ -1,7 +1,5 @@
 #include "parallel/agree.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -9,7 +7,7 @@
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
 #include "core/text.h"
-#include "group/gather_texts.h"
+#include "group/gather.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -57,23 +55,21 @@ LineDifference describe_difference(const std::vector<Lines>& all, const Group& g
 
 std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines,
                                          std::int64_t* highest) {
+  struct Summary {
+    std::uint64_t digest;
+    std::uint64_t size;
+    std::int64_t highest;
+  };
   const auto text = join(lines);
-  const auto ranks = static_cast<std::int64_t>(group.size());
-  auto mine = at::empty({3}, at::kLong);
-  auto all = at::empty({3 * ranks}, at::kLong);
-  auto* values = mine.data_ptr<std::int64_t>();
-  values[0] = static_cast<std::int64_t>(digest(std::as_bytes(std::span(text))));
-  values[1] = static_cast<std::int64_t>(text.size());
-  values[2] = highest != nullptr ? *highest : 0;
-  group.host().all_gather(all, mine).wait();
-
-  bool equal = true;
-  const auto* theirs = all.data_ptr<std::int64_t>();
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    equal = equal && theirs[3 * rank] == theirs[0] && theirs[3 * rank + 1] == theirs[1];
-    if (highest != nullptr) *highest = std::max(*highest, theirs[3 * rank + 2]);
-  }
-  if (equal) return std::nullopt;
+  const auto all = gather_values(Summary{.digest = digest(std::as_bytes(std::span(text))),
+                                         .size = text.size(),
+                                         .highest = highest != nullptr ? *highest : 0},
+                                 group);
+  if (highest != nullptr) *highest = std::ranges::max(all, {}, &Summary::highest).highest;
+  if (std::ranges::all_of(all, [&](const Summary& theirs) {
+        return theirs.digest == all[0].digest && theirs.size == all[0].size;
+      }))
+    return std::nullopt;
   std::vector<Lines> lines_of_ranks;
   for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(lines_in(of_rank));
   return describe_difference(lines_of_ranks, group);

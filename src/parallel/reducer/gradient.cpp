@@ -2,8 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 
@@ -21,6 +19,7 @@
 #include "comm/communicator.h"
 #include "core/numeric/digest.h"
 #include "core/text.h"
+#include "group/gather.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "sync/bucket_layout.h"
@@ -169,12 +168,10 @@ std::exception_ptr FiniteCheck::take_error(
   const auto index = static_cast<std::size_t>(first - flags.begin());
   const auto others = std::ranges::count(flags, not_finite) - 1;
   std::ranges::replace(flags, not_finite, changed_by_rank);
-  const auto own = at::full({1}, own_flags_[index] == not_finite ? 1 : 0, at::kByte);
-  const auto all = at::empty({group.size()}, at::kByte);
-  group.host().all_gather(all, own).wait();
+  const auto all = gather_values(own_flags_[index], group);
   std::vector<int> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (all.const_data_ptr<std::uint8_t>()[rank] != 0) ranks.push_back(rank);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == not_finite) ranks.push_back(static_cast<int>(rank));
   }
   const auto text = at_rank(
       "check_finite", group, "the gradient of parameter ", name_of(index), " on ", rank_list(ranks),

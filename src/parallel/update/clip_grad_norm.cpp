@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/operation_error.h"
+#include "group/gather.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
 #include "parallel/update/own_step.h"
@@ -38,11 +38,8 @@ double clip(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>&
   if (group.rank() == 0) {
     for (const auto& gradient : whole) own = sum_of(own, term_of(gradient, norm_type), norm_type);
   }
-  const auto sums = at::empty({group.size()}, at::kDouble);
-  group.all_gather(sums, at::empty({1}, at::kDouble).fill_(own)).wait();
   double norm = 0;
-  for (int rank = 0; rank < group.size(); ++rank)
-    norm = sum_of(norm, sums[rank].item<double>(), norm_type);
+  for (const double sum : detail::gather_values(own, group)) norm = sum_of(norm, sum, norm_type);
   if (!std::isinf(norm_type)) norm = std::pow(norm, 1 / norm_type);
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {  // also for NaN
