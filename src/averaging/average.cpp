@@ -47,11 +47,10 @@ Work all_to_all(Communicator& group, const Buffer& output, const Buffer& input) 
                           issue_of(input, output));
 }
 
-Average::Average(bool error_feedback, const Elements& elements, const Arrays& arrays,
-                 Communicator& group)
-    : arrays_(arrays) {
+Average::Average(bool error_feedback, const Averaged& averaged) : arrays_(averaged.arrays) {
   if (!error_feedback) return;
-  residual_ = Buffer(group, elements.count * size_of(elements.dtype));
+  const auto& elements = averaged.elements;
+  residual_ = Buffer(averaged.group, elements.count * size_of(elements.dtype));
   residual_.fill_with_zeros();
 }
 
@@ -77,8 +76,9 @@ void refuse_not_finite(std::string_view strategy, const std::string& name, int r
                          rank, group);
 }
 
-void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,
+void expect_dtype(std::string_view strategy, const Averaged& averaged,
                   std::initializer_list<DType> supported) {
+  const auto& [elements, arrays, group] = averaged;
   if (std::ranges::count(supported, elements.dtype) > 0) return;
   const auto expected = detail::joined(supported, " or ", [](DType dtype) { return name(dtype); });
   throw InvalidArgument(concat("strategy ", strategy, ": got ", name(elements.dtype),
@@ -153,22 +153,20 @@ class ReducedPrecisionAverage final : public Average {
 
 }  // namespace
 
-std::unique_ptr<Average> create(const AllReduce&, const Elements&, const Arrays&, Communicator&) {
+std::unique_ptr<Average> create(const AllReduce&, const Averaged&) {
   return std::make_unique<FullPrecisionAverage>();
 }
 
-std::unique_ptr<Average> create(const Fp16& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator&) {
+std::unique_ptr<Average> create(const Fp16& strategy, const Averaged& averaged) {
   strategy.check();
-  expect_dtype("fp16", elements, arrays, {DType::f32});
+  expect_dtype("fp16", averaged, {DType::f32});
   return std::make_unique<ReducedPrecisionAverage>(Wire{.dtype = DType::f16,
                                                         .clip = static_cast<float>(strategy.clip),
                                                         .predivide = strategy.predivide});
 }
 
-std::unique_ptr<Average> create(const Bf16&, const Elements& elements, const Arrays& arrays,
-                                Communicator&) {
-  expect_dtype("bf16", elements, arrays, {DType::f32});
+std::unique_ptr<Average> create(const Bf16&, const Averaged& averaged) {
+  expect_dtype("bf16", averaged, {DType::f32});
   return std::make_unique<ReducedPrecisionAverage>(Wire{.dtype = DType::bf16, .predivide = true});
 }
 

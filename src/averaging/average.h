@@ -75,13 +75,20 @@ struct Arrays {
   std::string_view remedy = "choose another strategy, or convert them";
 };
 
+/// What is averaged, and by which ranks.
+struct Averaged {
+  Elements elements;
+  Arrays arrays;
+  Communicator& group;
+};
+
 /// The average of elements over ranks by one of the strategies of averages.h, with the state that
 /// it keeps between steps.
 class Average {
  public:
   Average() = default;
   /// For averages that reject numbers that are not finite, or have error feedback.
-  Average(bool error_feedback, const Elements& elements, const Arrays& arrays, Communicator& group);
+  Average(bool error_feedback, const Averaged& averaged);
   virtual ~Average() = default;
 
   /// The exchange of a step: elements = their average, the same on every rank. step is the number
@@ -111,18 +118,12 @@ class Average {
 
 // The average by a strategy, for elements that lie in memory of the group, or elsewhere.
 // Throws: InvalidArgument as check() of the strategy does, or for elements of another dtype.
-std::unique_ptr<Average> create(const AllReduce& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
-std::unique_ptr<Average> create(const Fp16& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
-std::unique_ptr<Average> create(const Bf16& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
-std::unique_ptr<Average> create(const Int8& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
-std::unique_ptr<Average> create(const TopK& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
-std::unique_ptr<Average> create(const Threshold& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const AllReduce& strategy, const Averaged& averaged);
+std::unique_ptr<Average> create(const Fp16& strategy, const Averaged& averaged);
+std::unique_ptr<Average> create(const Bf16& strategy, const Averaged& averaged);
+std::unique_ptr<Average> create(const Int8& strategy, const Averaged& averaged);
+std::unique_ptr<Average> create(const TopK& strategy, const Averaged& averaged);
+std::unique_ptr<Average> create(const Threshold& strategy, const Averaged& averaged);
 
 /// The optional arguments of an operation on the elements.
 Issue issue_of(const Elements& elements);
@@ -137,7 +138,7 @@ InvalidArgument not_finite_error(const std::string& text, int rank, const Commun
                                     const Communicator& group);
 
 /// Throws: InvalidArgument when the elements' dtype is not among the supported ones.
-void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,
+void expect_dtype(std::string_view strategy, const Averaged& averaged,
                   std::initializer_list<DType> supported);
 
 }  // namespace lockstep::averaging

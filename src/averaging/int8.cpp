@@ -18,10 +18,9 @@ using kernels::QuantizedChunk;
 /// Ranks send codes to the rank that averages them, which sends the mean to all ranks as codes.
 class Int8Average final : public Average {
  public:
-  Int8Average(bool error_feedback, const Elements& elements, const Arrays& arrays,
-              Communicator& group)
-      : Average(error_feedback, elements, arrays, group),
-        chunks_(kernels::quantized_chunks(elements.count)) {}
+  Int8Average(bool error_feedback, const Averaged& averaged)
+      : Average(error_feedback, averaged),
+        chunks_(kernels::quantized_chunks(averaged.elements.count)) {}
 
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<float>();
@@ -152,13 +151,11 @@ class InPlaceInt8Average final : public Average {
 
 }  // namespace
 
-std::unique_ptr<Average> create(const Int8& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group) {
-  expect_dtype("int8", elements, arrays, {DType::f32});
-  if (group.place_of(elements.data)) {
-    return std::make_unique<InPlaceInt8Average>(strategy.error_feedback, elements, arrays, group);
-  }
-  return std::make_unique<Int8Average>(strategy.error_feedback, elements, arrays, group);
+std::unique_ptr<Average> create(const Int8& strategy, const Averaged& averaged) {
+  expect_dtype("int8", averaged, {DType::f32});
+  if (averaged.group.place_of(averaged.elements.data))
+    return std::make_unique<InPlaceInt8Average>(strategy.error_feedback, averaged);
+  return std::make_unique<Int8Average>(strategy.error_feedback, averaged);
 }
 
 }  // namespace lockstep::averaging

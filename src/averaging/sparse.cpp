@@ -71,9 +71,8 @@ void drop_not_finite(std::span<T> residual) {
 template <class T>
 class TopKAverage final : public Average {
  public:
-  TopKAverage(const TopK& strategy, const Elements& elements, const Arrays& arrays,
-              Communicator& group)
-      : Average(strategy.error_feedback, elements, arrays, group), strategy_(strategy) {}
+  TopKAverage(const TopK& strategy, const Averaged& averaged)
+      : Average(strategy.error_feedback, averaged), strategy_(strategy) {}
 
   ExchangeTask exchange(std::int64_t step, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<T>();
@@ -142,11 +141,10 @@ class TopKAverage final : public Average {
 template <class T>
 class ThresholdAverage final : public Average {
  public:
-  ThresholdAverage(const Threshold& strategy, const Elements& elements, const Arrays& arrays,
-                   Communicator& group)
-      : Average(strategy.error_feedback, elements, arrays, group),
+  ThresholdAverage(const Threshold& strategy, const Averaged& averaged)
+      : Average(strategy.error_feedback, averaged),
         threshold_(static_cast<T>(strategy.value)),
-        max_picks_(elements.count * sizeof(T) / Record::element_bytes) {}
+        max_picks_(averaged.elements.count * sizeof(T) / Record::element_bytes) {}
 
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<T>();
@@ -269,30 +267,26 @@ class ThresholdAverage final : public Average {
 
 }  // namespace
 
-std::unique_ptr<Average> create(const TopK& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group) {
+std::unique_ptr<Average> create(const TopK& strategy, const Averaged& averaged) {
   strategy.check();
-  expect_dtype("topk", elements, arrays, {DType::f32, DType::f64});
-  if (elements.dtype == DType::f64) {
-    return std::make_unique<TopKAverage<double>>(strategy, elements, arrays, group);
-  }
-  return std::make_unique<TopKAverage<float>>(strategy, elements, arrays, group);
+  expect_dtype("topk", averaged, {DType::f32, DType::f64});
+  if (averaged.elements.dtype == DType::f64)
+    return std::make_unique<TopKAverage<double>>(strategy, averaged);
+  return std::make_unique<TopKAverage<float>>(strategy, averaged);
 }
 
-std::unique_ptr<Average> create(const Threshold& strategy, const Elements& elements,
-                                const Arrays& arrays, Communicator& group) {
+std::unique_ptr<Average> create(const Threshold& strategy, const Averaged& averaged) {
   strategy.check();
-  expect_dtype("threshold", elements, arrays, {DType::f32, DType::f64});
-  if (elements.dtype == DType::f64) {
-    return std::make_unique<ThresholdAverage<double>>(strategy, elements, arrays, group);
-  }
+  expect_dtype("threshold", averaged, {DType::f32, DType::f64});
+  if (averaged.elements.dtype == DType::f64)
+    return std::make_unique<ThresholdAverage<double>>(strategy, averaged);
   // A threshold that rounds to 0 would send every element.
   const bool is_zero = detail::magnitude(strategy.value) == 0;
   detail::expect(is_zero || static_cast<float>(strategy.value) > 0, "threshold", "value",
                  strategy.value,
                  flushes_denormals() ? "0, or 1.18e-38 or more, because denormals are flushed"
                                      : "0, or a positive float32 number");
-  return std::make_unique<ThresholdAverage<float>>(strategy, elements, arrays, group);
+  return std::make_unique<ThresholdAverage<float>>(strategy, averaged);
 }
 
 }  // namespace lockstep::averaging

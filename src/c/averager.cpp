@@ -190,8 +190,8 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
       bucket.memory = communicator.allocate(bucket.count * size_of(type));
       bucket.average = std::visit(
           [&](const auto& recipe) {
-            return averaging::create(recipe, elements_of(*made, bucket), arrays_of(*made, bucket),
-                                     communicator);
+            return averaging::create(
+                recipe, {elements_of(*made, bucket), arrays_of(*made, bucket), communicator});
           },
           options);
     }

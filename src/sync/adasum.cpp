@@ -166,8 +166,7 @@ class AdasumExchange final : public Exchange {
 
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   check();
-  averaging::expect_dtype("adasum", detail::elements_of(bucket.values()), detail::arrays_of(bucket),
-                          {DType::f32, DType::f64});
+  averaging::expect_dtype("adasum", detail::averaged(bucket), {DType::f32, DType::f64});
   return detail::exchange_on_cpu(bucket, [this](const Bucket& host) -> std::unique_ptr<Exchange> {
     if (host.values().scalar_type() == at::kDouble) {
       return std::make_unique<AdasumExchange<double>>(of, host);

@@ -109,9 +109,8 @@ class TopKOnDevice final : public Exchange {
 
 template <class Recipe>
 std::unique_ptr<Exchange> exchange_of(const Recipe& recipe, const Bucket& bucket) {
-  return std::make_unique<AverageExchange>(
-      bucket, averaging::create(recipe, detail::elements_of(bucket.values()),
-                                detail::arrays_of(bucket), bucket.group().communicator()));
+  return std::make_unique<AverageExchange>(bucket,
+                                           averaging::create(recipe, detail::averaged(bucket)));
 }
 
 /// The same in memory of the host, for averages whose kernels are for the CPU.
@@ -146,8 +145,7 @@ std::unique_ptr<Exchange> Threshold::exchange(const Bucket& bucket) const {
 std::unique_ptr<Exchange> TopK::exchange(const Bucket& bucket) const {
   if (bucket.values().is_cpu()) return exchange_of(*this, bucket);
   check();
-  averaging::expect_dtype("topk", detail::elements_of(bucket.values()), detail::arrays_of(bucket),
-                          {DType::f32, DType::f64});
+  averaging::expect_dtype("topk", detail::averaged(bucket), {DType::f32, DType::f64});
   return std::make_unique<TopKOnDevice>(*this, bucket);
 }
 

@@ -156,15 +156,17 @@ averaging::Elements elements_of(const at::Tensor& values) {
           .owner = std::make_shared<at::Tensor>(values)};
 }
 
-averaging::Arrays arrays_of(const Bucket& bucket) {
+averaging::Averaged averaged(const Bucket& bucket) {
   const Layout layout(bucket);
-  return {
-      .numel = layout.numel(),
-      .name_at =
-          [layout](std::size_t element) { return concat("parameter ", layout.name_at(element)); },
-      .remedy =
-          "choose another strategy for them, alone by DataParallelOptions::strategies, or "
-          "convert them"};
+  const auto name_at = [layout](std::size_t element) {
+    return concat("parameter ", layout.name_at(element));
+  };
+  return {.elements = elements_of(bucket.values()),
+          .arrays = {.numel = layout.numel(),
+                     .name_at = name_at,
+                     .remedy = "choose another strategy for them, alone by "
+                               "DataParallelOptions::strategies, or convert them"},
+          .group = bucket.group().communicator()};
 }
 
 bool is_finite(const at::Tensor& values) {

@@ -53,8 +53,8 @@ const at::Tensor& find(const State& state, const std::string& parameter, std::st
 
 /// The memory of a flat tensor, as averages see it.
 averaging::Elements elements_of(const at::Tensor& values);
-/// The bucket's parameters, as averages see them.
-averaging::Arrays arrays_of(const Bucket& bucket);
+/// The bucket's values and parameters, as averages see them.
+averaging::Averaged averaged(const Bucket& bucket);
 
 /// Whether a dense tensor has neither NaN nor Inf. Waits for a device.
 bool is_finite(const at::Tensor& values);

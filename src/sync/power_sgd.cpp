@@ -203,8 +203,7 @@ class PowerSgdExchange final : public Exchange {
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();
-  averaging::expect_dtype("power_sgd", detail::elements_of(bucket.values()),
-                          detail::arrays_of(bucket), {DType::f32, DType::f64});
+  averaging::expect_dtype("power_sgd", detail::averaged(bucket), {DType::f32, DType::f64});
   return std::make_unique<PowerSgdExchange>(*this, bucket);
 }
 
