@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -124,31 +123,23 @@ void expect_arrays(const char* function, const lockstep_averager& averager,
 /// Throws: InvalidArgument for elements that are not finite, on every rank, when all exchanges have
 /// ended.
 void exchange(lockstep_averager& averager) {
-  struct Running {
-    lockstep::ExchangeTask task;
-    Work work;
-  };
-  std::vector<Running> all;
-  std::exception_ptr error;
-  const auto advance = [&](Running& running) {
-    try {
-      running.work = running.task.advance();
-    } catch (const InvalidArgument&) {
-      if (!error) error = std::current_exception();
-    }
-  };
+  std::vector<std::pair<lockstep::ExchangeTask, Work>> all;
   const auto step = averager.steps++;
   for (auto& bucket : averager.buckets) {
-    auto task = bucket.average->exchange(step, elements_of(averager, bucket), *averager.group);
-    all.push_back({.task = std::move(task), .work = {}});
-    advance(all.back());
+    all.emplace_back(bucket.average->exchange(step, elements_of(averager, bucket), *averager.group),
+                     Work());
   }
-  const auto pending = [](const Running& running) { return running.work.pending(); };
-  while (std::ranges::any_of(all, pending)) {
-    for (auto& running : all) {
-      if (!pending(running)) continue;
-      running.work.wait();
-      advance(running);
+  std::exception_ptr error;
+  for (bool some = true; std::exchange(some, false);) {
+    for (auto& [task, work] : all) {
+      if (task.finished() && !work.pending()) continue;
+      work.wait();
+      some = true;
+      try {
+        work = task.advance();
+      } catch (const InvalidArgument&) {
+        if (!error) error = std::current_exception();
+      }
     }
   }
   if (error) std::rethrow_exception(error);
