@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "group/instances.h"
 #include "parallel/reducer/gradient.h"
@@ -107,28 +106,23 @@ void ParameterHooks::find_replaced(const std::function<bool(std::size_t)>& is_re
   }
   if (unreached.empty()) return;
   suspects_ = find_suspects(unreached, graph());
-  for (const auto& suspect : suspects_) {
+  for (const auto& suspect : suspects_.list) {
     hooked_[suspect.parameter].is_expected = true;
-    const auto is_same = [&](const Suspect& other) {
-      return other.parameter == suspect.parameter && other.leaf == suspect.leaf &&
-             other.last < suspect.first;
-    };
-    if (std::ranges::any_of(before, is_same)) replaced_.push_back(suspect.parameter);
+    const bool was_suspect = std::ranges::find(before.list, suspect) != before.list.end();
+    if (was_suspect && before.last < suspects_.first) replaced_.push_back(suspect.parameter);
   }
 }
 
 /// The suspects among some parameters.
-std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
-    const std::vector<std::size_t>& parameters, const Graph& graph) const {
+ParameterHooks::Suspects ParameterHooks::find_suspects(const std::vector<std::size_t>& parameters,
+                                                       const Graph& graph) const {
   const auto all = Instances<ParameterHooks>::all();
-  std::vector<Suspect> suspects;
-  auto first = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t last = 0;
+  Suspects suspects;
   for (const auto* const node : graph) {
     const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
     if (accumulator == nullptr) {
-      first = std::min(first, node->sequence_nr());
-      last = std::max(last, node->sequence_nr());
+      suspects.first = std::min(suspects.first, node->sequence_nr());
+      suspects.last = std::max(suspects.last, node->sequence_nr());
       continue;
     }
     if (is_hooked(*accumulator)) continue;
@@ -144,16 +138,10 @@ std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
       const auto& tensor = hooked_[index].parameter.tensor;
       if (tensor.requires_grad() && !graph.contains(hooked_[index].accumulator.get()) &&
           tensor.sizes() == leaf.sizes() && tensor.options().type_equal(leaf.options())) {
-        suspects.push_back({.parameter = index,
-                            .leaf = c10::weak_intrusive_ptr(leaf.getIntrusivePtr()),
-                            .first = 0,
-                            .last = 0});
+        suspects.list.push_back(
+            {.parameter = index, .leaf = c10::weak_intrusive_ptr(leaf.getIntrusivePtr())});
       }
     }
-  }
-  for (auto& suspect : suspects) {
-    suspect.first = first;
-    suspect.last = last;
   }
   return suspects;
 }

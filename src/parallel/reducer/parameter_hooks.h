@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -77,20 +78,23 @@ class ParameterHooks {
   struct Suspect {
     std::size_t parameter;
     c10::weak_intrusive_ptr<at::TensorImpl> leaf;
+    bool operator==(const Suspect&) const = default;
+  };
+  struct Suspects {
+    std::vector<Suspect> list;
     /// Autograd's sequence numbers of the first and the last operation of the graph.
-    std::uint64_t first;
-    std::uint64_t last;
+    std::uint64_t first = std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t last = 0;
   };
 
-  std::vector<Suspect> find_suspects(const std::vector<std::size_t>& parameters,
-                                     const Graph& graph) const;
+  Suspects find_suspects(const std::vector<std::size_t>& parameters, const Graph& graph) const;
   void add(std::size_t index);
   static bool is_hooked(const torch::autograd::Node& accumulator);
 
   std::shared_ptr<const Callback> callback_;
   std::vector<Hooked> hooked_;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
-  std::vector<Suspect> suspects_;      ///< of the last backward
+  Suspects suspects_;                  ///< of the last backward
   std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
 };
 
