@@ -10,13 +10,13 @@
 
 #include "backend/errors.h"
 #include "comm/communicator.h"
-#include "sync/exchange_order.h"
+#include "lockstep/exchange_task.h"
 
 // Note [A backward with a strategy]
 // DDP calls the hook for its buckets in the order of their indices, on the thread of the backward.
 // All ranks issue collectives in one order, but a collective is complete at different times on
 // different ranks. So an exchange does not issue its second collective as soon as the first is
-// complete: the hook issues it in a slot of sync/exchange_order.h, and the progress thread only
+// complete: the hook issues it in a slot (lockstep/exchange_task.h), and the progress thread only
 // advances what has been issued. The last bucket's call completes all exchanges.
 // DDP does not call the hook for buckets that it skips (skip_all_reduce_unused_params), so the last
 // call may be missing. A callback at the end of the backward completes the exchanges then. A nested

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "sync/exchange_order.h"
-
 namespace lockstep::inline v0_2::detail {
 namespace {
 

@@ -14,7 +14,6 @@
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 #include "sync/between_hosts.h"
-#include "sync/exchange_order.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
