@@ -67,48 +67,63 @@ concept IsHandle = !std::is_array_v<T> && requires(const T& handle) {
 };
 
 template <class T>
-struct IsVariant : std::false_type {};
-template <class... Alternatives>
-struct IsVariant<std::variant<Alternatives...>> : std::true_type {};
+concept IsVariant = requires {
+  std::variant_size<T>::value;
+};
 
 /// A tensor has a destructor, so trivially copyable types contain no tensor.
 template <class T>
 concept HoldsNoTensor = std::is_trivially_copyable_v<T> || std::convertible_to<T, std::string_view>;
 
-/// Whether for_each_tensor() can find the tensors in a value of type T.
-template <class T>
-constexpr bool can_visit();
-
-template <class T>
-struct CanVisitParts : std::false_type {};
-template <template <class...> class Tuple, class... Parts>
-struct CanVisitParts<Tuple<Parts...>>
-    : std::bool_constant<(can_visit<std::remove_cvref_t<Parts>>() && ...)> {};
-
-template <class T, std::size_t... I>
-constexpr bool can_visit_elements(std::index_sequence<I...>) {
-  return (can_visit<std::remove_cvref_t<std::tuple_element_t<I, T>>>() && ...);
-}
-
-template <class T>
-constexpr bool can_visit() {
-  if constexpr (HasVisitTensors<T> || IsTensor<T> || IsIValue<T> || HoldsNoTensor<T>) {
+/// Calls visit with every tensor in a value, with none for a null pointer. Returns whether values
+/// of type T have no parts but those in which it can find tensors.
+template <class T, class Visit>
+constexpr bool visit_each(const T* value, const Visit& visit) {
+  if constexpr (HasVisitTensors<T>) {
+    if (value != nullptr) visit_tensors(*value, visit);
     return true;
-  } else if constexpr (IsVariant<T>::value) {
-    return CanVisitParts<T>::value;
+  } else if constexpr (IsTensor<T>) {
+    if (value != nullptr) visit(*value);
+    return true;
+  } else if constexpr (IsIValue<T>) {
+    if (value != nullptr) {
+      value->visit([&](const auto& part) {
+        if (part.isTensor()) visit(part.toTensor());
+        return false;
+      });
+    }
+    return true;
+  } else if constexpr (HoldsNoTensor<T>) {
+    return true;
+  } else if constexpr (IsVariant<T>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return (visit_each(std::get_if<I>(value), visit) && ...);
+    }
+    (std::make_index_sequence<std::variant_size_v<T>>());
   } else if constexpr (IsTuple<T>) {
-    return can_visit_elements<T>(std::make_index_sequence<std::tuple_size_v<T>>());
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return (visit_each(value != nullptr ? &std::get<I>(*value) : nullptr, visit) && ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
   } else if constexpr (std::ranges::range<const T>) {
     using Part = std::remove_cvref_t<std::ranges::range_reference_t<const T>>;
     if constexpr (std::same_as<Part, T>) {
       return false;
     } else {
-      return can_visit<Part>();
+      // A constant expression cannot contain iterators of every type, but a lambda with them.
+      const auto visit_parts = [&] {
+        for (const auto& part : *value) visit_each(&part, visit);
+      };
+      if (value != nullptr) visit_parts();
+      return visit_each<Part>(nullptr, visit);
     }
   } else if constexpr (IsEntry<T>) {
-    return can_visit<std::remove_cvref_t<decltype(std::declval<const T&>().value())>>();
+    const auto visit_part = [&](const auto& part) { return visit_each(&part, visit); };
+    if (value != nullptr) visit_part(value->value());
+    return visit_each<std::remove_cvref_t<decltype(value->value())>>(nullptr, visit);
   } else if constexpr (IsHandle<T>) {
-    return can_visit<std::remove_cvref_t<decltype(*std::declval<const T&>())>>();
+    if (value != nullptr && *value) visit_each(&**value, visit);
+    return visit_each<std::remove_cvref_t<decltype(**value)>>(nullptr, visit);
   } else {
     return false;
   }
@@ -116,33 +131,12 @@ constexpr bool can_visit() {
 
 /// Types that may contain tensors which for_each_tensor() can find.
 template <class T>
-concept Watchable = !HoldsNoTensor<T> && can_visit<T>();
+concept Watchable = !HoldsNoTensor<T> && visit_each<T>(nullptr, TensorVisitor());
 
-/// Calls visit with every tensor in the value. Requires can_visit<T>().
-template <class T, class Visit>
-void for_each_tensor(const T& value, const Visit& visit) {
-  if constexpr (HasVisitTensors<T>) {
-    visit_tensors(value, visit);
-  } else if constexpr (IsTensor<T>) {
-    visit(value);
-  } else if constexpr (IsIValue<T>) {
-    value.visit([&](const auto& part) {
-      if (part.isTensor()) visit(part.toTensor());
-      return false;
-    });
-  } else if constexpr (HoldsNoTensor<T>) {
-    return;
-  } else if constexpr (IsVariant<T>::value) {
-    std::visit([&](const auto& part) { for_each_tensor(part, visit); }, value);
-  } else if constexpr (IsTuple<T>) {
-    std::apply([&](const auto&... parts) { (for_each_tensor(parts, visit), ...); }, value);
-  } else if constexpr (std::ranges::range<const T>) {
-    for (const auto& part : value) for_each_tensor(part, visit);
-  } else if constexpr (IsEntry<T>) {
-    for_each_tensor(value.value(), visit);
-  } else {
-    if (value) for_each_tensor(*value, visit);
-  }
+/// Calls visit with every tensor in the value, of a type that is Watchable.
+template <class Visit>
+void for_each_tensor(const Watchable auto& value, const Visit& visit) {
+  visit_each(&value, visit);
 }
 
 }  // namespace lockstep::detail
@@ -193,13 +187,13 @@ decltype(auto) run_forward(M& model, Args&&... args) {
 }
 
 class ForwardGraph;
-  /// is_optimized: null for a DistributedDataParallel.
 class Reducer;
 
 /// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them
 /// equal at the start, and has the Reducer that exchanges gradients.
 class ReplicatedModel {
  public:
+  /// is_optimized: null for a DistributedDataParallel.
   /// Ranks: all of the group.
   /// Throws: InvalidArgument, on every rank; the group stays usable. Any other error, such as a
   /// shortage of memory on one rank, ends the world.

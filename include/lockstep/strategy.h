@@ -20,24 +20,6 @@ concept HasTarget = requires(const R& recipe, std::int64_t step, std::size_t buc
   { recipe.target(step, bucket, bucket) } -> std::same_as<SyncTarget>;
 };
 
-/// A recipe that wraps a Strategy and forwards this question to it.
-template <class R>
-concept HoldsStrategy = requires(const R& recipe) {
-  { recipe.exchanges_every_gradient() } -> std::same_as<bool>;
-};
-
-/// A recipe that answers itself whether it exchanges parameters.
-template <class R>
-concept KnowsParameters = requires(const R& recipe) {
-  { recipe.exchanges_parameters() } -> std::same_as<bool>;
-};
-
-/// A recipe that answers itself whether ranks can have weights.
-template <class R>
-concept KnowsWeights = requires(const R& recipe) {
-  { recipe.takes_weights() } -> std::same_as<bool>;
-};
-
 }  // namespace detail
 
 /// The options of a strategy: a copyable value with a text form, which creates the Exchange of a
@@ -117,21 +99,21 @@ class Strategy {
       }
     }
     bool exchanges_every_gradient() const override {
-      if constexpr (detail::HoldsStrategy<R>) {
+      if constexpr (requires { recipe.exchanges_every_gradient(); }) {
         return recipe.exchanges_every_gradient();
       } else {
         return !detail::HasTarget<R>;
       }
     }
     bool exchanges_parameters() const override {
-      if constexpr (detail::KnowsParameters<R>) {
+      if constexpr (requires { recipe.exchanges_parameters(); }) {
         return recipe.exchanges_parameters();
       } else {
         return detail::HasTarget<R>;
       }
     }
     bool takes_weights() const override {
-      if constexpr (detail::KnowsWeights<R>) {
+      if constexpr (requires { recipe.takes_weights(); }) {
         return recipe.takes_weights();
       } else {
         return exchanges_every_gradient();
