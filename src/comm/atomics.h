@@ -16,82 +16,88 @@ namespace lockstep::inline v0_2::detail {
 
 enum class AccessKind { load, store, read_modify_write, fence };
 
-/// One place of the program that accesses an atomic of the protocol, or a fence.
+/// X(access, kind, order) for each place of the program that accesses an atomic of the protocol, or
+/// a fence.
+#define LOCKSTEP_ACCESSES(X)                               \
+  /* Announcements and step counters. */                   \
+  X(announcement_publish, store, release)                  \
+  X(announcement_read, load, acquire)                      \
+  X(staged_publish, store, release)                        \
+  X(staged_read, load, acquire)                            \
+  X(finished_publish, store, release)                      \
+  X(finished_read, load, acquire)                          \
+  X(missing_read, load, seq_cst)                           \
+  /* Blocks and members of groups. */                      \
+  X(block_create, store, release)                          \
+  X(block_leave, read_modify_write, seq_cst)               \
+  X(block_left, load, seq_cst)                             \
+  X(member_join, store, release)                           \
+  X(member_read, load, acquire)                            \
+  X(issued_publish, store, release)                        \
+  X(issued_read, load, acquire)                            \
+  /* Mailboxes. */                                         \
+  X(message_offer, store, release)                         \
+  X(message_offered, load, acquire)                        \
+  X(message_take, store, release)                          \
+  X(message_taken, load, acquire)                          \
+  X(message_begin, store, release)                         \
+  X(message_begun, load, acquire)                          \
+  X(message_taken_by_self, load, relaxed)                  \
+  /* Wake-ups. */                                          \
+  X(wake_fence, fence, seq_cst)                            \
+  X(wake_all_fence, fence, seq_cst)                        \
+  X(sleepers_read, load, relaxed)                          \
+  X(asleep_read, load, relaxed)                            \
+  X(wake_flag_add, read_modify_write, seq_cst)             \
+  X(wake_flag_read, load, seq_cst)                         \
+  X(asleep_set, store, relaxed)                            \
+  X(sleepers_add, read_modify_write, seq_cst)              \
+  X(sleep_fence, fence, seq_cst)                           \
+  X(sleepers_sub, read_modify_write, seq_cst)              \
+  X(asleep_clear, store, relaxed)                          \
+  /* The failure of the world, and the error of a rank. */ \
+  X(failure_claim, read_modify_write, seq_cst)             \
+  X(failure_publish, store, release)                       \
+  X(failure_begun, load, acquire)                          \
+  X(failure_read, load, acquire)                           \
+  X(failure_raise, store, release)                         \
+  X(failure_raised, load, seq_cst)                         \
+  X(error_claim, read_modify_write, seq_cst)               \
+  X(error_publish, store, release)                         \
+  X(error_read, load, acquire)                             \
+  /* How a rank joins and ends. */                         \
+  X(status_join, read_modify_write, seq_cst)               \
+  X(status_leave, read_modify_write, seq_cst)              \
+  X(status_end, store, release)                            \
+  X(status_running, load, seq_cst)                         \
+  X(status_read, load, acquire)                            \
+  X(end_claim, read_modify_write, seq_cst)                 \
+  X(end_publish, store, release)                           \
+  X(end_read, load, acquire)                               \
+  X(pid_publish, store, release)                           \
+  X(pid_read, load, acquire)                               \
+  /* The operation that a rank waits in. */                \
+  X(wait_write, store, release)                            \
+  X(wait_begin, read_modify_write, seq_cst)                \
+  X(wait_end, read_modify_write, seq_cst)                  \
+  X(wait_turn, load, acquire)                              \
+  X(wait_field, load, acquire)                             \
+  X(wait_check, load, acquire)                             \
+  /* Entries of the flight recorder. */                    \
+  X(entry_invalidate, store, relaxed)                      \
+  X(entry_write_fence, fence, release)                     \
+  X(entry_write, store, relaxed)                           \
+  X(entry_publish, store, release)                         \
+  X(entry_read, load, acquire)                             \
+  X(entry_field, load, relaxed)                            \
+  X(entry_read_fence, fence, acquire)                      \
+  X(entry_check, load, relaxed)
+
 enum class Access : std::uint8_t {
-  // Announcements and step counters.
-  announcement_publish,
-  announcement_read,
-  staged_publish,
-  staged_read,
-  finished_publish,
-  finished_read,
-  missing_read,
-  // Blocks and members of groups.
-  block_create,
-  block_leave,
-  block_left,
-  member_join,
-  member_read,
-  issued_publish,
-  issued_read,
-  // Mailboxes.
-  message_offer,
-  message_offered,
-  message_take,
-  message_taken,
-  message_begin,
-  message_begun,
-  message_taken_by_self,
-  // Wake-ups.
-  wake_fence,
-  wake_all_fence,
-  sleepers_read,
-  asleep_read,
-  wake_flag_add,
-  wake_flag_read,
-  asleep_set,
-  sleepers_add,
-  sleep_fence,
-  sleepers_sub,
-  asleep_clear,
-  // The failure of the world, and the error of a rank.
-  failure_claim,
-  failure_publish,
-  failure_begun,
-  failure_read,
-  failure_raise,
-  failure_raised,
-  error_claim,
-  error_publish,
-  error_read,
-  // How a rank joins and ends.
-  status_join,
-  status_leave,
-  status_end,
-  status_running,
-  status_read,
-  end_claim,
-  end_publish,
-  end_read,
-  pid_publish,
-  pid_read,
-  // The operation that a rank waits in.
-  wait_write,
-  wait_begin,
-  wait_end,
-  wait_turn,
-  wait_field,
-  wait_check,
-  // Entries of the flight recorder.
-  entry_invalidate,
-  entry_write_fence,
-  entry_write,
-  entry_publish,
-  entry_read,
-  entry_field,
-  entry_read_fence,
-  entry_check,
-  count
+#define LOCKSTEP_ENUMERATOR(access, kind, order) access,
+  LOCKSTEP_ACCESSES(LOCKSTEP_ENUMERATOR)
+#undef LOCKSTEP_ENUMERATOR
+      count
 };
 
 struct AccessRule {
@@ -102,88 +108,12 @@ struct AccessRule {
 };
 
 /// The order of each access, in the order of the enumerators.
-inline constexpr auto access_rules = [] {
-  using enum Access;
-  using enum AccessKind;
-  constexpr auto relaxed = std::memory_order_relaxed;
-  constexpr auto acquire = std::memory_order_acquire;
-  constexpr auto release = std::memory_order_release;
-  constexpr auto seq_cst = std::memory_order_seq_cst;
-  return std::to_array<AccessRule>({
-      {announcement_publish, "announcement_publish", store, release},
-      {announcement_read, "announcement_read", load, acquire},
-      {staged_publish, "staged_publish", store, release},
-      {staged_read, "staged_read", load, acquire},
-      {finished_publish, "finished_publish", store, release},
-      {finished_read, "finished_read", load, acquire},
-      {missing_read, "missing_read", load, seq_cst},
-      {block_create, "block_create", store, release},
-      {block_leave, "block_leave", read_modify_write, seq_cst},
-      {block_left, "block_left", load, seq_cst},
-      {member_join, "member_join", store, release},
-      {member_read, "member_read", load, acquire},
-      {issued_publish, "issued_publish", store, release},
-      {issued_read, "issued_read", load, acquire},
-      {message_offer, "message_offer", store, release},
-      {message_offered, "message_offered", load, acquire},
-      {message_take, "message_take", store, release},
-      {message_taken, "message_taken", load, acquire},
-      {message_begin, "message_begin", store, release},
-      {message_begun, "message_begun", load, acquire},
-      {message_taken_by_self, "message_taken_by_self", load, relaxed},
-      {wake_fence, "wake_fence", fence, seq_cst},
-      {wake_all_fence, "wake_all_fence", fence, seq_cst},
-      {sleepers_read, "sleepers_read", load, relaxed},
-      {asleep_read, "asleep_read", load, relaxed},
-      {wake_flag_add, "wake_flag_add", read_modify_write, seq_cst},
-      {wake_flag_read, "wake_flag_read", load, seq_cst},
-      {asleep_set, "asleep_set", store, relaxed},
-      {sleepers_add, "sleepers_add", read_modify_write, seq_cst},
-      {sleep_fence, "sleep_fence", fence, seq_cst},
-      {sleepers_sub, "sleepers_sub", read_modify_write, seq_cst},
-      {asleep_clear, "asleep_clear", store, relaxed},
-      {failure_claim, "failure_claim", read_modify_write, seq_cst},
-      {failure_publish, "failure_publish", store, release},
-      {failure_begun, "failure_begun", load, acquire},
-      {failure_read, "failure_read", load, acquire},
-      {failure_raise, "failure_raise", store, release},
-      {failure_raised, "failure_raised", load, seq_cst},
-      {error_claim, "error_claim", read_modify_write, seq_cst},
-      {error_publish, "error_publish", store, release},
-      {error_read, "error_read", load, acquire},
-      {status_join, "status_join", read_modify_write, seq_cst},
-      {status_leave, "status_leave", read_modify_write, seq_cst},
-      {status_end, "status_end", store, release},
-      {status_running, "status_running", load, seq_cst},
-      {status_read, "status_read", load, acquire},
-      {end_claim, "end_claim", read_modify_write, seq_cst},
-      {end_publish, "end_publish", store, release},
-      {end_read, "end_read", load, acquire},
-      {pid_publish, "pid_publish", store, release},
-      {pid_read, "pid_read", load, acquire},
-      {wait_write, "wait_write", store, release},
-      {wait_begin, "wait_begin", read_modify_write, seq_cst},
-      {wait_end, "wait_end", read_modify_write, seq_cst},
-      {wait_turn, "wait_turn", load, acquire},
-      {wait_field, "wait_field", load, acquire},
-      {wait_check, "wait_check", load, acquire},
-      {entry_invalidate, "entry_invalidate", store, relaxed},
-      {entry_write_fence, "entry_write_fence", fence, release},
-      {entry_write, "entry_write", store, relaxed},
-      {entry_publish, "entry_publish", store, release},
-      {entry_read, "entry_read", load, acquire},
-      {entry_field, "entry_field", load, relaxed},
-      {entry_read_fence, "entry_read_fence", fence, acquire},
-      {entry_check, "entry_check", load, relaxed},
-  });
-}();
-
-static_assert([] {
-  for (std::size_t i = 0; i < access_rules.size(); ++i) {
-    if (access_rules[i].access != static_cast<Access>(i)) return false;
-  }
-  return access_rules.size() == static_cast<std::size_t>(Access::count);
-}());
+inline constexpr auto access_rules = std::to_array<AccessRule>({
+#define LOCKSTEP_RULE(access, kind, order) \
+  {Access::access, #access, AccessKind::kind, std::memory_order::order},
+    LOCKSTEP_ACCESSES(LOCKSTEP_RULE)
+#undef LOCKSTEP_RULE
+});
 
 constexpr const AccessRule& rule_of(Access access) {
   return access_rules[static_cast<std::size_t>(access)];
