@@ -33,11 +33,11 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
   /// split from these two. inside: of the ranks of this host.
   HierarchicalRankContext(const std::shared_ptr<Communicator>& network_world,
                           const std::shared_ptr<Communicator>& host_world,
-                          std::chrono::milliseconds timeout, const host::Options& inside)
+                          const host::Options& inside)
       : ComposedRankContext(
             {.backend = "hierarchical",
              .rank = network_world->world_rank(network_world->rank()),
-             .timeout = timeout,
+             .timeout = inside.timeout,
              // Checks of other ranks cost system calls in both worlds.
              .policy = {.spins = spins(inside), .between_checks = detail::yield_time},
              .has_mutex = true},
@@ -69,43 +69,24 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
   unsigned polls_ = 0;
 };
 
-/// Runs fn. Its errors number the ranks of this host from 0; converts their rank to a world rank,
-/// and adds the world ranks of this host to the text.
-template <class Fn>
-auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
+/// The memory of the ranks of this host, which meet by a name. The errors of host::rendezvous()
+/// number these ranks from 0: they become world ranks, and the text names the world ranks.
+std::shared_ptr<host::World> rendezvous(const std::string& name, const HostTopology& topology,
+                                        const host::Options& inside, const host::JoinCheck& check) {
   try {
-    return fn();
+    return host::rendezvous(detail::concat(name, " of host ", topology.host), topology.local_rank,
+                            topology.local_size, inside.timeout, check);
   } catch (const CommError& error) {
     const auto text =
-        detail::concat(detail::rank_list(world_ranks),
+        detail::concat(detail::rank_list(inside.world_ranks),
                        " of the world, numbered from 0 on their host: ", error.what());
     const int rank = error.rank();
     const ErrorDetails details{
-        .rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
+        .rank = rank < 0 ? rank : inside.world_ranks.at(static_cast<std::size_t>(rank)),
         .operation = error.operation()};
     if (error.kind() == ErrorKind::timeout) throw TimeoutError(text, details);
     throw CommError(text, details);
   }
-}
-
-/// The ranks of each host, in the order of the hosts.
-std::vector<std::vector<int>> ranks_by_host(const Communicator& group) {
-  std::vector<std::vector<int>> ranks(
-      static_cast<std::size_t>(std::ranges::max(group.hosts()) + 1));
-  for (int rank = 0; rank < group.size(); ++rank) {
-    ranks[static_cast<std::size_t>(group.hosts()[static_cast<std::size_t>(rank)])].push_back(rank);
-  }
-  return ranks;
-}
-
-/// The ranks that lead this rank's shard; empty if this rank does not lead one.
-std::vector<int> leaders(const HostTopology& topology, const std::vector<std::vector<int>>& ranks) {
-  std::vector<int> found;
-  if (topology.local_rank >= topology.shards) return found;
-  for (const auto& of_host : ranks) {
-    found.push_back(of_host[static_cast<std::size_t>(topology.local_rank)]);
-  }
-  return found;
 }
 
 /// The group over the network with the ranks of a world that create() made.
@@ -116,39 +97,51 @@ messages::MessageCommunicator& network_world_of(Communicator& world) {
   return dynamic_cast<messages::MessageCommunicator&>(world);
 }
 
+/// Composes the world of a world over the network and of the worlds of its hosts. If all ranks are
+/// on one host, it is that of the host.
+/// inside.records: whether the outermost world records. memory: of the ranks of this host; null:
+/// they meet by the name while the check allows it.
+std::shared_ptr<Communicator> compose(const std::shared_ptr<Communicator>& network_world,
+                                      host::Options inside, std::shared_ptr<host::World> memory,
+                                      const std::string& name, const host::JoinCheck& check,
+                                      bool by_thread = false) {
+  try {
+    const auto topology = HostTopology::of(*network_world);
+    for (int rank = 0; rank < network_world->size(); ++rank) {
+      if (network_world->hosts()[static_cast<std::size_t>(rank)] != topology.host) continue;
+      inside.world_ranks.push_back(network_world->world_rank(rank));
+    }
+    inside.watch = true;
+    const bool records = inside.records && topology.hosts > 1;
+    inside.records = inside.records && !records;
+    if (memory == nullptr) memory = rendezvous(name, topology, inside, check);
+    const auto host_world = host::create(std::move(memory), topology.local_rank, inside);
+    if (topology.hosts == 1) return host_world;
+
+    const auto context =
+        std::make_shared<HierarchicalRankContext>(network_world, host_world, inside);
+    auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
+    if (records) context->set_recorder(detail::FlightRecorder::create(*composed));
+    if (by_thread) context->start_progress_thread();
+    return composed;
+  } catch (const std::exception& error) {
+    auto failure = detail::failure_of(error);
+    if (failure.rank < 0) failure.rank = network_world->world_rank(network_world->rank());
+    network_world->fail_with(failure);  // ranks of other hosts wait for this rank
+    throw;
+  }
+}
+
 }  // namespace
 
 int last_group(Communicator& world) { return network_world_of(world).last_group(); }
 
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
   const auto network_world = network_world_of(world).part(group.members, group.number);
-  const auto topology = HostTopology::of(*network_world);
-  if (topology.has_one_level()) return network_world;
-  const auto by_host = ranks_by_host(*network_world);
-  const auto& here = by_host[static_cast<std::size_t>(topology.host)];
+  if (HostTopology::of(*network_world).has_one_level()) return network_world;
   auto inside = group.inside;
-  inside.watch = true;
   inside.records = false;
-  for (const int rank : here) inside.world_ranks.push_back(network_world->world_rank(rank));
-  try {
-    StageGroups groups;
-    groups.intra_node_reduce.ranks = with_world_ranks(inside.world_ranks, [&] {
-      return host::create(
-          host::rendezvous(detail::concat(group.job, " of host ", topology.host),
-                           topology.local_rank, topology.local_size, inside.timeout, group.check),
-          topology.local_rank, inside);
-    });
-    groups.intra_node_gather.ranks = groups.intra_node_reduce.ranks->split(0, topology.local_rank);
-    groups.inter_node.ranks = network_world->part(leaders(topology, by_host), group.number + 1);
-    groups.all_ranks.ranks = network_world;
-    const auto context = std::make_shared<HierarchicalRankContext>(
-        network_world, groups.intra_node_reduce.ranks, inside.timeout, inside);
-    return std::make_shared<HierarchicalCommunicator>(context, std::move(groups));
-  } catch (const std::exception& error) {
-    network_world->fail_with(
-        detail::failure_of(error));  // members on other hosts wait for this rank
-    throw;
-  }
+  return compose(network_world, inside, nullptr, group.job, group.check);
 }
 
 std::shared_ptr<Communicator> create_over_mpi(messages::Options network,
@@ -164,49 +157,25 @@ std::shared_ptr<Communicator> create(const Options& options) {
   network.progress = ProgressMode::wait;  // one progress thread serves both worlds
   network.records = false;                // the outermost world of the rank records
   const auto network_world = options.make_network_world(network);
-  const auto topology = HostTopology::of(*network_world);
-  if (topology.hosts == topology.size) {
+  if (const auto topology = HostTopology::of(*network_world); topology.hosts == topology.size) {
     messages::begin(*network_world, true, by_thread);
     return network_world;
   }
 
-  try {
-    // Distinguishes this world from other worlds on this host.
-    std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-    network_world->broadcast(&token, 1, DType::i64, 0).wait();
-    auto inside = options.inside;
-    inside.watch = true;
-    inside.records = topology.hosts == 1;
-    inside.world_ranks = ranks_by_host(*network_world)[static_cast<std::size_t>(topology.host)];
-    const auto memory = with_world_ranks(inside.world_ranks, [&] {
-      if (options.host_memory) return options.host_memory;
-      const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
-      const auto ended = [&]() -> std::optional<std::string> {
-        try {
-          network_world->make_progress();
-        } catch (const CommError& error) {  // a rank has ended
-          return error.what();
-        }
-        return watch.ended();
-      };
-      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", topology.host),
-                              topology.local_rank, topology.local_size, inside.timeout, ended);
-    });
-    const auto host_world = host::create(memory, topology.local_rank, inside);
-    if (topology.hosts == 1) return host_world;
-
-    const auto context = std::make_shared<HierarchicalRankContext>(network_world, host_world,
-                                                                   options.network.timeout, inside);
-    const auto composed = HierarchicalCommunicator::compose(context, network_world, host_world);
-    context->set_recorder(detail::FlightRecorder::create(*composed));
-    if (by_thread) context->start_progress_thread();
-    return composed;
-  } catch (const std::exception& error) {
-    auto failure = detail::failure_of(error);
-    if (failure.rank < 0) failure.rank = network_world->rank();
-    network_world->fail_with(failure);  // ranks of other hosts wait for this rank
-    throw;
-  }
+  // Distinguishes this world from other worlds on this host.
+  std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  network_world->broadcast(&token, 1, DType::i64, 0).wait();
+  const host::LauncherWatch watch(options.inside.launcher, options.inside.launcher_name);
+  const auto ended = [&]() -> std::optional<std::string> {
+    try {
+      network_world->make_progress();
+    } catch (const CommError& error) {  // a rank has ended
+      return error.what();
+    }
+    return watch.ended();
+  };
+  return compose(network_world, options.inside, options.host_memory,
+                 detail::concat("hierarchy ", token), ended, by_thread);
 }
 
 }  // namespace lockstep::hierarchical

@@ -58,6 +58,19 @@ Issue issue_of_stages(const Operation& operation) {
           .part_of = std::make_shared<const Operation>(operation)};
 }
 
+/// The ranks that lead this rank's shard, in the order of their hosts; none if it does not lead
+/// one.
+std::vector<int> leaders(const Communicator& group) {
+  const auto topology = HostTopology::of(group);
+  if (topology.local_rank >= topology.shards) return {};
+  std::vector<int> found(static_cast<std::size_t>(topology.hosts));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (HostTopology::local_rank_of(group, rank) != topology.local_rank) continue;
+    found[static_cast<std::size_t>(group.hosts()[static_cast<std::size_t>(rank)])] = rank;
+  }
+  return found;
+}
+
 /// Ordinary memory, which the process can return, unlike the group's.
 std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
   std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]);
@@ -73,7 +86,10 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<Communicator> inside) {
   StageGroups groups;
   groups.intra_node_gather.ranks = inside->split(0, inside->rank());
-  groups.inter_node.ranks = HostTopology::of(*network_world).inter_node(*network_world);
+  auto& all = dynamic_cast<messages::MessageCommunicator&>(*network_world);
+  // The groups of all shards have the number after that of the whole group.
+  const int number = all.message_group().shown_number() + messages::agreement_group + 1;
+  groups.inter_node.ranks = all.part(leaders(all), number);
   groups.intra_node_reduce.ranks = std::move(inside);
   groups.all_ranks.ranks = std::move(network_world);
   return std::make_shared<HierarchicalCommunicator>(std::move(context), std::move(groups));
