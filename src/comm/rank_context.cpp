@@ -359,12 +359,12 @@ void RankContext::fail(const Failure& failure) noexcept {
   }
 }
 
-void RankContext::record_exception(const std::exception& error) noexcept {
+Failure RankContext::failure_by(const std::exception& error) const {
   auto failure = failure_of(error);
   const auto* known = dynamic_cast<const Error*>(&error);
   // All ranks raise the text of the first failure, not that of the error on this rank.
   if (known != nullptr && !known->cause().empty()) failure.text = known->cause();
-  record(failure);
+  return failure;
 }
 
 void RankContext::abandon(BackendCommunicator& group, std::string_view cause) noexcept {

@@ -149,6 +149,15 @@ class RankContext {
       throw;
     }
   }
+  /// Runs fn. An exception ends the world.
+  template <class Fn>
+  void attempt(const Fn& fn) noexcept {
+    try {
+      fn();
+    } catch (const std::exception& error) {
+      record_exception(error);
+    }
+  }
   /// Called by an operation that has advanced.
   void set_advanced() { advanced_ = true; }
   /// fail() for an operation whose Work was destroyed by an exception.
@@ -169,15 +178,6 @@ class RankContext {
 
   std::span<BackendCommunicator* const> groups() const { return groups_; }
   bool failure_raised() const noexcept { return raised_failure_.raised(); }
-  /// Runs fn. An exception ends the world.
-  template <class Fn>
-  void attempt(const Fn& fn) noexcept {
-    try {
-      fn();
-    } catch (const std::exception& error) {
-      record_exception(error);
-    }
-  }
   /// Advances all groups without blocking; true if there was progress. Also called by the progress
   /// thread.
   virtual bool advance();
@@ -214,6 +214,8 @@ class RankContext {
   /// what each rank of this host waits for, there or else in its flight record. The search for a
   /// deadlock calls it repeatedly during a wait of more than a second.
   virtual WaitOf publish_wait(const BackendRequest& operation);
+  /// The failure of the world by an exception.
+  virtual Failure failure_by(const std::exception& error) const;
   /// Called once in the progress thread, before it advances operations.
   virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.
@@ -221,7 +223,7 @@ class RankContext {
   /// Throws: InvalidArgument if this thread may not call the backend.
   virtual void expect_usable_thread() const {}
 
-  void record_exception(const std::exception& error) noexcept;
+  void record_exception(const std::exception& error) noexcept { record(failure_by(error)); }
   /// Polls, and returns whether complete().
   /// Throws: the failure of the world, naming the operation.
   template <class Complete>

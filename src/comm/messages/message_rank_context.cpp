@@ -103,14 +103,11 @@ void MessageRankContext::receive_notice() {
                     notice_tag, on_notice);
 }
 
-void MessageRankContext::attempt(const std::function<void()>& call) noexcept {
-  try {
-    call();
-  } catch (const Mismatch& mismatch) {
-    record({.kind = Failure::Kind::mismatch, .rank = mismatch.rank(), .text = mismatch.what()});
-  } catch (const std::exception& error) {
-    record({.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())});
+Failure MessageRankContext::failure_by(const std::exception& error) const {
+  if (const auto* mismatch = dynamic_cast<const Mismatch*>(&error)) {
+    return {.kind = Failure::Kind::mismatch, .rank = mismatch->rank(), .text = mismatch->what()};
   }
+  return {.rank = rank(), .text = concat("rank ", rank(), ": ", error.what())};
 }
 
 bool MessageRankContext::advance() {
@@ -120,8 +117,8 @@ bool MessageRankContext::advance() {
       if (!network_->is_running())
         throw CommError(concat(network_->name(), " was ended while the world was in use"));
       news = network_->progress();
-      for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
     });
+    RankContext::advance();
   }
   if (failed()) propagate_failure();
   return news;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,9 +61,6 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   /// Removing the last group leaves the world.
   void remove(detail::BackendCommunicator& group);
 
-  /// Runs a part of a protocol, which may fail in the network. Its exception becomes the world's
-  /// failure.
-  void attempt(const std::function<void()>& call) noexcept;
   /// Ends the world if a rank that the operation waits for has left it.
   /// Throws: the failure of the world.
   void check(const detail::BackendRequest& operation) override;
@@ -100,6 +96,7 @@ class MessageRankContext final : public detail::RankContext, private detail::Cra
   bool sleep_unless(detail::Condition& over, std::chrono::nanoseconds longest) override;
   void interrupt() noexcept override { network_->interrupt(); }
   void expect_usable_thread() const override { network_->expect_usable_thread(); }
+  Failure failure_by(const std::exception& error) const override;
 
   /// Records a failure. is_agreed: all ranks have it.
   void record(const Failure& failure, bool is_agreed) noexcept;
