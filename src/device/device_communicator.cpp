@@ -82,21 +82,23 @@ Work HostedCommunicator::forward(Operation&& operation) {
   }));
 }
 
-std::shared_ptr<Communicator> HostMemoryCommunicator::split(int color, int key) {
-  // A split of the host world blocks without advancing other operations. After this barrier all
-  // members are in split(), so it cannot deadlock.
-  barrier().wait();
+std::shared_ptr<Communicator> HostedCommunicator::split_host(int color, int key) {
   const detail::RankContext::CallGuard guard(context());
-  auto part = context().or_fail<std::exception>([&] { return host().split(color, key); });
-  if (part == nullptr) return nullptr;
-  return handle(std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(part)));
+  return context().or_fail<std::exception>([&]() -> std::shared_ptr<Communicator> {
+    auto part = host().split(color, key);
+    return part == nullptr ? nullptr : handle(make(std::move(part)));
+  });
+}
+
+std::shared_ptr<Communicator> HostMemoryCommunicator::split(int color, int key) {
+  barrier().wait();
+  return split_host(color, key);
 }
 
 DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> context,
-                                       std::shared_ptr<Communicator> host,
-                                       std::shared_ptr<Communicator> host_memory)
+                                       std::shared_ptr<Communicator> host)
     : HostedCommunicator(std::move(context), std::move(host)),
-      host_memory_(std::move(host_memory)) {}
+      host_memory_(this->host().split(0, rank())) {}
 
 void DeviceCommunicator::begin_use() {
   HostedCommunicator::begin_use();
@@ -117,18 +119,8 @@ std::shared_ptr<std::byte> DeviceCommunicator::allocate(std::size_t bytes) {
 }
 
 std::shared_ptr<Communicator> DeviceCommunicator::split(int color, int key) {
-  // A split of the host world blocks without advancing other operations. After this barrier all
-  // members are in split(), so it cannot deadlock.
   host_memory_->barrier().wait();
-  const detail::RankContext::CallGuard guard(context());
-  auto part = context().or_fail<std::exception>([&] {
-    auto ranks = host().split(color, key);
-    auto memory = ranks == nullptr ? nullptr : ranks->split(0, ranks->rank());
-    return std::pair(std::move(ranks), std::move(memory));
-  });
-  if (part.first == nullptr) return nullptr;
-  return context().or_fail<std::exception>(
-      [&] { return handle(make(std::move(part.first), std::move(part.second))); });
+  return split_host(color, key);
 }
 
 at::Tensor DeviceCommunicator::on_device(const void* data, std::size_t count, DType dtype) const {

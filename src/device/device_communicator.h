@@ -53,6 +53,9 @@ class HostedCommunicator : public detail::TaskCommunicator {
   /// Runs the operation in the host world.
   Work forward(Operation&& operation);
 
+  /// As split(). Called when all members are in split(): a split of the host world blocks without
+  /// advancing other operations.
+  std::shared_ptr<Communicator> split_host(int color, int key);
   /// Called once, by handle().
   virtual void begin_use() { context().add(*this); }
 
@@ -63,6 +66,8 @@ class HostedCommunicator : public detail::TaskCommunicator {
   /// waits for longer than its limit.
   void check(const detail::TaskRequest& request) override;
   void finish() noexcept;
+  /// The group of the same kind for part, the ranks of a new group in the host world.
+  virtual std::shared_ptr<HostedCommunicator> make(std::shared_ptr<Communicator> part) const = 0;
 
   std::shared_ptr<Communicator> host_;
 };
@@ -85,6 +90,9 @@ class HostMemoryCommunicator final : public HostedCommunicator {
 
  private:
   Work begin(Operation&& operation) override { return forward(std::move(operation)); }
+  std::shared_ptr<HostedCommunicator> make(std::shared_ptr<Communicator> part) const override {
+    return std::make_shared<HostMemoryCommunicator>(shared_device_context(), std::move(part));
+  }
 };
 
 /// One rank's communicator of a group that exchanges tensors of a device.
@@ -107,10 +115,9 @@ class DeviceCommunicator : public HostedCommunicator {
   std::shared_ptr<Communicator> split(int color, int key) final;
 
  protected:
-  /// host: the ranks of this group in the host world. host_memory: the same ranks, as a second
-  /// group.
-  DeviceCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
-                     std::shared_ptr<Communicator> host_memory);
+  /// host: the ranks of this group in the host world. Collective over host.
+  DeviceCommunicator(std::shared_ptr<DeviceRankContext> context,
+                     std::shared_ptr<Communicator> host);
 
   const CommStream& stream() const { return context().stream(); }
   /// Call it when an operation is launched that waits on the device for other ranks.
@@ -127,10 +134,6 @@ class DeviceCommunicator : public HostedCommunicator {
                 double factor) final;
   /// Begins an operation other than a barrier, in the order of the current stream.
   virtual Work begin_on_device(Operation&& operation) = 0;
-  /// Creates the group of the same kind for part, the ranks of a new group in the host world.
-  virtual std::shared_ptr<DeviceCommunicator> make(
-      std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const = 0;
-
   void begin_use() override;
 
   /// Before begin_use(), the second group of the ranks in the host world.

@@ -77,12 +77,6 @@ bool divides_integers(const Operation& operation) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
-                                   std::shared_ptr<Communicator> host,
-                                   std::shared_ptr<Communicator> host_memory)
-    : DeviceCommunicator(std::move(context), std::move(host), std::move(host_memory)),
-      comm_(this->host(), this->context()) {}
-
 /// Ranks compare the operation in the host world, without its data.
 Work NcclCommunicator::announce(const Operation& operation) {
   Issue issue{.timeout = operation.issue.timeout,
@@ -264,12 +258,6 @@ nccl::Result NcclCommunicator::move_parts(const Operation& operation, const Nccl
       break;
   }
   return first;
-}
-
-std::shared_ptr<DeviceCommunicator> NcclCommunicator::make(
-    std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
-  return std::make_shared<NcclCommunicator>(shared_device_context(), std::move(part),
-                                            std::move(host_memory));
 }
 
 }  // namespace lockstep::device

@@ -61,8 +61,9 @@ class NcclCommunicator final : public DeviceCommunicator {
  public:
   /// Ranks: all of host.
   /// Throws: as NcclComm::NcclComm().
-  NcclCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
-                   std::shared_ptr<Communicator> host_memory);
+  NcclCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host)
+      : DeviceCommunicator(std::move(context), std::move(host)),
+        comm_(this->host(), this->context()) {}
 
   bool matches_by_tag() const override { return false; }
   std::future<void> abort() noexcept override { return comm_.abort(); }
@@ -70,8 +71,9 @@ class NcclCommunicator final : public DeviceCommunicator {
  private:
   Work begin_on_device(Operation&& operation) override;
   void check_device() override { comm_.check(); }
-  std::shared_ptr<DeviceCommunicator> make(
-      std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const override;
+  std::shared_ptr<HostedCommunicator> make(std::shared_ptr<Communicator> part) const override {
+    return std::make_shared<NcclCommunicator>(shared_device_context(), std::move(part));
+  }
 
   Work announce(const Operation& operation);
   /// Puts the operation on the stream. Returns memory that it uses, to be kept until it is

@@ -118,10 +118,4 @@ void StagedCommunicator::check_device() {
   while (!copying_.empty() && is_complete(*copying_.front()->done)) copying_.pop_front();
 }
 
-std::shared_ptr<DeviceCommunicator> StagedCommunicator::make(
-    std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
-  return std::make_shared<StagedCommunicator>(shared_device_context(), std::move(part),
-                                              std::move(host_memory));
-}
-
 }  // namespace lockstep::device

@@ -16,9 +16,8 @@ namespace lockstep::inline v0_2::device {
 /// Results have the bits of the host world.
 class StagedCommunicator final : public DeviceCommunicator {
  public:
-  StagedCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
-                     std::shared_ptr<Communicator> host_memory)
-      : DeviceCommunicator(std::move(context), std::move(host), std::move(host_memory)) {}
+  StagedCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host)
+      : DeviceCommunicator(std::move(context), std::move(host)) {}
   /// Waits for the last copies, which use memory of the host.
   ~StagedCommunicator() override;
 
@@ -29,8 +28,9 @@ class StagedCommunicator final : public DeviceCommunicator {
 
   Work begin_on_device(Operation&& operation) override;
   void check_device() override;
-  std::shared_ptr<DeviceCommunicator> make(
-      std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const override;
+  std::shared_ptr<HostedCommunicator> make(std::shared_ptr<Communicator> part) const override {
+    return std::make_shared<StagedCommunicator>(shared_device_context(), std::move(part));
+  }
 
   at::Tensor pinned(std::size_t count, DType dtype) const;
   void copy_to_host(const Operation& operation, Transfer& transfer);

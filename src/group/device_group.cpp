@@ -99,16 +99,15 @@ Group device_group(const Group& group, at::Device device, const DeviceGroupOptio
   // Keeps the group, too: its destructor must not change the groups of the host's world while the
   // progress thread reads them.
   const std::shared_ptr<Communicator> flat(split.get(), [split, group](Communicator*) {});
-  const auto memory = group.communicator().split(0, group.rank());
   const bool by_nccl = options.backend == DeviceBackend::nccl;
   const auto context = std::make_shared<device::DeviceRankContext>(
       by_nccl ? "nccl" : "staged", flat, device,
       options.timeout.value_or(Environment::get().timeout));
   std::shared_ptr<device::DeviceCommunicator> ranks;
   if (by_nccl) {
-    ranks = std::make_shared<device::NcclCommunicator>(context, flat, memory);
+    ranks = std::make_shared<device::NcclCommunicator>(context, flat);
   } else {
-    ranks = std::make_shared<device::StagedCommunicator>(context, flat, memory);
+    ranks = std::make_shared<device::StagedCommunicator>(context, flat);
   }
   auto made = device::HostedCommunicator::handle(std::move(ranks));
   context->start_progress_thread();
