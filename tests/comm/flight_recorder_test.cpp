@@ -109,9 +109,9 @@ TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
   entry.write(1, operation);
   entry.write(257, operation);
   entry.end(1, 30);
-  EXPECT_EQ(entry.read(257).value().ended, 0U);
+  EXPECT_EQ(entry.read(257).value().ended_at, 0U);
   entry.end(257, 40);
-  EXPECT_EQ(entry.read(257).value().ended, 40U);
+  EXPECT_EQ(entry.read(257).value().ended_at, 40U);
 }
 
 TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {

@@ -234,13 +234,13 @@ struct Waits : SmallScenario<Waits> {
 /// Rank 0 writes an entry of the flight recorder twice, rank 1 reads it.
 struct FlightEntries : Scenario<FlightEntries, 2> {
   static detail::FlightOperation operation(std::uint64_t number) {
-    return {.issued = number,
-            .ended = 0,
+    return {.issued_at = number,
+            .ended_at = 0,
             .sequence = number,
             .bytes = number,
             .source = number,
             .peer = static_cast<std::int32_t>(number),
-            .group = static_cast<std::uint16_t>(number),
+            .group_index = static_cast<std::uint16_t>(number),
             .collective = Collective::barrier,
             .dtype = DType::f32};
   }

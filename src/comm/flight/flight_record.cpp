@@ -70,7 +70,7 @@ void copy_live_entries(const Descriptor& in, FlightFile& copy) {
 
 }  // namespace
 
-std::string FlightRecord::Entry::label() const {
+std::string FlightOperation::label() const {
   return Operation{.collective = collective, .peer = peer, .sequence = sequence}.label();
 }
 
@@ -124,21 +124,13 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   auto latest = std::max(file_->begun.ticks, file_->seen.load());
   for (auto number = first; number != added + 1; ++number) {
     const auto entry = file_->entries[number % FlightFile::capacity].read(number);
-    if (!entry || entry->group >= FlightFile::most_groups || !is_known(entry->collective)) continue;
-    const auto ended = entry->ended;
-    latest = std::max({latest, entry->issued, ended});
-    entries_.push_back(
-        {.number = number,
-         .collective = entry->collective,
-         .sequence = entry->sequence,
-         .bytes = entry->bytes,
-         .dtype = entry->dtype,
-         .peer = entry->peer,
-         .group = file_->groups[entry->group].key,
-         .source = entry->source,
-         .issued = scale_.seconds(entry->issued, now),
-         .ended = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now)),
-         .issued_real = scale_.real(entry->issued)});
+    if (!entry || entry->group_index >= FlightFile::most_groups || !is_known(entry->collective))
+      continue;
+    const auto issued = entry->issued_at, ended = entry->ended_at;
+    latest = std::max({latest, issued, ended});
+    const auto since_end = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now));
+    entries_.push_back({*entry, number, file_->groups[entry->group_index].key,
+                        scale_.seconds(issued, now), since_end, scale_.real(issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
   // A rank that raises the failure while it still spins has published no wait.

@@ -101,21 +101,12 @@ struct FlightFile {
 class FlightRecord {
  public:
   /// An operation in a record.
-  struct Entry {
+  struct Entry : FlightOperation {
     std::uint64_t number;
-    Collective collective;
-    std::uint64_t sequence;
-    std::uint64_t bytes;
-    DType dtype;
-    int peer;
-    std::uint64_t group;  ///< FlightGroup::key
-    std::uint64_t source;
+    std::uint64_t group;          ///< FlightGroup::key
     double issued;                ///< seconds before the copy
     std::optional<double> ended;  ///< the same; empty while it is not complete
     std::int64_t issued_real;     ///< ns since 1970
-
-    /// "all_reduce #17".
-    std::string label() const;
   };
   struct Group {
     std::uint64_t key;

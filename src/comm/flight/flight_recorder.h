@@ -61,13 +61,13 @@ class FlightRecorder final : private CrashListener {
                        std::size_t bytes) noexcept {
     const auto number = file_->added.load(relaxed) + 1;
     file_->entries[number % FlightFile::capacity].write(
-        number, {.issued = ticks(),
-                 .ended = 0,
+        number, {.issued_at = ticks(),
+                 .ended_at = 0,
                  .sequence = operation.sequence,
                  .bytes = bytes,
                  .source = std::bit_cast<std::uint64_t>(operation.issue.source),
                  .peer = peer,
-                 .group = group,
+                 .group_index = group,
                  .collective = operation.collective,
                  .dtype = operation.wire_dtype()});
     if (!operation.is_message()) file_->groups[group].issued.store(operation.sequence, relaxed);
