@@ -34,12 +34,7 @@ Operation operation_of(Collective collective, DType dtype, const void* input, vo
 /// Whether this rank's input and output share elements. A part of this rank that is at its place in
 /// both does not count.
 bool overlap(const Operation& operation, int rank, Buffers elements) {
-  using enum Collective;
-  const auto is_any_of = [&](auto... collectives) {
-    return ((operation.collective == collectives) || ...);
-  };
-  const bool divides = is_any_of(reduce_scatter, scatter, all_to_all);
-  const bool collects = is_any_of(all_gather, gather, all_to_all);
+  const bool divides = operation.divides(), collects = operation.collects();
   if (!divides && !collects) return false;
   const auto bytes = [&](std::size_t count) { return count * size_of(operation.dtype); };
   const auto input = reinterpret_cast<std::uintptr_t>(operation.input);

@@ -116,17 +116,22 @@ struct Operation {
   /// The dtype in which elements are sent.
   DType wire_dtype() const { return wire ? wire->dtype : dtype; }
 
-  /// Whether it is a send or recv.
-  bool is_message() const {
-    return collective == Collective::send || collective == Collective::recv;
-  }
-  bool has_root() const {
-    return collective == Collective::broadcast || collective == Collective::reduce ||
-           collective == Collective::gather || collective == Collective::scatter;
-  }
+  /// Whether it is one of these collectives.
+  bool is(auto... any) const { return ((collective == any) || ...); }
+  bool is_message() const { return is(Collective::send, Collective::recv); }
   bool is_reduction() const {
-    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
-           collective == Collective::reduce;
+    return is(Collective::all_reduce, Collective::reduce_scatter, Collective::reduce);
+  }
+  /// Whether only root uses the output, or sends its input.
+  bool is_to_root() const { return is(Collective::gather, Collective::reduce); }
+  bool is_from_root() const { return is(Collective::broadcast, Collective::scatter); }
+  bool has_root() const { return is_to_root() || is_from_root(); }
+  /// Whether the input has a part for each rank, or the output one of each rank.
+  bool divides() const {
+    return is(Collective::reduce_scatter, Collective::scatter, Collective::all_to_all);
+  }
+  bool collects() const {
+    return is(Collective::all_gather, Collective::gather, Collective::all_to_all);
   }
   /// Whether it is an all_to_all whose counts differ between ranks.
   bool has_own_counts() const { return !counts.empty() && collective == Collective::all_to_all; }
@@ -137,10 +142,6 @@ struct Operation {
   /// The counts of the parts of the output of an all_to_all with counts.
   std::span<const std::size_t> output_counts() const {
     return std::span(counts).subspan(counts.size() / 2);
-  }
-  /// Whether only root uses the output.
-  bool is_to_root() const {
-    return collective == Collective::gather || collective == Collective::reduce;
   }
   /// Elements of a rank's part, and the number of elements before it.
   std::size_t part(int rank) const {
@@ -161,33 +162,14 @@ struct Operation {
     return std::accumulate(before.begin(), before.end(), std::size_t{0});
   }
   Buffers buffers(int rank, int size) const {
-    const std::size_t own = part(rank);
-    const std::size_t all = part_begin(size);
     const bool is_root = peer == rank;
-    switch (collective) {
-      case Collective::barrier:
-        return {};
-      case Collective::all_reduce:
-      case Collective::broadcast:
-        return {.input = count, .output = count};
-      case Collective::all_gather:
-        return {.input = own, .output = all};
-      case Collective::reduce_scatter:
-        return {.input = all, .output = own};
-      case Collective::gather:
-        return {.input = own, .output = is_root ? all : 0};
-      case Collective::scatter:
-        return {.input = is_root ? all : 0, .output = own};
-      case Collective::all_to_all:
-        return {.input = all, .output = received_begin(size)};
-      case Collective::reduce:
-        return {.input = count, .output = is_root ? count : 0};
-      case Collective::send:
-        return {.input = count};
-      case Collective::recv:
-        return {.output = count};
-    }
-    return {};
+    const bool has_input = !is(Collective::barrier, Collective::recv) &&
+                           (collective != Collective::scatter || is_root);
+    const bool has_output =
+        !is(Collective::barrier, Collective::send) && (!is_to_root() || is_root);
+    const std::size_t sent = divides() ? part_begin(size) : part(rank);
+    const std::size_t got = collects() ? received_begin(size) : part(rank);
+    return {.input = has_input ? sent : 0, .output = has_output ? got : 0};
   }
 
   /// The operation that members announce.
@@ -217,17 +199,11 @@ Range slice_of(std::size_t length, std::size_t element, int member, int members)
 class Shape {
  public:
   Shape(const Operation& operation, int size, int rank)
-      : operation_(operation),
-        size_(size),
-        rank_(rank),
-        parted_(operation.collective == Collective::reduce_scatter ||
-                operation.collective == Collective::scatter ||
-                operation.collective == Collective::all_to_all) {}
+      : operation_(operation), size_(size), rank_(rank), parted_(operation.divides()) {}
 
   bool is_source(int member) const {
-    const bool rooted = operation_.collective == Collective::broadcast ||
-                        operation_.collective == Collective::scatter;
-    return operation_.collective != Collective::barrier && (!rooted || member == operation_.peer);
+    return operation_.collective != Collective::barrier &&
+           (!operation_.is_from_root() || member == operation_.peer);
   }
   /// Whether a member's input, or its part of it, goes to the other member.
   bool sends(int source, int target) const {
@@ -244,6 +220,10 @@ class Shape {
   /// Elements before a part of this rank's input, which are those of every source's unless the
   /// operation has counts of its own.
   std::size_t begin(int part) const { return parted_ ? operation_.part_begin(part) : 0; }
+  /// Elements of this rank's output before what it gets of a source without a reduction.
+  std::size_t place(int source) const {
+    return operation_.collects() ? operation_.received_begin(source) : 0;
+  }
   /// Elements of a source's whole input, and the largest number over all sources; of this rank's
   /// input if the operation has counts of its own. The same of the longest part.
   std::size_t total(int source) const {

@@ -211,7 +211,6 @@ nccl::Result NcclCommunicator::move_parts(const Operation& operation, const Nccl
   const auto type = data_type(operation.dtype);
   const auto bytes = size_of(operation.dtype);
   const int own = rank();
-  const bool is_root = operation.peer == own;
   auto first = nccl::Result::success;  // the first result that is not success
   const auto note = [&](nccl::Result result) {
     if (first == nccl::Result::success) first = result;
@@ -223,39 +222,20 @@ nccl::Result NcclCommunicator::move_parts(const Operation& operation, const Nccl
   const auto receive = [&](std::byte* data, std::size_t count, int from) {
     if (count > 0) note(library.recv(data, elements(count), type, from, comm, stream));
   };
-  const auto at = [&](auto* data, int rank) { return data + operation.part_begin(rank) * bytes; };
-  const auto part = [&](int rank) { return operation.part(rank); };
-  switch (operation.collective) {
-    case Collective::send:
-      send(operation.input, operation.count, operation.peer);
-      break;
-    case Collective::recv:
-      receive(operation.output, operation.count, operation.peer);
-      break;
-    case Collective::gather:
-      send(operation.input, part(own), operation.peer);
-      for (int rank = 0; is_root && rank < size(); ++rank) {
-        receive(at(operation.output, rank), part(rank), rank);
+  if (operation.collective == Collective::send) {
+    send(operation.input, operation.count, operation.peer);
+  } else if (operation.collective == Collective::recv) {
+    receive(operation.output, operation.count, operation.peer);
+  } else {
+    const detail::Shape shape(operation, size(), own);
+    for (int rank = 0; rank < size(); ++rank) {
+      if (shape.sends(own, rank)) {
+        send(operation.input + shape.begin(rank) * bytes, shape.length(own, rank), rank);
       }
-      break;
-    case Collective::scatter:
-      for (int rank = 0; is_root && rank < size(); ++rank) {
-        send(at(operation.input, rank), part(rank), rank);
+      if (shape.sends(rank, own)) {
+        receive(operation.output + shape.place(rank) * bytes, shape.length(rank, own), rank);
       }
-      receive(operation.output, part(own), operation.peer);
-      break;
-    case Collective::all_gather:
-    case Collective::all_to_all: {
-      const bool to_all = operation.collective == Collective::all_gather;
-      for (int rank = 0; rank < size(); ++rank) {
-        send(to_all ? operation.input : at(operation.input, rank), part(to_all ? own : rank), rank);
-        receive(operation.output + operation.received_begin(rank) * bytes, operation.received(rank),
-                rank);
-      }
-      break;
     }
-    default:
-      break;
   }
   return first;
 }

@@ -222,62 +222,32 @@ void CollectiveRequest::work(std::uint64_t step) {
 }
 
 void CollectiveRequest::move(std::uint64_t step) {
-  const int rank = group().rank();
-  const std::size_t element = size_of(operation().dtype);
-  std::byte* output = operation().output;
-  switch (operation().collective) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::reduce_scatter:
-      reduce(step);
-      return;
-    case Collective::broadcast:
-      if (steps_.path() == Path::zero_copy && reaches(offsets_)) {
-        write_share_of_root(step);
-      } else if (rank != operation().peer) {
-        // A long output bypasses the caches, which takes 0.7 times as long.
-        pull(operation().peer, 0, output, step, shape_.length(operation().peer, 0) * element);
-      }
-      return;
-    case Collective::scatter:
-      pull(operation().peer, rank, output, step);
-      return;
-    case Collective::gather:
-      if (rank == operation().peer) pull_all(step);
-      return;
-    case Collective::all_gather:
-      if (steps_.path() == Path::zero_copy && reaches(outputs_)) {
-        push(step);
-      } else {
-        pull_all(step);
-      }
-      return;
-    case Collective::all_to_all:
-      pull_all(step);
-      return;
-    case Collective::barrier:
-    case Collective::send:
-    case Collective::recv:
-      return;
+  const bool zero_copy = steps_.path() == Path::zero_copy;
+  if (operation().is_reduction()) return reduce(step);
+  if (operation().collective == Collective::broadcast && zero_copy && reaches(offsets_)) {
+    return write_share_of_root(step);
   }
-}
-
-void CollectiveRequest::pull(int source, int part, std::byte* output, std::uint64_t step,
-                             std::size_t whole) {
-  const detail::Range piece_range = range(source, part, step);
-  if (piece_range.length == 0) return;
-  const std::size_t element = size_of(operation().dtype);
-  // In an in-place operation, a rank's own part may already be at its destination.
-  const std::size_t bytes = piece_range.length * element;
-  kernels::copy_part(output + piece_range.begin * element, piece(source, part, step), bytes,
-                     std::max(bytes, whole));
+  if (operation().collective == Collective::all_gather && zero_copy && reaches(outputs_)) {
+    return push(step);
+  }
+  pull_all(step);
 }
 
 void CollectiveRequest::pull_all(std::uint64_t step) {
+  const int rank = group().rank();
   const std::size_t element = size_of(operation().dtype);
-  const int part = shape_.parts() > 1 ? group().rank() : 0;
+  const int part = shape_.parts() > 1 ? rank : 0;
+  const bool is_broadcast = operation().collective == Collective::broadcast;
   for (int source = 0; source < group().size(); ++source) {
-    pull(source, part, operation().output + operation().received_begin(source) * element, step);
+    if (!shape_.sends(source, rank) || (is_broadcast && source == rank)) continue;
+    const detail::Range piece_range = range(source, part, step);
+    if (piece_range.length == 0) continue;
+    // In an in-place operation, a rank's own part may already be at its destination. A long output
+    // of a broadcast bypasses the caches, which takes 0.7 times as long.
+    const std::size_t bytes = piece_range.length * element;
+    kernels::copy_part(operation().output + (shape_.place(source) + piece_range.begin) * element,
+                       piece(source, part, step), bytes,
+                       is_broadcast ? shape_.length(source, part) * element : bytes);
   }
 }
 

@@ -104,10 +104,7 @@ class CollectiveRequest final : public HostRequest {
   void copy_others(std::byte* to, const std::byte* from, std::uint64_t step) const;
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
-  /// Copies a piece of a member's input to this rank's output. whole: bytes of a long copy that
-  /// includes the piece and bypasses the caches; 0 for none.
-  void pull(int source, int part, std::byte* output, std::uint64_t step, std::size_t whole = 0);
-  /// Copies all members' inputs, or their parts for this rank, to this rank's output.
+  /// Copies the inputs of all sources, or their parts for this rank, to this rank's output.
   void pull_all(std::uint64_t step);
   static bool reaches(std::span<const std::uint64_t> offsets);
   /// Copies this rank's input to all members' outputs.

@@ -160,13 +160,12 @@ void CollectiveProtocol::finish_eager() {
     return;
   }
   const bool is_broadcast = operation_.collective == Collective::broadcast;
-  const bool is_parted = operation_.collective != Collective::scatter && !is_broadcast;
   for (int source = 0; source < group_.size(); ++source) {
     const std::size_t bytes = shape_.length(source, rank) * size_of(operation_.dtype);
     if (!shape_.sends(source, rank) || bytes == 0 || (is_broadcast && source == rank)) continue;
-    const std::size_t begin = is_parted ? operation_.received_begin(source) : 0;
     // In an in-place operation, a rank's own part may already be at its destination.
-    std::memmove(operation_.output + begin * size_of(operation_.dtype), payload_of(source), bytes);
+    std::memmove(operation_.output + shape_.place(source) * size_of(operation_.dtype),
+                 payload_of(source), bytes);
   }
 }
 

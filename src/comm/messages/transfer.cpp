@@ -101,8 +101,7 @@ class Moves final : public Transfer {
 
  private:
   std::byte* place_of_part(int source) const {
-    if (operation().collective == Collective::scatter) return operation().output;
-    return operation().output + operation().received_begin(source) * element();
+    return operation().output + shape_.place(source) * element();
   }
 
   /// Sends or receives a part in pieces. window: pieces in transit at the same time. begin() begins
