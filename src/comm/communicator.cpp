@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "comm/request.h"
+#include "comm/backend_communicator.h"
 #include "core/text.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"

@@ -7,7 +7,6 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/rank_context.h"
-#include "comm/request.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
 #include "lockstep/error.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "averaging/average.h"
+#include "comm/backend_communicator.h"
 #include "comm/communicator.h"
-#include "comm/request.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "sync/bucket_layout.h"

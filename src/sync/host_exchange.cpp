@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/backend_communicator.h"
 #include "comm/communicator.h"
-#include "comm/request.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
 #include "device/comm_stream.h"

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "comm/request.h"
+#include "comm/backend_communicator.h"
 #include "profile/group_statistics.h"
 #include "tests/matchers.h"
 #include "tests/ranks.h"

@@ -15,7 +15,7 @@
 // A rank may end one wait and begin the next one while another rank reads. Each wait therefore has
 // its own turn, and a cycle is valid only if no turn in it has changed while its edges were read. A
 // rank that computes or polls publishes no wait, so it is never in a cycle.
-// Waits come from the memory of a host world (host/live_waits.cpp), or from flight records
+// Waits come from the memory of a host world (host/host_rank_context.cpp), or from flight records
 // (diagnosis.cpp). RankContext::check_deadlock() searches after a second, and
 // raises what two searches have found.
 

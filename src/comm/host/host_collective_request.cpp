@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "comm/host/host_communicator.h"
-#include "comm/host/host_request.h"
 #include "comm/operation.h"
 #include "comm/waiting.h"
 #include "core/text.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +12,162 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/announcement.h"
 #include "comm/backend_communicator.h"
+#include "comm/host/collective_steps.h"
 #include "comm/host/host_rank_context.h"
-#include "comm/host/host_request.h"
+#include "comm/host/message_steps.h"
 #include "comm/host/world/block.h"
 #include "comm/message_matching.h"
+#include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {
+
+class HostCommunicator;
+using HostRequest = detail::GroupRequest<HostCommunicator>;
+using Progress = BasicProgress<Block::ring>;
+
+/// The counts of one member of an all_to_all whose counts differ between ranks. The table is at the
+/// beginning of the member's eager slot. It has where each part of the member's input begins, and
+/// how many elements the member expects from each other.
+class CountTable {
+ public:
+  CountTable(std::byte* slot, int members)
+      : begins_(reinterpret_cast<std::uint64_t*>(slot)), expected_(begins_ + members + 2) {}
+
+  static std::size_t bytes(int members) {
+    return (2 * static_cast<std::size_t>(members) + 2) * sizeof(std::uint64_t);
+  }
+
+  void write(const Operation& operation) const {
+    const auto sent = operation.input_counts();
+    const auto expected = operation.output_counts();
+    std::uint64_t begin = 0;
+    for (std::size_t member = 0; member < sent.size(); ++member) {
+      begins_[member] = begin;
+      begin += sent[member];
+      expected_[member] = expected[member];
+    }
+    begins_[sent.size()] = begin;
+    begins_[sent.size() + 1] = std::ranges::max(sent);
+  }
+
+  /// Elements of the member's input before its part for another member.
+  std::size_t begin(int member) const { return begins_[member]; }
+  std::uint64_t sent(int member) const { return begins_[member + 1] - begins_[member]; }
+  std::uint64_t expected(int member) const { return expected_[member]; }
+  /// Elements of the longest part of the member's input.
+  std::size_t longest() const { return expected_[-1]; }
+
+ private:
+  std::uint64_t* begins_;
+  std::uint64_t* expected_;
+};
+
+/// A collective on this rank. Note [How a host collective runs] is in host_collective_request.cpp.
+class CollectiveRequest final : public HostRequest {
+ public:
+  CollectiveRequest(HostCommunicator& group, Operation&& operation);
+
+  /// Announces the collective to the members, if the ring has a free entry. True if announced.
+  bool announce();
+  bool announced() const { return steps_.announced(); }
+  /// Whether the next collective may begin.
+  bool next_may_begin() const { return complete() || steps_.next_may_begin(); }
+
+  void advance() override;
+  /// Wakes the other members.
+  void wake();
+  std::vector<int> missing() const override;
+
+ private:
+  friend class CollectiveSteps<Block>;  // calls the functions up to copy_out()
+  void write_announcement(AnnouncementEntry& entry);
+  bool compare_announcements();
+  CollectivePlan plan();
+  void copy_in(std::uint64_t step);
+  void work(std::uint64_t step);
+  void copy_out(std::uint64_t step);
+
+  /// Populates the first bytes of this rank's slot or chunk, of which `populated` already are.
+  /// Throws: the world's failure, as which this rank records a shortage of memory.
+  void populate(std::byte* part, std::size_t bytes, std::size_t& populated);
+
+  const Operation& counted() const;
+  CountTable counts_of(int member) const;
+
+  /// Whether each member reduces its own segment of the buffer.
+  bool reduces_by_segments() const {
+    return operation().collective == Collective::all_reduce ||
+           operation().collective == Collective::reduce;
+  }
+  /// Whether the member's buffer gets the result of the reduction.
+  bool has_result(int member) const {
+    return operation().collective != Collective::reduce || member == operation().peer;
+  }
+  /// Copies this rank's piece of a step without its own segment.
+  void copy_others(std::byte* to, const std::byte* from, std::uint64_t step) const;
+  void move(std::uint64_t step);
+  void reduce(std::uint64_t step);
+  /// Copies the inputs of all sources, or their parts for this rank, to this rank's output.
+  void pull_all(std::uint64_t step);
+  static bool reaches(std::span<const std::uint64_t> offsets);
+  /// Copies this rank's input to all members' outputs.
+  void push(std::uint64_t step);
+  /// Copies this rank's segment of the root's buffer to all members.
+  void write_share_of_root(std::uint64_t step);
+
+  /// The address of this step's piece of a source's part.
+  std::byte* piece(int source, int part, std::uint64_t step) const;
+  detail::Range range(int source, int part, std::uint64_t step) const;
+  detail::Range my_segment(detail::Range piece) const;
+
+  detail::Shape shape_;
+  CollectiveSteps<Block> steps_;
+  /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
+  std::size_t eager_begin_;
+  std::vector<std::uint64_t> offsets_;  ///< of each member's input in the arena, or no_offset
+  std::vector<std::uint64_t> outputs_;  ///< the same for the outputs
+  std::size_t piece_elements_ = 0;      ///< elements of one part in one step
+};
+
+/// A send of this rank. Each ordered pair of members has a mailbox, which one message at a time
+/// uses. The sender writes the offset of its input in the arena, or of a copy of the input.
+class SendRequest final : public HostRequest {
+ public:
+  /// copy: of the input, in the arena; null if the input is in the arena.
+  SendRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
+
+  /// Publishes that this rank has begun the operation, for the detection of deadlocks.
+  void count_as_begun() { steps_.begin(); }
+  void advance() override;
+  std::vector<int> missing() const override;
+
+ private:
+  SendSteps<StdAtomics> steps_;
+  std::shared_ptr<std::byte> copy_;
+};
+
+/// A receive of this rank, which the group completes when it takes the message.
+class RecvRequest final : public HostRequest {
+ public:
+  using HostRequest::HostRequest;
+
+  void advance() override {}  // the group takes its message
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override;
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override;
+
+  /// Copies a message from this member. Returns false if its terms differ from those of the
+  /// receive: the world has failed.
+  bool copy(int source, const detail::MessageTerms& terms, const std::byte* data);
+  /// Completes the receive after copy().
+  void finish(int source);
+
+ private:
+  bool withdraw() override;
+};
 
 /// One rank's communicator of one group of a host world.
 class HostCommunicator final : public detail::BackendCommunicator {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "comm/host/host_communicator.h"
-#include "comm/host/host_request.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
