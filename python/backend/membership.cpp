@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -35,12 +36,6 @@ using lockstep::Environment;
 using lockstep::host::JoinCheck;
 
 constexpr const char* offer_key = "lockstep/offer";
-
-// One rank sets each key and one rank takes it.
-std::string host_key(int rank) { return "lockstep/host/" + std::to_string(rank); }
-std::string job_key(int rank) { return "lockstep/job/" + std::to_string(rank); }
-std::string last_key(int rank) { return "lockstep/last/" + std::to_string(rank); }
-std::string number_key(int rank) { return "lockstep/number/" + std::to_string(rank); }
 
 void set(c10d::Store& store, const std::string& key, const std::string& value) {
   store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
@@ -85,44 +80,42 @@ constexpr std::string_view in_memory = "job ";
 constexpr std::string_view over_mpi = "mpi ";
 constexpr std::string_view over_tcp = "tcp ";
 
-/// The answer of rank 0: the name of a new job.
-std::string answer(c10d::Store& store, const std::string& own, int size) {
-  bool one_host = true;
-  bool by_mpi = own.ends_with("\nmpi");
-  for (int rank = 1; rank < size; ++rank) {
-    const auto place = take(store, host_key(rank));
-    one_host = one_host && host_of(place) == host_of(own);
-    by_mpi = by_mpi && place.ends_with("\nmpi");
-  }
-  return std::string(one_host ? in_memory : by_mpi ? over_mpi : over_tcp) + new_job();
-}
-
-/// The answer of rank 0, after the members have told it their places.
-std::string exchange(c10d::Store& store, const Membership& membership) {
-  const auto own = place_of(membership);
-  if (membership.rank == 0) {
-    const auto job = answer(store, own, membership.size);
-    for (int rank = 1; rank < membership.size; ++rank) set(store, job_key(rank), job);
-    return job;
-  }
-  set(store, host_key(membership.rank), own);
-  return take(store, job_key(membership.rank));
-}
-
-/// A number above that of every group over MPI that a member has been in, the same on all members.
-int new_number(c10d::Store& store, const Membership& membership, int last) {
+/// Rank 0's answer on every member, once rank 0 has a text of each. topic: of the store's keys,
+/// each of which one rank sets and one rank takes.
+std::string agree(c10d::Store& store, const Membership& membership, const char* topic,
+                  const std::string& own,
+                  const std::function<std::string(const std::vector<std::string>&)>& answer) {
+  const auto key = [&](const char* side, int rank) {
+    return c10::str("lockstep/", topic, "/", side, "/", rank);
+  };
   if (membership.rank != 0) {
-    set(store, last_key(membership.rank), std::to_string(last));
-    return std::stoi(take(store, number_key(membership.rank)));
+    set(store, key("of", membership.rank), own);
+    return take(store, key("for", membership.rank));
   }
-  for (int rank = 1; rank < membership.size; ++rank) {
-    last = std::max(last, std::stoi(take(store, last_key(rank))));
-  }
-  ++last;
-  for (int rank = 1; rank < membership.size; ++rank) {
-    set(store, number_key(rank), std::to_string(last));
-  }
-  return last;
+  std::vector<std::string> all{own};
+  for (int rank = 1; rank < membership.size; ++rank) all.push_back(take(store, key("of", rank)));
+  const auto text = answer(all);
+  for (int rank = 1; rank < membership.size; ++rank) set(store, key("for", rank), text);
+  return text;
+}
+
+/// The name of a new job of members at these places.
+std::string job_of(const std::vector<std::string>& places) {
+  const auto on_one_host = [&](const std::string& place) {
+    return host_of(place) == host_of(places.front());
+  };
+  const auto by_mpi = [](const std::string& place) { return place.ends_with("\nmpi"); };
+  const auto way = std::ranges::all_of(places, on_one_host) ? in_memory
+                   : std::ranges::all_of(places, by_mpi)    ? over_mpi
+                                                            : over_tcp;
+  return std::string(way) + new_job();
+}
+
+/// A number above those of all members.
+std::string number_above(const std::vector<std::string>& numbers) {
+  int last = 0;
+  for (const auto& number : numbers) last = std::max(last, std::stoi(number));
+  return std::to_string(last + 1);
 }
 
 /// Watches the processes of some ranks of a default group on one host.
@@ -229,7 +222,9 @@ World join_over_mpi(c10d::Store& store, const Membership& membership, const std:
     members.resize(static_cast<std::size_t>(membership.size));
     std::iota(members.begin(), members.end(), 0);
   }
-  const auto number = new_number(store, membership, lockstep::hierarchical::last_group(all));
+  // Above that of every group over MPI that a member has been in.
+  const auto last = std::to_string(lockstep::hierarchical::last_group(all));
+  const auto number = std::stoi(agree(store, membership, "number", last, number_above));
   World world{.communicator = lockstep::hierarchical::new_group(
                   all, {.members = members,
                         .number = number,
@@ -285,7 +280,8 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
   const auto shared = underlying(store);
   return with_python_errors([&, rank = rank, size = size] {
     const auto parent = is_default ? std::nullopt : find_default_group(shared);
-    const auto job = parent ? parent->job + " group " + name : exchange(*store, membership);
+    const auto job = parent ? parent->job + " group " + name
+                            : agree(*store, membership, "job", place_of(membership), job_of);
     const auto check = parent ? parent->check(ranks) : JoinCheck();
     World world;
     std::shared_ptr<lockstep::host::World> memory;
