@@ -154,15 +154,20 @@ void flush(std::span<Connection* const> connections, std::chrono::milliseconds l
   }
 }
 
-std::optional<Failure> await_failure(Connection& from, std::chrono::milliseconds longest) {
-  const auto until = Clock::now() + longest;
+std::optional<Frame> await_frame(Connection& from, Clock::time_point until) {
   for (bool open = true; open; open = from.receive()) {
-    while (const auto frame = from.next()) {
-      if (auto failure = failure_in(*frame)) return failure;
-    }
+    if (auto frame = from.next()) return frame;
     pollfd waiting{.fd = from.fd(), .events = POLLIN, .revents = 0};
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) break;
+    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) == 0) break;
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> await_failure(Connection& from, std::chrono::milliseconds longest) {
+  const auto until = Clock::now() + longest;
+  while (const auto frame = await_frame(from, until)) {
+    if (auto failure = failure_in(*frame)) return failure;
   }
   return std::nullopt;
 }

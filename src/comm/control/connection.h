@@ -80,7 +80,7 @@ class FrameReader {
   std::optional<FrameMac> mac_;
 };
 
-/// A TCP connection for frames. No call blocks. Used by one thread.
+/// A connection for frames, over TCP or a unix socket. No call blocks. Used by one thread.
 class Connection {
  public:
   /// Takes a connected, non-blocking socket.
@@ -115,6 +115,7 @@ class Connection {
   void send(const Frame& frame);
   /// Sends queued bytes. False if some remain.
   bool flush();
+  std::size_t queued_bytes() const { return unsent_.size(); }
 
   /// Gives the socket to the caller, with the bytes that it has received after the last frame.
   std::pair<detail::Descriptor, std::string> release() {
@@ -132,6 +133,10 @@ class Connection {
 
 /// Sends the queued bytes of all connections. Waits for at most `longest`.
 void flush(std::span<Connection* const> connections, std::chrono::milliseconds longest);
+
+/// Waits for the next frame. nullopt at `until`, and if the connection ends before.
+/// Throws: as Connection::next().
+std::optional<Frame> await_frame(Connection& from, std::chrono::steady_clock::time_point until);
 
 /// Waits for a frame with a failure, and skips others. nullopt after `longest`, and if the
 /// connection ends before.

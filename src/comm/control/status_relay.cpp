@@ -1,6 +1,5 @@
 #include "comm/control/status_relay.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "core/log.h"
 #include "core/system/process.h"
 #include "core/text.h"
+#include "lockstep/error.h"
 
 // Note [How a question travels]
 // `lockstep status` connects to the unix socket of a rank of its host. The kernel says which user
@@ -120,8 +120,8 @@ void StatusRelay::on_ready() noexcept {
         accept_client();
         continue;
       }
-      const auto client =
-          std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
+      const auto client = std::ranges::find_if(
+          clients_, [&](const Client& one) { return one.connection.fd() == fd; });
       if (client == clients_.end()) continue;
       // It sends nothing: the socket is readable when it is closed.
       std::array<char, 64> bytes;
@@ -151,7 +151,7 @@ void StatusRelay::on_frame(const Frame& frame) noexcept {
     AnswerHeader header{};
     if (!take(bytes, header)) return;
     if (header.asker == source_.rank) {
-      deliver(header.id, header.part, bytes);
+      deliver(header.id, frame);
     } else if (source_.rank == 0) {
       send_(header.asker, frame);
     }
@@ -164,13 +164,14 @@ void StatusRelay::accept_client() {
   if (!socket || peer_of(socket.get()).uid != ::geteuid()) return;
   if (clients_.size() >= most_clients) drop(clients_.begin());
   watch_fd(events_.get(), socket.get());
-  auto& client = clients_.emplace_back(Client{.socket = std::move(socket), .id = ++last_id_});
+  auto& client =
+      clients_.emplace_back(Client{.connection = Connection(std::move(socket)), .id = ++last_id_});
   if (source_.rank == 0) {
     ask_hosts(client.id, 0);
   } else {
     for (const auto& rank_0 : peers_) {
       if (rank_0.host == source_.host) continue;
-      deliver(client.id, AnswerPart::host, host_bytes(rank_0.host, {rank_0.rank}));
+      send_part(client.id, source_.rank, AnswerPart::host, host_bytes(rank_0.host, {rank_0.rank}));
     }
     send_suspicions(client.id, source_.rank);
     send_(0, {.kind = Kind::question,
@@ -180,7 +181,7 @@ void StatusRelay::accept_client() {
 
 void StatusRelay::drop(std::list<Client>::iterator client) {
   // A forked child may keep the socket open, which then stays in the epoll instance.
-  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, client->socket.get(), nullptr);
+  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, client->connection.fd(), nullptr);
   clients_.erase(client);
 }
 
@@ -225,36 +226,28 @@ void StatusRelay::answer(std::uint32_t id, int asker) {
 }
 
 void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes) {
-  if (asker == source_.rank) return deliver(id, part, bytes);
-  auto payload = bytes_of(AnswerHeader{.id = id, .asker = asker, .part = part});
-  payload += bytes;
-  send_(source_.rank == 0 ? asker : 0, {.kind = Kind::answer, .payload = std::move(payload)});
+  Frame frame{.kind = Kind::answer,
+              .payload = bytes_of(AnswerHeader{.id = id, .asker = asker, .part = part})};
+  frame.payload += bytes;
+  if (asker == source_.rank) return deliver(id, frame);
+  send_(source_.rank == 0 ? asker : 0, frame);
 }
 
-void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
+void StatusRelay::deliver(std::uint32_t id, const Frame& part) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
-  if (client == clients_.end() || client->unsent.size() > most_unsent) return;
-  client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
-  client->unsent += bytes;
+  if (client == clients_.end() || client->connection.queued_bytes() > most_unsent) return;
+  client->connection.send(part);
   advance(*client);
 }
 
 void StatusRelay::advance(Client& client) {
-  while (!client.unsent.empty()) {
-    const auto sent =
-        ::send(client.socket.get(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) break;
-    client.unsent.erase(0, static_cast<std::size_t>(sent));
-  }
-  epoll_event event{.events = EPOLLIN | (client.unsent.empty() ? 0U : EPOLLOUT),
-                    .data = {.fd = client.socket.get()}};
-  ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, client.socket.get(), &event);
+  const int fd = client.connection.fd();
+  epoll_event event{.events = EPOLLIN | (client.connection.flush() ? 0U : EPOLLOUT),
+                    .data = {.fd = fd}};
+  ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 detail::Descriptor connect_to(const std::string& name) {
   const UnixAddress address(name);
@@ -264,7 +257,11 @@ detail::Descriptor connect_to(const std::string& name) {
   return peer_of(socket.get()).uid == ::geteuid() ? std::move(socket) : detail::Descriptor();
 }
 
-void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
+void add_part(HostsAnswer& answer, const Frame& frame) {
+  std::string_view bytes = frame.payload;
+  AnswerHeader header{};
+  if (frame.kind != Kind::answer || !take(bytes, header)) return;
+  const auto part = header.part;
   if (part == AnswerPart::record) {
     answer.records.emplace_back(bytes);
   } else if (part == AnswerPart::suspected) {
@@ -293,32 +290,22 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
 
 HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longest) {
   HostsAnswer answer;
-  const auto connection = connect_to(socket);
-  if (!connection) return answer;
-  const auto until = Clock::now() + longest;
+  auto connected = connect_to(socket);
+  if (!connected) return answer;
+  Connection connection(std::move(connected));
+  const auto until = std::chrono::steady_clock::now() + longest;
   const auto is_complete = [&] {
     return answer.is_complete &&
            std::ranges::all_of(answer.hosts, &HostsAnswer::Host::has_answered);
   };
-  std::string received;
-  std::size_t at = 0;
-  while (!is_complete()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    pollfd ready{.fd = connection.get(), .events = POLLIN, .revents = 0};
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) break;
-    std::array<char, 65536> buffer;
-    const auto got = ::recv(connection.get(), buffer.data(), buffer.size(), 0);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) break;
-    received.append(buffer.data(), static_cast<std::size_t>(got));
+  try {
     while (!is_complete()) {
-      auto rest = std::string_view(received).substr(at);
-      AnswerPart part{};
-      std::uint32_t size = 0;
-      if (!take(rest, part) || !take(rest, size) || rest.size() < size) break;
-      add_part(answer, part, rest.substr(0, size));
-      at += sizeof part + sizeof size + size;
+      const auto frame = await_frame(connection, until);
+      if (!frame) break;
+      add_part(answer, *frame);
     }
+  } catch (const CommError&) {
+    // A rank of another version, which gives no answer.
   }
   answer.is_complete = is_complete();
   return answer;

@@ -66,9 +66,8 @@ class StatusRelay {
  private:
   /// A `lockstep status` that has asked this rank. It closes the socket when it has all answers.
   struct Client {
-    detail::Descriptor socket;
+    Connection connection;
     std::uint32_t id;
-    std::string unsent = {};
   };
 
   void accept_client();
@@ -80,7 +79,8 @@ class StatusRelay {
   void answer(std::uint32_t id, int asker);
   void send_suspicions(std::uint32_t id, int asker);
   void send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes);
-  void deliver(std::uint32_t id, AnswerPart part, std::string_view bytes);
+  /// Sends a part to a client.
+  void deliver(std::uint32_t id, const Frame& part);
 
   StatusSource source_;
   std::vector<Peer> peers_;
