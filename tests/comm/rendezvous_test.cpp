@@ -16,7 +16,6 @@
 #include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/world/arrivals.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "tests/comm/failures.h"

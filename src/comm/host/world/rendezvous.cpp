@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -19,7 +20,6 @@
 #include "comm/control/address.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world/arena.h"
-#include "comm/host/world/arrivals.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/system/process.h"
@@ -42,12 +42,19 @@
 namespace lockstep::inline v0_2::host {
 namespace {
 
+using control::holder_of;
 using control::peer_of;
+using control::process_text;
 using control::UnixAddress;
 using detail::concat;
 using detail::Deadline;
 using detail::Descriptor;
 using detail::plural;
+
+/// Time until a connection without a Hello is closed.
+constexpr auto hello_timeout = std::chrono::seconds(5);
+/// Connections without a Hello that are kept in addition to one for each rank.
+constexpr std::size_t spare = 64;
 
 /// Rank 0's answer. The descriptor is sent with it if the rank is admitted.
 struct Answer {
@@ -125,67 +132,167 @@ Descriptor listen_at(const std::string& name, int size, const std::string& call)
                                    "; does another process say that it is rank 0 of this job?")));
 }
 
-std::shared_ptr<World> admit_ranks(const std::string& name, int size, Deadline& until,
-                                   std::chrono::milliseconds timeout, const JoinCheck& check,
-                                   const NewWorld& settings) {
-  const auto& call = settings.call;
-  auto world = World::create(size, settings.heap_bytes);
-  const Descriptor listening = listen_at(name, size, call);
-  publish_pid(world->arena().rank(0), ::getpid());
-  JoinedRanks joined(size);
-  PendingConnections pending(size);
-  const auto fail = [&](Failure failure) {
-    world->fail(failure);
-    const ErrorDetails details{.rank = failure.rank, .operation = call};
-    if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text, details);
-    throw CommError(failure.text, details);
-  };
-  const auto on_hello = [&](int peer, pid_t pid, const Hello& hello) {
-    std::string refusal;
-    if (hello.size != size) {
-      refusal = concat(call, ": rank ", hello.rank, " expects a world of ",
-                       plural(hello.size, "rank"), ", rank 0 one of ", size);
-    } else if (!joined.can_join(hello.rank)) {
-      refusal = concat(call, ": two processes say that they are rank ", hello.rank, " of ", size,
-                       "; one is ", process_text(pid));
-    } else if (pid != 0) {
-      publish_pid(world->arena().rank(hello.rank), pid);
+/// The side of rank 0, which creates the world and admits the other ranks. A connection without a
+/// Hello is closed after 5 s and does not delay others. Only processes of the same user are
+/// accepted.
+class Admission {
+ public:
+  Admission(const std::string& name, int size, const JoinCheck& check, const NewWorld& settings)
+      : size_(size),
+        call_(settings.call),
+        check_(check),
+        world_(World::create(size, settings.heap_bytes)),
+        listening_(listen_at(name, size, call_)) {
+    publish_pid(world_->arena().rank(0), ::getpid());
+  }
+
+  std::shared_ptr<World> run(Deadline& until, std::chrono::milliseconds timeout) {
+    while (!missing().empty()) {
+      await_any(until);
+      accept_connections();
+      read_hellos();
+      const auto absent = missing();
+      const auto list = detail::joined(absent, ", ");
+      if (const auto rank = ended()) {
+        fail({.kind = Failure::Kind::left,
+              .rank = *rank,
+              .text = concat(call_, ": rank ", *rank, " of ", size_, " ended while ranks ", list,
+                             " had still to call ", call_)});
+      }
+      if (const auto why = check_ ? check_() : std::nullopt) {
+        fail({.text = concat(call_, " rank 0 of ", size_, ": ", *why)});
+      }
+      if (!absent.empty() && until.passed()) {
+        fail({.kind = Failure::Kind::timeout,
+              .rank = absent.front(),
+              .text = concat(call_, ": rank 0 of ", size_, " waited ", timeout.count() / 1000.0,
+                             " s for ranks ", list, " to call ", call_, dropped_text())});
+      }
     }
-    answer(peer, refusal, world->fd());
-    if (!refusal.empty())
-      fail({.kind = Failure::Kind::mismatch, .rank = hello.rank, .text = refusal});
-    joined.add(hello.rank, pid);
+    return world_;
+  }
+
+ private:
+  /// A connection whose process has not sent its Hello yet.
+  struct Connection {
+    Descriptor socket;
+    pid_t pid;
+    Deadline until = Deadline(hello_timeout);
   };
-  while (!joined.missing().empty()) {
-    std::vector<pollfd> waiting{{.fd = listening.get(), .events = POLLIN, .revents = 0}};
-    pending.watch(waiting);
-    joined.watch(waiting);
-    if (!joined.ended()) sleep_once(std::move(waiting), until);
+  using Position = std::vector<Connection>::iterator;
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int rank = 1; rank < size_; ++rank) {
+      if (!joined_.contains(rank)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  /// A rank that has joined and whose process has ended.
+  std::optional<int> ended() const {
+    const auto found = std::ranges::find_if(
+        joined_, [](const auto& one) { return one.second && one.second->ended(); });
+    return found == joined_.end() ? std::nullopt : std::optional(found->first);
+  }
+
+  /// Waits until a rank connects, sends its Hello or ends.
+  void await_any(Deadline& until) const {
+    std::vector<pollfd> waiting;
+    const auto add = [&](int fd) { waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0}); };
+    add(listening_.get());
+    for (const auto& one : connections_) add(one.socket.get());
+    for (const auto& [rank, process] : joined_) add(process ? process->fd() : -1);
+    if (!ended()) sleep_once(std::move(waiting), until);
+  }
+
+  void accept_connections() {
     for (;;) {
-      Descriptor peer(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!peer) break;
-      pending.add(std::move(peer));
-    }
-    pending.read_hellos(on_hello);
-    if (const auto rank = joined.ended()) {
-      fail({.kind = Failure::Kind::left,
-            .rank = *rank,
-            .text = concat(call, ": rank ", *rank, " of ", size, " ended while ranks ",
-                           detail::joined(joined.missing(), ", "), " had still to call ", call)});
-    }
-    if (const auto why = check ? check() : std::nullopt) {
-      fail({.text = concat(call, " rank 0 of ", size, ": ", *why)});
-    }
-    if (const auto missing = joined.missing(); !missing.empty() && until.passed()) {
-      fail({.kind = Failure::Kind::timeout,
-            .rank = missing.front(),
-            .text = concat(call, ": rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                           " s for ranks ", detail::joined(missing, ", "), " to call ", call,
-                           pending.dropped())});
+      Descriptor peer(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!peer) return;
+      const ucred who = peer_of(peer.get());
+      if (who.uid != ::geteuid()) {
+        log::warn(
+            concat("init: user ", who.uid,
+                   " connected to the rendezvous socket of the ranks; the connection was refused"));
+        continue;
+      }
+      if (connections_.size() == static_cast<std::size_t>(size_) + spare) {
+        drop(connections_.begin());
+      }
+      connections_.push_back({.socket = std::move(peer), .pid = who.pid});
     }
   }
-  return world;
-}
+
+  /// Admits each rank that has sent its Hello. Closes connections that sent other data, or nothing
+  /// for 5 s.
+  void read_hellos() {
+    for (auto one = connections_.begin(); one != connections_.end();) {
+      Hello hello{};
+      const auto got = ::recv(one->socket.get(), &hello, sizeof hello, MSG_DONTWAIT);
+      const bool nothing = got < 0 && (errno == EAGAIN || errno == EINTR);
+      if (got == sizeof hello && hello.magic == Hello::expected_magic) {
+        admit(*one, hello);
+        one = connections_.erase(one);
+      } else if (nothing && !one->until.passed()) {
+        ++one;
+      } else {
+        one = drop(one);
+      }
+    }
+  }
+
+  void admit(const Connection& peer, const Hello& hello) {
+    const bool can_join = hello.rank > 0 && hello.rank < size_ && !joined_.contains(hello.rank);
+    std::string refusal;
+    if (hello.size != size_) {
+      refusal = concat(call_, ": rank ", hello.rank, " expects a world of ",
+                       plural(hello.size, "rank"), ", rank 0 one of ", size_);
+    } else if (!can_join) {
+      refusal = concat(call_, ": two processes say that they are rank ", hello.rank, " of ", size_,
+                       "; one is ", process_text(peer.pid));
+    } else if (peer.pid != 0) {
+      publish_pid(world_->arena().rank(hello.rank), peer.pid);
+    }
+    answer(peer.socket.get(), refusal, world_->fd());
+    if (!refusal.empty()) {
+      fail({.kind = Failure::Kind::mismatch, .rank = hello.rank, .text = refusal});
+    }
+    // A process of another pid namespace cannot be watched.
+    auto& process = joined_[hello.rank];
+    if (peer.pid != 0) process.emplace(peer.pid);
+  }
+
+  Position drop(Position one) {
+    last_dropped_ = process_text(one->pid);
+    ++dropped_;
+    log::warn(concat("init: ", last_dropped_, " connected and sent no hello"));
+    return connections_.erase(one);
+  }
+
+  std::string dropped_text() const {
+    if (dropped_ == 0) return "";
+    return concat("; ", last_dropped_, " connected and sent no hello",
+                  dropped_ == 1 ? "" : concat(", the last of ", dropped_, " such connections"));
+  }
+
+  [[noreturn]] void fail(const Failure& failure) {
+    world_->fail(failure);
+    const ErrorDetails details{.rank = failure.rank, .operation = call_};
+    if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text, details);
+    throw CommError(failure.text, details);
+  }
+
+  int size_;
+  const std::string& call_;
+  const JoinCheck& check_;
+  std::shared_ptr<World> world_;
+  Descriptor listening_;
+  std::map<int, std::optional<ProcessWatch>> joined_;  ///< the ranks that were admitted
+  std::vector<Connection> connections_;                ///< in the order in which they were accepted
+  std::string last_dropped_;  ///< the last connection that was closed, for error texts
+  int dropped_ = 0;
+};
 
 std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, Deadline& until,
                                    std::chrono::milliseconds timeout, const JoinCheck& check,
@@ -269,7 +376,7 @@ std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
                                   const NewWorld& settings) {
   Deadline until(timeout);
   const auto name = name_of(job);
-  return rank == 0 ? admit_ranks(name, size, until, timeout, check, settings)
+  return rank == 0 ? Admission(name, size, check, settings).run(until, timeout)
                    : join_rank_0(name, rank, size, until, timeout, check, settings.call);
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,6 +11,14 @@
 #include "comm/host/world/world.h"
 
 namespace lockstep::inline v0_2::host {
+
+/// The message that a rank sends to rank 0 after connecting.
+struct Hello {
+  static constexpr std::uint64_t expected_magic = 0x6d656574'6b636f6c;  // "lockmeet"
+  std::uint64_t magic;
+  std::int32_t rank;
+  std::int32_t size;
+};
 
 /// Settings of a world that a rendezvous makes.
 struct NewWorld {
