@@ -117,7 +117,7 @@ class Waits : public ::testing::Test {
   }
 
   std::shared_ptr<host::World> world_ = host::World::create(3);
-  const host::Arena& arena_ = world_->arena();
+  const host::Arena& arena_ = *world_;
   host::Block block_ = arena_.world_block();
 };
 

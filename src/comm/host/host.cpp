@@ -34,7 +34,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   if (rank < 0 || rank >= size) {
     throw InvalidArgument(detail::concat("host: got rank ", rank, ", expected 0 to ", size - 1));
   }
-  auto& arena = world->arena();
+  const Arena& arena = *world;
   auto& state = arena.rank(rank);
   if (state.pid.load(StdAtomics::order(Access::pid_read)) == 0) publish_pid(state, ::getpid());
   state.flushes_denormals = flushes_denormals();

@@ -95,7 +95,7 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
       CrashListener(Phase::notify),
       world_(std::move(world)),
       options_(options),
-      heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
+      heap_(*world_, rank, HostRankContext::world_rank(rank)),
       peers_(*world_, options),
       launcher_(options.launcher, options.launcher_name) {}
 

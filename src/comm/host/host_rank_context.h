@@ -55,7 +55,7 @@ class HostRankContext final : public detail::RankContext,
   /// The name of the next world of these ranks of this world, the same on all of them and different
   /// from that of any other on this host.
   std::string name_of_new_world(const std::vector<int>& ranks);
-  Arena& arena() const { return world_->arena(); }
+  const Arena& arena() const { return *world_; }
 
   void check(const detail::BackendRequest& operation) override;
   /// Ends the world if one of the ranks has ended or has left by an error. label and where: of what

@@ -7,7 +7,6 @@
 #include <cerrno>
 
 #include "comm/flight/flight_record.h"
-#include "comm/host/world/arena.h"
 #include "comm/host/world/rank_end.h"
 #include "core/system/process.h"
 #include "core/text.h"
@@ -59,9 +58,7 @@ PeerWatch::PeerWatch(World& world, const Options& options)
       pid_namespace_(detail::pid_namespace()),
       peers_(static_cast<std::size_t>(world.size())) {}
 
-pid_t PeerWatch::pid_of(int rank) const {
-  return host::pid_of(world_.arena().rank(rank), pid_namespace_);
-}
+pid_t PeerWatch::pid_of(int rank) const { return host::pid_of(world_.rank(rank), pid_namespace_); }
 
 bool PeerWatch::has_ended(int rank) {
   auto& [process, ended] = peers_[static_cast<std::size_t>(rank)];
@@ -75,7 +72,7 @@ bool PeerWatch::has_ended(int rank) {
 
 RankStatus PeerWatch::status_of(int rank) {
   return watch_status(
-      world_.arena().rank(rank), [&] { return watches_ && has_ended(rank); },
+      world_.rank(rank), [&] { return watches_ && has_ended(rank); },
       [&] { world_.mark_ended(rank, "its process ended"); });
 }
 

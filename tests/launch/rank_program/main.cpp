@@ -279,8 +279,8 @@ int fail(const Failing& failing, int rank, int chosen) {
     world()->record_error(rank, *error, rank);
   }
   if (failing.printed != nullptr) std::cerr << failing.printed << std::endl;
-  auto& pid = world()->arena().rank(chosen).pid;
-  if (rank == chosen) lockstep::host::publish_pid(world()->arena().rank(rank), getpid());
+  auto& pid = world()->rank(chosen).pid;
+  if (rank == chosen) lockstep::host::publish_pid(world()->rank(rank), getpid());
   while (pid.load() == 0) std::this_thread::yield();
   if (failing.end == Failing::End::never) sleep_on();
   if (failing.end == Failing::End::after_others) await_failure();

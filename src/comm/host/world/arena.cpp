@@ -218,7 +218,7 @@ HeapSize heap_size(int ranks) {
                         plural(ranks, "heap"), ": raise ulimit -v")};
 }
 
-std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
+std::shared_ptr<World> World::create(int size, std::size_t heap_bytes) {
   if (size < 1 || size > max_ranks) {
     throw InvalidArgument(
         concat("host: got a world of ", size, " ranks, expected 1 to ", max_ranks));
@@ -249,18 +249,18 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
   }
   const auto fixed = heaps_offset(size);
   std::byte* base = map(descriptor.get(), 0, fixed, "the world");
-  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
-  arena->populate(0, block_offset(size));
-  auto& header = arena->header();
+  std::shared_ptr<World> world(new World(descriptor.release(), base, fixed, bytes));
+  world->populate(0, block_offset(size));
+  auto& header = world->header();
   header.size = size;
   header.heap_bytes = heap_bytes;
   heap.bound.copy(header.heap_bound, sizeof header.heap_bound - 1);
   header.version = Header::expected_version;
   header.magic = Header::expected_magic;
-  return arena;
+  return world;
 }
 
-std::unique_ptr<Arena> Arena::attach(int fd, int size) {
+std::shared_ptr<World> World::attach(int fd, int size) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) {
     throw CommError(concat("host: descriptor ", fd, " is not a world's memory: ",
@@ -276,8 +276,8 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
   const auto fixed =
       std::min(size > 0 && size <= max_ranks ? heaps_offset(size) : page, bytes / page * page);
   std::byte* base = map(fd, 0, fixed, "the world");
-  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
-  const auto& header = arena->header();
+  std::shared_ptr<World> world(new World(descriptor.release(), base, fixed, bytes));
+  const auto& header = world->header();
   if (header.magic != Header::expected_magic || header.version != Header::expected_version) {
     throw CommError(concat("host: descriptor ", fd, " holds a world of layout ", header.version,
                            ", expected ", Header::expected_version,
@@ -287,7 +287,7 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
     throw CommError(concat("host: descriptor ", fd, " holds a world of ",
                            plural(header.size, "rank"), ", expected ", size));
   }
-  return arena;
+  return world;
 }
 
 Arena::~Arena() {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 
 #include "comm/host/world/block.h"
@@ -20,13 +19,11 @@ class Arena {
  public:
   using Atomics = StdAtomics;
 
-  static std::unique_ptr<Arena> create(int size, std::size_t heap_bytes);
-  static std::unique_ptr<Arena> attach(int fd, int size);
-  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   int size() const { return header().size; }
+  /// The world's descriptor, close-on-exec, for passing to processes that become ranks.
   int fd() const { return fd_; }
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
@@ -65,10 +62,13 @@ class Arena {
   /// the kernel cannot do it.
   bool release_pages(std::uint64_t offset, std::size_t bytes) const;
 
- private:
+ protected:
+  /// Takes ownership of the descriptor and of the memory at base.
   Arena(int fd, std::byte* base, std::size_t fixed_bytes, std::size_t bytes)
       : fd_(fd), base_(base), fixed_bytes_(fixed_bytes), bytes_(bytes) {}
+  ~Arena();
 
+ private:
   int fd_;
   std::byte* base_;          ///< all before the heaps
   std::size_t fixed_bytes_;  ///< of that

@@ -19,7 +19,6 @@
 
 #include "comm/control/address.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/world/arena.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/system/process.h"
@@ -143,7 +142,7 @@ class Admission {
         check_(check),
         world_(World::create(size, settings.heap_bytes)),
         listening_(listen_at(name, size, call_)) {
-    publish_pid(world_->arena().rank(0), ::getpid());
+    publish_pid(world_->rank(0), ::getpid());
   }
 
   std::shared_ptr<World> run(Deadline& until, std::chrono::milliseconds timeout) {
@@ -252,7 +251,7 @@ class Admission {
       refusal = concat(call_, ": two processes say that they are rank ", hello.rank, " of ", size_,
                        "; one is ", process_text(peer.pid));
     } else if (peer.pid != 0) {
-      publish_pid(world_->arena().rank(hello.rank), peer.pid);
+      publish_pid(world_->rank(hello.rank), peer.pid);
     }
     answer(peer.socket.get(), refusal, world_->fd());
     if (!refusal.empty()) {

@@ -6,11 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "comm/host/world/arena.h"
 #include "core/failure.h"
 
 namespace lockstep::inline v0_2::host {
-
-class Arena;
 
 /// Largest number of ranks of a host world.
 inline constexpr int max_ranks = 512;
@@ -27,8 +26,9 @@ struct HeapSize {
 HeapSize heap_size(int ranks);
 
 /// The shared memory of the ranks of one host, including the status of each rank. It is a sparse
-/// memfd without a name in any file system: only a process that has the descriptor can use it.
-class World {
+/// memfd without a name in any file system: only a process that has the descriptor can use it. Most
+/// of Arena is for the backend.
+class World : public Arena {
  public:
   /// Creates a world of `size` ranks. Each rank can allocate heap_bytes of shared memory; 0: as
   /// heap_size().
@@ -40,14 +40,6 @@ class World {
   /// close-on-exec.
   /// Throws: CommError if it is not a Lockstep world of this version and size.
   static std::shared_ptr<World> attach(int fd, int size);
-
-  ~World();
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
-
-  int size() const;
-  /// The world's descriptor, close-on-exec, for passing to processes that become ranks.
-  int fd() const;
 
   /// Records the failure that ends the world, unless there is one already, and wakes every waiting
   /// rank. elsewhere: the world rank at fault, if it is on another host; else -1. Any thread.
@@ -87,13 +79,8 @@ class World {
   /// Whether the rank has raised the world's failure.
   bool raised_failure(int rank) const;
 
-  /// Used by the backend only.
-  Arena& arena() const { return *arena_; }
-
  private:
-  explicit World(std::unique_ptr<Arena> arena);
-
-  std::unique_ptr<Arena> arena_;
+  using Arena::Arena;
 };
 
 }  // namespace lockstep::host
