@@ -1,13 +1,17 @@
 #pragma once
 
+#include <fcntl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string_view>
 
 namespace lockstep::inline v0_2::detail {
@@ -76,6 +80,33 @@ inline bool write_all(int fd, const void* data, std::size_t bytes) noexcept {
     bytes -= static_cast<std::size_t>(written);
   }
   return true;
+}
+
+/// Writes a file by write(fd), which returns whether it has. The file replaces an earlier one when
+/// it is complete; before, it has the name `part`. Returns errno, 0 if the file is written.
+/// Async-signal-safe if write is.
+template <class Write>
+int replace_file(const char* path, const char* part, const Write& write,
+                 mode_t mode = 0600) noexcept {
+  const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+  if (out < 0) return errno;
+  errno = 0;
+  int error = write(out) ? 0 : errno != 0 ? errno : ENOSPC;
+  if (::close(out) != 0 && error == 0) error = errno;
+  if (error == 0 && std::rename(part, path) != 0) error = errno;
+  if (error != 0) ::unlink(part);
+  return error;
+}
+
+/// Waits until over() is true, which it checks every 2 ms, for at most `longest`. Async-signal-safe
+/// if over is.
+template <class Over>
+void poll_until(const Over& over, std::chrono::milliseconds longest) noexcept {
+  constexpr std::chrono::milliseconds nap{2};
+  constexpr timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(nap).count()};
+  for (auto waited = nap.zero(); waited < longest && !over(); waited += nap) {
+    ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
+  }
 }
 
 }  // namespace lockstep::detail

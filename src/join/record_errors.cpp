@@ -1,12 +1,9 @@
 #include "join/record_errors.h"
 
 #include <cxxabi.h>
-#include <fcntl.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -78,12 +75,10 @@ void write(const std::string& path, const std::exception& error) {
   // Renames a complete file, because torchrun fails on a partial one.
   const std::string partial = path + ".part";
   const auto text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const detail::Descriptor out(
-      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!out || !detail::write_all(out.get(), text.data(), text.size()) ||
-      std::rename(partial.c_str(), path.c_str()) != 0) {
+  const auto fill = [&](int out) { return detail::write_all(out, text.data(), text.size()); };
+  if (const int failed = detail::replace_file(path.c_str(), partial.c_str(), fill, 0666)) {
     log::warn(detail::concat("TORCHELASTIC_ERROR_FILE: cannot write ", partial, ": ",
-                             detail::why_not_opened(partial, errno)));
+                             detail::why_not_opened(partial, failed)));
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -124,11 +123,7 @@ void Control::fail_by_crash(std::string_view text, int rank) noexcept {
   has_crashed_.store(true);
   const std::uint64_t wake = 1;
   [[maybe_unused]] const auto written = ::write(wake_event_.get(), &wake, sizeof wake);
-  constexpr auto pause = milliseconds(2);
-  for (milliseconds waited{0}; waited < crash_timeout && !has_ended_.load(); waited += pause) {
-    const timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(pause).count()};
-    ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
-  }
+  detail::poll_until([this] { return has_ended_.load(); }, crash_timeout);
 }
 
 void Control::send_command(Command command, const Failure& failure) noexcept {

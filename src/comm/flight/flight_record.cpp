@@ -275,22 +275,15 @@ std::vector<std::string> taken_flight_names() {
 
 int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
                       const char* part) noexcept {
-  const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (out < 0) return errno;
-  const auto now = TickTime::now();
-  const auto patch = [&](const auto& value, std::size_t at) {
-    return ::pwrite(out, &value, sizeof value, static_cast<off_t>(at)) ==
-           static_cast<ssize_t>(sizeof value);
-  };
-  errno = 0;
-  const bool written = write_all(out, &file, sizeof file) &&
-                       patch(now, offsetof(FlightFile, last)) &&
-                       patch(has_ended, offsetof(FlightFile, was_ended));
-  int error = written ? 0 : errno != 0 ? errno : ENOSPC;
-  if (::close(out) != 0 && error == 0) error = errno;
-  if (error == 0 && ::rename(part, path) != 0) error = errno;
-  if (error != 0) ::unlink(part);
-  return error;
+  return replace_file(path, part, [&](int out) {
+    const auto patch = [out](const auto& value, std::size_t at) {
+      return ::pwrite(out, &value, sizeof value, static_cast<off_t>(at)) ==
+             static_cast<ssize_t>(sizeof value);
+    };
+    return write_all(out, &file, sizeof file) &&
+           patch(TickTime::now(), offsetof(FlightFile, last)) &&
+           patch(has_ended, offsetof(FlightFile, was_ended));
+  });
 }
 
 std::vector<std::string> copies_of_flight_records(std::string_view job) {

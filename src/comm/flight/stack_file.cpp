@@ -1,12 +1,11 @@
 #include "comm/flight/stack_file.h"
 
 #include <elf.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -63,14 +62,12 @@ StackFile::~StackFile() {
 
 void StackFile::Target::write(const ucontext_t* context) const noexcept {
   ::mkdir(folder.c_str(), 0777);
-  const int out = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (out < 0) return;
-  SignalSafeText<64> line;
-  line << "process " << ::getpid() << "\n";
-  write_all(out, line.c_str(), line.size());
-  const bool written = write_thread_stacks(out, context);
-  ::close(out);
-  if (!written || ::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
+  replace_file(path.c_str(), part.c_str(), [context](int out) {
+    SignalSafeText<64> line;
+    line << "process " << ::getpid() << "\n";
+    write_all(out, line.c_str(), line.size());
+    return write_thread_stacks(out, context);
+  });
 }
 
 void StackFile::write(const ucontext_t* context) noexcept {
@@ -86,8 +83,7 @@ void StackFile::await_other_writer() noexcept {
   if (target == nullptr) return;
   const auto writer = target->writer.load();
   if (writer == 0 || writer == ::gettid()) return;
-  constexpr timespec pause{.tv_sec = 0, .tv_nsec = 1'000'000};
-  while (!target->is_finished.load()) ::clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+  poll_until([&] { return target->is_finished.load(); }, std::chrono::milliseconds::max());
 }
 
 void request_stacks(std::string_view job, std::vector<int>& stopped) noexcept {

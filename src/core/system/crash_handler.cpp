@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <mutex>
@@ -33,15 +34,7 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-struct CrashSignal {
-  int number;
-  std::string_view name;
-};
-constexpr std::array<CrashSignal, 5> crash_signals{{{SIGSEGV, "SIGSEGV"},
-                                                    {SIGBUS, "SIGBUS"},
-                                                    {SIGFPE, "SIGFPE"},
-                                                    {SIGILL, "SIGILL"},
-                                                    {SIGABRT, "SIGABRT"}}};
+constexpr std::array crash_signals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 /// A sanitizer reports crashes itself, and it may hide its handler from sigaction().
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool is_sanitized = true;
@@ -52,17 +45,13 @@ constexpr bool is_sanitized = false;
 constexpr std::size_t most_listeners = 256;
 constexpr std::size_t stack_bytes = std::size_t{64} << 10;
 /// Longest time of the listeners.
-constexpr time_t longest_handling = 5;
+constexpr std::chrono::seconds longest_handling{5};
 
 SignalSafeText<1024> crash_cause;
 
 /// Waits until another thread ends the process.
 void await_end() noexcept {
-  timespec until{};
-  ::clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_sec += longest_handling;
-  while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) == EINTR) {
-  }
+  poll_until([] { return false; }, longest_handling);
 }
 
 /// The stack of the handler, so that it runs after a stack overflow. A thread that has one keeps
@@ -104,7 +93,7 @@ void handle_crash(int signal, siginfo_t* info, void* context);
 
 void install_handler() {
   rank_process.store(::getpid());
-  for (const auto& [number, name] : crash_signals) {
+  for (const int number : crash_signals) {
     auto& previous = previous_actions[static_cast<std::size_t>(number)];
     if (::sigaction(number, nullptr, &previous) != 0 || previous.sa_handler == SIG_IGN) continue;
     struct sigaction action {};
@@ -163,7 +152,8 @@ void limit_time(int signal) noexcept {
   event.sigev_signo = signal;
   int timer = 0;
   if (::syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &timer) != 0) return;
-  const itimerspec time{.it_interval = {}, .it_value = {.tv_sec = longest_handling, .tv_nsec = 0}};
+  const itimerspec time{.it_interval = {},
+                        .it_value = {.tv_sec = longest_handling.count(), .tv_nsec = 0}};
   ::syscall(SYS_timer_settime, timer, 0, &time, nullptr);
 }
 
@@ -180,12 +170,8 @@ void handle_crash(int signal, siginfo_t* info, void* context) {
     pid_t none = 0;
     if (handling_thread.compare_exchange_strong(none, ::gettid())) {
       limit_time(signal);
-      std::string_view name = "a signal";
-      for (const auto& one : crash_signals) {
-        if (one.number == signal) name = one.name;
-      }
       const bool by_abort = signal == SIGABRT;
-      CrashListener::call_all({.signal = name,
+      CrashListener::call_all({.signal = signal,
                                .cause = by_abort ? crash_cause.view() : std::string_view(),
                                .context = static_cast<const ucontext_t*>(context)});
     } else {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <string_view>
 
 #include "core/signal_safe_text.h"
@@ -14,7 +15,7 @@ namespace lockstep::inline v0_2::detail {
 
 /// A crash of this process by a signal.
 struct Crash {
-  std::string_view signal;    ///< "SIGSEGV"
+  int signal;
   std::string_view cause;     ///< of set_crash_cause()
   const ucontext_t* context;  ///< of the handler
 };
@@ -65,7 +66,8 @@ inline int crashed_rank(int rank) noexcept {
 /// The failure of a world whose rank crashes: "rank 2 (pid 4711) crashed: SIGSEGV".
 inline SignalSafeText<1024> crash_text(int rank, const Crash& crash) noexcept {
   SignalSafeText<1024> text;
-  text << "rank " << crashed_rank(rank) << " (pid " << ::getpid() << ") crashed: " << crash.signal;
+  text << "rank " << crashed_rank(rank) << " (pid " << ::getpid() << ") crashed: SIG"
+       << ::sigabbrev_np(crash.signal);
   if (!crash.cause.empty()) text << ": " << crash.cause;
   return text;
 }

@@ -4,7 +4,6 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -199,16 +198,11 @@ bool write_maps(int fd) noexcept {
 }
 
 void wait_for_answers(std::size_t count) noexcept {
-  constexpr auto pause = std::chrono::milliseconds(2);
-  for (std::chrono::milliseconds waited{0}; waited < stack_timeout; waited += pause) {
-    const bool all =
-        std::ranges::all_of(std::span(capture.slots).first(count), [](const ThreadSlot& slot) {
-          return slot.thread == no_thread || slot.answer.load() == Answer::complete;
-        });
-    if (all) return;
-    const timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(pause).count()};
-    ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
-  }
+  const auto has_answered = [](const ThreadSlot& slot) {
+    return slot.thread == no_thread || slot.answer.load() == Answer::complete;
+  };
+  const auto asked = std::span(capture.slots).first(count);
+  poll_until([&] { return std::ranges::all_of(asked, has_answered); }, stack_timeout);
 }
 
 /// Whether the process has a handler of the signal. An exec() removes handlers.
