@@ -42,12 +42,9 @@ const Variables return_freed_memory{{"MALLOC_MMAP_THRESHOLD_", "1048576"},
 constexpr const char* tunables = "GLIBC_TUNABLES";
 constexpr std::string_view huge_page_tunable = "glibc.malloc.hugetlb";
 
-constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
-constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
 
-/// Variables of a rank of several hosts, which start_attempt() sets. A launcher that such a rank
-/// starts does not pass them on.
+/// Variables of a rank of several hosts. A launcher that such a rank starts does not pass them on.
 constexpr std::array of_several_hosts{"LOCKSTEP_MASTER", "LOCKSTEP_TOKEN", "LOCKSTEP_LISTEN_FD",
                                       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_SIZE"};
 
@@ -86,14 +83,15 @@ std::string absolute_text(const std::filesystem::path& path) {
   return (unknown ? path : absolute).string();
 }
 
-Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
+/// local: the rank on this node.
+Variables variables_of(int local, const Plan& plan) {
   const auto& options = plan.options;
-  Variables variables{{"LOCKSTEP_RANK", std::to_string(rank)},
-                      {"LOCKSTEP_WORLD_SIZE", std::to_string(options.ranks)},
+  Variables variables{{"LOCKSTEP_RANK", std::to_string(plan.first_rank + local)},
+                      {"LOCKSTEP_WORLD_SIZE", std::to_string(plan.world_size)},
                       {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)},
-                      {"LOCKSTEP_CORES", std::to_string(cores)},
+                      {"LOCKSTEP_CORES", std::to_string(plan.topology.cpus().size())},
                       {"LOCKSTEP_RUN_ID", plan.run_id},
-                      {std::string(restart_count), "0"}};
+                      {"LOCKSTEP_RESTART_COUNT", std::to_string(plan.restarts)}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
   if (options.stall_warning) {
     variables.emplace_back("LOCKSTEP_STALL_WARNING", concat(*options.stall_warning));
@@ -109,7 +107,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     add_unless_set(flush_denormals, detail::can_flush_denormals ? "1" : "0");
   }
   if (!options.log_directory.empty()) {
-    variables.emplace_back(trace_folder, absolute_text(options.log_directory));
+    variables.emplace_back("LOCKSTEP_TRACE", absolute_text(options.log_directory));
   }
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
   for (const auto& [name, value] :
@@ -122,6 +120,14 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     if (before.find(huge_page_tunable) == std::string::npos) {
       variables.emplace_back(tunables, concat(before, huge_page_tunable, "=1"));
     }
+  }
+  if (plan.master.empty()) return variables;
+  variables.insert(variables.end(), {{"LOCKSTEP_LOCAL_RANK", std::to_string(local)},
+                                     {"LOCKSTEP_LOCAL_SIZE", std::to_string(options.ranks)},
+                                     {"LOCKSTEP_MASTER", plan.master},
+                                     {"LOCKSTEP_TOKEN", plan.token}});
+  if (plan.listens && local == 0) {
+    variables.emplace_back("LOCKSTEP_LISTEN_FD", std::to_string(listen_descriptor));
   }
   return variables;
 }
@@ -160,12 +166,11 @@ Plan make_plan(const Options& given, const Topology& topology, const Variables& 
   std::erase_if(plan.inherited, [](const auto& variable) {
     return std::ranges::count(of_several_hosts, variable.first) > 0;
   });
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    plan.ranks.push_back({.cpus = division.cpus.empty()
-                                      ? std::vector<int>{}
-                                      : std::move(division.cpus[static_cast<std::size_t>(rank)]),
-                          .variables = variables_of(rank, plan, topology.cpus().size())});
+  plan.ranks.resize(static_cast<std::size_t>(options.ranks));
+  for (std::size_t rank = 0; rank < division.cpus.size(); ++rank) {
+    plan.ranks[rank].cpus = std::move(division.cpus[rank]);
   }
+  set_variables(plan);
   return plan;
 }
 
@@ -178,13 +183,13 @@ Plan attempt_of(const Plan& plan, int restarts) {
   attempt.restarts = restarts;
   auto& folder = attempt.options.log_directory;
   if (plan.options.max_restarts > 0 && !folder.empty()) folder /= concat("attempt-", restarts);
-  for (auto& rank : attempt.ranks) {
-    for (auto& [name, value] : rank.variables) {
-      if (name == restart_count) value = std::to_string(restarts);
-      if (name == trace_folder) value = absolute_text(folder);
-    }
-  }
+  set_variables(attempt);
   return attempt;
+}
+
+void set_variables(Plan& plan) {
+  int local = 0;
+  for (auto& rank : plan.ranks) rank.variables = variables_of(local++, plan);
 }
 
 Variables inherited_environment() {

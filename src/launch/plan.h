@@ -104,7 +104,14 @@ struct Plan {
   int restarts = 0;     ///< of the world, before this attempt
   int first_rank = 0;   ///< world rank of this node's first rank
   int world_size = 0;   ///< number of ranks of all nodes
+  /// With several nodes: the address of rank 0 and the secret of the world. start_attempt() sets
+  /// them.
+  std::string master = {}, token = {};
+  bool listens = false;  ///< rank 0 is on this node, and inherits the socket on which it listens
 };
+
+/// Sets the variables of every rank, from the rest of the plan.
+void set_variables(Plan& plan);
 
 /// The descriptors that ranks inherit: the world's memory and, with several nodes, the socket on
 /// which rank 0 listens. The numbers are above those that shell scripts use.
@@ -119,8 +126,8 @@ Plan make_plan(const Options& options, const Topology& topology, const Variables
 /// The same with the cores and the environment of this process.
 Plan make_plan(const Options& options);
 
-/// The plan of one attempt, after this number of restarts, which is in the ranks' environment. If
-/// restarts are allowed, each attempt has its own log folder.
+/// The plan of one attempt, after this number of restarts, with the ranks' variables. If restarts
+/// are allowed, each attempt has its own log folder.
 Plan attempt_of(const Plan& plan, int restarts);
 
 /// The cores of each rank: slices of equal numbers of cores, in the order of NUMA nodes. If there

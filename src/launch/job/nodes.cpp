@@ -304,25 +304,13 @@ Start start_attempt(const Plan& plan, int restarts, Nodes& nodes,
   start.plan = attempt_of(plan, restarts);
   auto& made = start.plan;
   made.run_id = run_id;
+  made.listens = static_cast<bool>(start.listening);
   made.first_rank = std::accumulate(ranks.begin(), ranks.begin() + node.number, 0);
   made.world_size = std::accumulate(ranks.begin(), ranks.end(), 0);
   if (host.find(':') != std::string::npos) host = concat('[', host, ']');
-  for (int local = 0; local < plan.options.ranks; ++local) {
-    auto& variables = made.ranks[static_cast<std::size_t>(local)].variables;
-    const auto set = [&](std::string_view name, std::string value) {
-      auto variable = std::ranges::find(variables, name, &Variables::value_type::first);
-      if (variable == variables.end()) variable = variables.emplace(variable, name, "");
-      variable->second = std::move(value);
-    };
-    set("LOCKSTEP_RANK", std::to_string(made.first_rank + local));
-    set("LOCKSTEP_WORLD_SIZE", std::to_string(made.world_size));
-    set("LOCKSTEP_RUN_ID", run_id);
-    set("LOCKSTEP_LOCAL_RANK", std::to_string(local));
-    set("LOCKSTEP_LOCAL_SIZE", std::to_string(plan.options.ranks));
-    set("LOCKSTEP_MASTER", concat(host, ':', port));
-    set("LOCKSTEP_TOKEN", control::hexadecimal(nodes.token_of(random)));
-    if (start.listening && local == 0) set("LOCKSTEP_LISTEN_FD", std::to_string(listen_descriptor));
-  }
+  made.master = concat(host, ':', port);
+  made.token = control::hexadecimal(nodes.token_of(random));
+  set_variables(made);
   return start;
 }
 
