@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/control/offer.h"
+#include "comm/control/joining.h"
 #include "tests/simulation/scenario.h"
 
 namespace lockstep::testing {

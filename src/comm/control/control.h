@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/control/offer.h"
+#include "comm/control/joining.h"
 #include "comm/control/status_relay.h"
 #include "core/failure.h"
 #include "core/signal_safe_text.h"

@@ -14,7 +14,6 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/control/offer.h"
 #include "core/log.h"
 #include "core/system/process.h"
 #include "core/text.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/control/offer.h"
+#include "comm/control/joining.h"
 #include "core/environment.h"
 
 namespace lockstep::inline v0_2 {

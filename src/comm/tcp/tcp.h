@@ -7,7 +7,6 @@
 
 #include "comm/communicator.h"
 #include "comm/control/joining.h"
-#include "comm/control/offer.h"
 #include "comm/messages/options.h"
 
 namespace lockstep::inline v0_2::messages {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/control/connection.h"
-#include "comm/control/offer.h"
+#include "comm/control/joining.h"
 #include "launch/plan.h"
 #include "launch/system.h"
 
