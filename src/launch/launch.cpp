@@ -16,8 +16,8 @@
 #include "core/text.h"
 #include "launch/job/console.h"
 #include "launch/job/failure_report.h"
-#include "launch/job/logs.h"
 #include "launch/job/nodes.h"
+#include "launch/job/output.h"
 #include "launch/job/supervisor.h"
 #include "lockstep/error.h"
 

@@ -7,12 +7,13 @@
 #include <array>
 #include <regex>
 
+#include "core/system/terminal.h"
 #include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
 
-using launch::plain_line;
+using lockstep::detail::plain_line;
 using namespace std::string_literals;
 
 /// Runs a shell script on two ranks.

@@ -32,6 +32,12 @@ std::string table(const std::string& title, const std::vector<Row>& rows);
 /// does.
 std::string wrapped(std::string_view text, std::size_t width);
 
+/// A rank's line for display between lines of other ranks. Keeps tabs and colours (SGR sequences).
+/// Removes all other control characters and escape sequences, which could move the cursor, clear
+/// the screen, or set the terminal's title. Resets a colour at the end of the line.
+/// Source: ECMA-48, and xterm's control sequences.
+std::string plain_line(std::string_view line);
+
 enum class Tone : std::uint8_t {
   error,   ///< bold red
   strong,  ///< bold

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "launch/job/logs.h"
 #include "launch/job/nodes.h"
 #include "launch/job/output.h"
 #include "launch/plan.h"

@@ -18,6 +18,7 @@ using detail::concat;
 using detail::ErrorRecord;
 using detail::Failure;
 using detail::in_tone;
+using detail::plain_line;
 using detail::Tone;
 
 /// Whether the rank's error repeats another rank's error, as all_or_none() does.

@@ -10,107 +10,85 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <optional>
+#include <cstring>
+#include <span>
 
+#include "core/signal_safe_text.h"
 #include "core/system/files.h"
 #include "core/system/terminal.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {
+
+using detail::concat;
+using detail::plain_line;
+
+void Losses::add(const std::string& place, int error) {
+  places_[std::strerror(error)].push_back(place);
+}
+
+std::string Losses::text() const {
+  return detail::joined(places_, "; ", [](const auto& entry) {
+    constexpr std::size_t most = 8;
+    const auto& [reason, places] = entry;
+    const auto shown = std::span(places).first(std::min(places.size(), most));
+    return concat(detail::joined(shown, ", "),
+                  places.size() > most ? concat(" and ", places.size() - most, " more") : "", ": ",
+                  reason);
+  });
+}
+
 namespace {
 
-constexpr char escape = '\x1b';
-constexpr std::string_view reset = "\x1b[0m";
-
-bool between(char c, unsigned first, unsigned last) {
-  const auto code = static_cast<unsigned char>(c);
-  return code >= first && code <= last;
-}
-
-/// The length of the valid UTF-8 character at the beginning; 0 for none.
-/// Units: bytes.
-std::size_t utf8_length(std::string_view text) {
-  const std::size_t length = between(text[0], 0xc2, 0xdf)   ? 2
-                             : between(text[0], 0xe0, 0xef) ? 3
-                             : between(text[0], 0xf0, 0xf4) ? 4
-                                                            : 0;
-  if (length == 0 || text.size() < length) return 0;
-  const auto rest = text.substr(1, length - 1);
-  return std::ranges::all_of(rest, [](char c) { return between(c, 0x80, 0xbf); }) ? length : 0;
-}
-
-/// A C1 control character at the beginning of a text: ESC and a character, UTF-8, or one byte.
-/// `letter` is the character after ESC in the first form.
-struct Control {
-  char letter;
-  std::size_t length;
-};
-std::optional<Control> control_at(std::string_view text) {
-  if (text[0] == escape && text.size() > 1) return Control{text[1], 2};
-  const auto of = [](char c) { return static_cast<char>(static_cast<unsigned char>(c) - 0x40); };
-  if (text[0] == '\xc2' && text.size() > 1 && between(text[1], 0x80, 0x9f)) {
-    return Control{of(text[1]), 2};
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw InvalidArgument(
+        concat("cannot create the log directory '", folder.string(), "': ", error.message()));
   }
-  if (between(text[0], 0x80, 0x9f)) return Control{of(text[0]), 1};
-  return std::nullopt;
-}
-
-/// The length of the escape sequence that begins with this control character. An incomplete
-/// sequence ends with the line.
-/// Units: bytes.
-std::size_t sequence_length(std::string_view text, const Control& control) {
-  auto at = control.length;
-  const auto skip = [&](unsigned first, unsigned last) {
-    while (at < text.size() && between(text[at], first, last)) ++at;
-  };
-  if (control.letter == '[') {
-    skip(0x30, 0x3f);
-    skip(0x20, 0x2f);
-  } else if (std::string_view("]PX^_").find(control.letter) != std::string_view::npos) {
-    // A control string, which ends with BEL or ST.
-    while (at < text.size() && text[at] != '\a') {
-      const auto inner = control_at(text.substr(at));
-      if (inner && inner->letter == '\\') return at + inner->length;
-      ++at;
-    }
-  } else if (between(control.letter, 0x20, 0x2f)) {
-    skip(0x20, 0x2f);
-  } else {
-    return at;
-  }
-  return std::min(at + 1, text.size());
-}
-
-bool is_colour(std::string_view sequence) {
-  return sequence.starts_with("\x1b[") && sequence.ends_with('m') &&
-         sequence.find_first_not_of("0123456789;:", 2) == sequence.size() - 1;
 }
 
 }  // namespace
 
-std::string plain_line(std::string_view line) {
-  const auto ordinary = [](char c) { return c == '\t' || between(c, 0x20, 0x7e); };
-  if (std::ranges::all_of(line, ordinary)) return std::string(line);
-  std::string shown;
-  bool coloured = false;
-  while (!line.empty()) {
-    std::size_t length = 1;
-    if (const auto control = control_at(line)) {
-      length = sequence_length(line, *control);
-      const auto sequence = line.substr(0, length);
-      if (is_colour(sequence)) {
-        shown += sequence;
-        coloured = sequence != reset && sequence != "\x1b[m";
-      }
-    } else if (const auto whole = utf8_length(line); whole > 0) {
-      length = whole;
-      shown += line.substr(0, length);
-    } else if (line[0] == '\t' || !(between(line[0], 0, 0x1f) || line[0] == '\x7f')) {
-      shown += line[0];
-    }
-    line.remove_prefix(length);
+void Log::write(std::string_view bytes) noexcept {
+  if (!file_ || detail::write_all(file_.get(), bytes.data(), bytes.size())) return;
+  if (error_ == 0) error_ = errno;
+}
+
+std::unique_ptr<detail::FolderLock> lock_logs(const std::filesystem::path& folder,
+                                              std::string_view run_id) {
+  if (folder.empty()) return nullptr;
+  make_folder(folder);
+  try {
+    return std::make_unique<detail::FolderLock>(folder, "run", run_id);
+  } catch (const Error& error) {
+    throw InvalidArgument(concat("--log-dir ", error.what()));
   }
-  if (coloured) shown += reset;
-  return shown;
+}
+
+Log open_log(const std::filesystem::path& folder, int rank, std::string_view ending) {
+  if (folder.empty()) return {};
+  make_folder(folder);
+  const auto file = folder / concat("rank-", rank, '.', ending);
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidArgument(concat("cannot write the log file '", file.string(), "': ", why));
+  };
+  // Without O_NONBLOCK, opening a FIFO would wait for its reader.
+  Descriptor log(
+      open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
+  const int error = errno;
+  struct stat status {};
+  if (error == ELOOP) refuse(detail::why_not_opened(file, error));
+  const bool known = (log ? fstat(log.get(), &status) : lstat(file.c_str(), &status)) == 0;
+  if (known && !S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode)) {
+    refuse("it is not a regular file; remove it, or name another folder");
+  }
+  if (!log) refuse(std::strerror(error));
+  if (S_ISREG(status.st_mode) && ftruncate(log.get(), 0) != 0) refuse(std::strerror(errno));
+  fcntl(log.get(), F_SETFL, fcntl(log.get(), F_GETFL) & ~O_NONBLOCK);
+  return {std::move(log), file};
 }
 
 namespace {
