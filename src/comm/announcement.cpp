@@ -107,8 +107,25 @@ std::string describe(const Announcement& announcement) {
   return concat(operation_text(announcement), source.empty() ? "" : " for ", source);
 }
 
-/// The remedy for operations that differ.
-const char* remedy(const Source& got, const Source& expected) {
+/// Whether two operations of the program itself differ in their tensors only.
+bool differ_in_tensors(const Announcement& a, const Announcement& b) {
+  return a.source == Source() && b.source == Source() && a.collective == b.collective &&
+         a.reduce == b.reduce && a.peer == b.peer && a.wire == b.wire;
+}
+
+/// The remedy for operations that differ. same_text: they have the same description.
+std::string remedy(const Announcement& one, const Announcement& other, bool same_text) {
+  const auto& got = one.source;
+  const auto& expected = other.source;
+  if (differ_in_tensors(one, other)) {
+    if (same_text) return "pass equal counts, shapes and options on all ranks";
+    const auto collective = static_cast<Collective>(one.collective);
+    const bool in_parts = collective != Collective::all_reduce &&
+                          collective != Collective::reduce && collective != Collective::broadcast;
+    return concat(
+        "pass tensors of equal shape and dtype on all ranks",
+        in_parts ? concat("; for parts that differ, the ", name(collective), " with counts") : "");
+  }
   if (got.content == Source::Content::refusal) {
     return "pass the expected arguments on that rank, whose own error has the whole text";
   }
@@ -180,7 +197,7 @@ std::optional<Difference> difference(std::span<const Announcement* const> announ
       .text = concat("rank ", ranks[odd], " got ", got,
                      got == wanted ? " with other counts, dimensions or wire" : "", ", expected ",
                      wanted, " as on rank ", ranks[expected], "; ",
-                     remedy(announcements[odd]->source, announcements[expected]->source))};
+                     remedy(*announcements[odd], *announcements[expected], got == wanted))};
 }
 
 std::optional<Difference> difference_of_counts(

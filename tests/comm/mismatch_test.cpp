@@ -54,7 +54,8 @@ Work gather_more_of(std::size_t rank, Communicator& group) {
 const Mismatch mismatches[] = {
     {"Dtype", sum_of_eight,
      [](auto& g) { return g.all_reduce(doubles, 8, DType::f64, ReduceOp::sum); },
-     "all_reduce sum float64 of 8 elements", "all_reduce sum float32 of 8 elements as on rank 0"},
+     "all_reduce sum float64 of 8 elements",
+     "float32 of 8 elements as on rank 0; pass tensors of equal shape and dtype on all ranks"},
     {"Length", [](auto& g) { return g.all_reduce(doubles, 8, DType::f64, ReduceOp::sum); },
      [](auto& g) { return g.all_reduce(many_floats, 65544, DType::f32, ReduceOp::sum); },
      "all_reduce sum float32 of 65544 elements", "all_reduce sum float64 of 8 elements"},
@@ -65,7 +66,10 @@ const Mismatch mismatches[] = {
      [](auto& g) {
        return g.all_reduce(floats, 6, DType::f32, ReduceOp::sum, {.shape = {3, 2}});
      },
-     "[3, 2]", "[2, 3]"},
+     "[3, 2]", "[2, 3] as on rank 0; pass tensors of equal shape and dtype on all ranks"},
+    {"Parts", [](auto& g) { return g.all_gather(floats, many_floats, 2, DType::f32); },
+     [](auto& g) { return g.all_gather(floats, many_floats, 3, DType::f32); }, "float32 of 3",
+     "equal shape and dtype on all ranks; for parts that differ, the all_gather with counts"},
     {"ReduceOp", sum_of_eight,
      [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::max); }, "all_reduce max",
      "all_reduce sum"},
@@ -103,7 +107,8 @@ const Mismatch mismatches[] = {
      [](auto& g) { return sum_as(g, {.clip = 2}); }, "all_reduce avg float32",
      "dimensions or wire"},
     {"Counts", [](auto& g) { return gather_more_of(0, g); },
-     [](auto& g) { return gather_more_of(1, g); }, "all_gather float32", "with other counts"},
+     [](auto& g) { return gather_more_of(1, g); }, " elements with other counts",
+     "as on rank 0; pass equal counts, shapes and options on all ranks"},
     {"Wrapper", [](auto& g) { return sum_from(g, bucket_of(1, 0)); },
      [](auto& g) { return sum_from(g, bucket_of(2, 0)); },
      "for bucket 0 of the gradients of DistributedDataParallel #2, expected all_reduce sum float32 "
