@@ -52,7 +52,9 @@ TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
 TEST(Deadlock, OfMessagesIsFound) {
   const auto receives = [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); };
   expect_errors(1,
-                HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0;"),
+                HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0; "
+                          "let one of these ranks begin the send or recv that another one waits "
+                          "for before it waits itself"),
                 receives, 10min);
   const auto with_a_collective = [&](const auto& world) {
     if (world->rank() == 0) world->barrier().wait();
@@ -60,7 +62,7 @@ TEST(Deadlock, OfMessagesIsFound) {
   };
   expect_errors(2,
                 HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
-                          "recv #1 from rank 0 of the world for rank 0"),
+                          "recv #1 from rank 0 of the world for rank 0; issue the operations"),
                 with_a_collective, 10min);
   const auto from_any_source = [&](const auto& world) {
     if (world->rank() == 0) world->recv(floats, 1, DType::f32, any_source).wait();

@@ -86,8 +86,13 @@ std::string Deadlock::text() const {
     text += concat(wait.rank == waits.front().rank ? "" : ", ", "rank ", wait.rank, " waits in ",
                    wait.operation, " for ", rank_list(wait.missing));
   }
-  return text +
-         "; issue the operations of groups that share ranks in the same order on all of them";
+  const auto group = waits.front().messages_of;
+  const bool by_messages =
+      group && std::ranges::count(waits, group, &PendingWait::messages_of) == std::ssize(waits);
+  return text + (by_messages ? "; let one of these ranks begin the send or recv that another one "
+                               "waits for before it waits itself"
+                             : "; issue the operations of groups that share ranks in the same "
+                               "order on all of them");
 }
 
 std::optional<Deadlock> find_deadlock(const WaitOf& wait_of, int rank) {

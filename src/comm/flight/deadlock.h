@@ -16,6 +16,7 @@ struct PendingWait {
   std::string operation;     ///< "all_reduce #17 of the world"
   std::vector<int> missing;  ///< the world ranks that it is for
   bool for_any = false;  ///< one of the missing ranks can end it, as for a receive from any source
+  std::optional<std::uint64_t> messages_of = {};  ///< of a send or recv: identifies its group
 
   bool operator==(const PendingWait&) const = default;
 };

@@ -68,11 +68,13 @@ class Search {
       const bool for_any = entry.collective == Collective::recv && entry.peer < 0;
       if (edge.begun == Edge::Begun::yes || edge.missing.empty()) continue;
       if (proven && (edge.begun != Edge::Begun::no || !edge.wait.is_bound || for_any)) continue;
-      waits.emplace(rank, PendingWait{.rank = rank,
-                                      .turn = edge.wait.turn,
-                                      .operation = operation_text(*ranks_.at(rank)->record, entry),
-                                      .missing = edge.missing,
-                                      .for_any = for_any});
+      PendingWait wait{.rank = rank,
+                       .turn = edge.wait.turn,
+                       .operation = operation_text(*ranks_.at(rank)->record, entry),
+                       .missing = edge.missing,
+                       .for_any = for_any};
+      if (is_message(entry.collective)) wait.messages_of = entry.group;
+      waits.emplace(rank, std::move(wait));
     }
     return waits;
   }
