@@ -46,6 +46,15 @@ bool poll_times(int times, const Over& over, const Pause& pause) {
 
 }  // namespace
 
+std::string remedy_of_leaving(const Source& source) {
+  const bool of_wrapper = source.owner == Source::Owner::distributed_data_parallel ||
+                          source.owner == Source::Owner::distributed_optimizer;
+  return concat(
+      "; end loops on all ranks together: by Group::any() or mean() for a condition, by "
+      "join_uneven() for unequal data",
+      of_wrapper ? "; use no_sync() on all ranks or on none" : "");
+}
+
 /// A wait for one of several operations. The timeout is that of the operation with the least.
 struct RankContext::LongWait {
   /// end: of the wait without a failure. can_stop: whether another thread may end it.

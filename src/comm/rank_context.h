@@ -40,11 +40,9 @@ struct WaitPolicy {
   std::chrono::milliseconds between_searches{1000};
 };
 
-/// Ends the error about a rank that has left a world whose other ranks wait for it.
-inline constexpr std::string_view remedy_of_leaving =
-    "; end loops on all ranks together: by Group::any() or mean() for a condition, by "
-    "join_uneven() "
-    "for unequal data";
+/// Ends the error about a rank that has left a world whose other ranks wait for it in an operation
+/// of this source.
+std::string remedy_of_leaving(const Source& source);
 
 /// One rank's state in a backend, shared by all its groups. It waits for operations, enforces
 /// timeouts, raises failures, admits one thread of the program at a time, and owns the progress

@@ -158,7 +158,9 @@ TEST(Failure, EveryLaterCallRaisesTheFirstCause) {
 TEST(Failure, LaterCallsSayWhereTheWorldFailed) {
   const auto texts = what_ranks_threw(3, [](const auto& group) {
     if (group->rank() == 0) return;
-    EXPECT_THROW(group->barrier().wait(), CommError);
+    const SourceScope scope(*group, {.owner = Source::Owner::distributed_data_parallel});
+    EXPECT_THAT(message_of<CommError>([&] { group->barrier().wait(); }),
+                HasSubstr("unequal data; use no_sync() on all ranks or on none"));
     group->split(0, 0);
   });
   const auto says_where =

@@ -135,19 +135,20 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
   const auto ended = find_ended(
       operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
+  const auto& source = operation.operation().issue.source;
   fail_by_end(local_rank(*ended),
-              concat(operation.operation().label(),
-                     in_parentheses(operation.operation().issue.source), operation.note()));
+              concat(operation.operation().label(), in_parentheses(source), operation.note()),
+              source);
   throw_failure(operation.where());
 }
 
-void HostRankContext::fail_by_end(int rank, std::string_view label) {
+void HostRankContext::fail_by_end(int rank, std::string_view label, const Source& source) {
   const auto end = world_->end_text(rank);
   const std::string how = end.empty() ? "" : concat(" (", end, ")");
   world_->fail({.kind = Failure::Kind::left,
                 .rank = rank,
                 .text = concat("rank ", world_rank(rank), " left the world", how, " before ", label,
-                               world_->left_well(rank) ? detail::remedy_of_leaving : "")});
+                               world_->left_well(rank) ? detail::remedy_of_leaving(source) : "")});
 }
 
 void HostRankContext::check_processes(std::span<const int> ranks, std::string_view label,
@@ -160,7 +161,7 @@ void HostRankContext::check_processes(std::span<const int> ranks, std::string_vi
     const auto status = peers_.status_of(rank);
     const bool by_error = status == RankStatus::left && !world_->end_text(rank).empty();
     if (status != RankStatus::ended && !by_error) continue;
-    fail_by_end(rank, label);
+    fail_by_end(rank, label, {});
     throw_failure(where);
   }
 }

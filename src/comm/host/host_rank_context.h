@@ -91,7 +91,7 @@ class HostRankContext final : public detail::RankContext,
   /// Ends the world, so that the other ranks raise the crash at once.
   void on_crash(const detail::Crash& crash) noexcept override;
   /// Ends the world because the rank has left it or ended.
-  void fail_by_end(int rank, std::string_view label);
+  void fail_by_end(int rank, std::string_view label, const Source& source);
   bool advance() override {
     for (auto* group : groups()) group->poll();
     return false;
