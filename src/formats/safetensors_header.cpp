@@ -208,16 +208,22 @@ Header parse_header(std::string_view text, std::uint64_t value_bytes, std::strin
 
 std::uint64_t header_length(std::span<const std::byte> first, std::uint64_t file_bytes,
                             std::string_view file) {
+  constexpr std::string_view other = ": it is cut off, or not a safetensors file";
   if (first.size() < length_bytes)
     throw CheckpointError(
-        concat(file, ": expected at least ", length_bytes, " bytes, found ", first.size()));
+        concat(file, ": expected at least ", length_bytes, " bytes, found ", first.size(), other));
   std::uint64_t length = 0;
   std::memcpy(&length, first.data(), length_bytes);
   const std::uint64_t max_length =
       std::min<std::uint64_t>(file_bytes - length_bytes, max_header_bytes);
+  if (length > max_length && std::memcmp(first.data(), "PK\3\4", 4) == 0)
+    throw CheckpointError(
+        concat(file,
+               ": is a zip file, as torch::save() and Python's torch.save write, expected a "
+               "safetensors file: read it by torch::load() or read_torch_file()"));
   if (length > max_length)
     throw CheckpointError(concat(file, ": offset 0: expected a header of at most ", max_length,
-                                 " bytes, found a length of ", length));
+                                 " bytes, found a length of ", length, other));
   return length;
 }
 

@@ -108,7 +108,12 @@ TEST(Safetensors, EveryTruncationAndAnAbsurdLengthAreErrorsThatNameTheFile) {
   EXPECT_THAT(failure([] { parsed(""); }), HasSubstr("expected at least 8 bytes, found 0"));
   EXPECT_THAT(failure([] { parsed(little_endian(~std::uint64_t{0}) + "{}"); }),
               HasSubstr("offset 0: expected a header of at most 2 bytes, found a length of "
-                        "18446744073709551615"));
+                        "18446744073709551615: it is cut off, or not a safetensors file"));
+  EXPECT_THAT(failure([] { parsed("note"); }), HasSubstr("found 4: it is cut off, or not a safe"));
+  EXPECT_THAT(failure([] { parsed("PK\3\4 and the rest"); }),
+              HasSubstr("x.safetensors: is a zip file, as torch::save() and Python's torch.save "
+                        "write, expected a safetensors file: read it by torch::load() or "
+                        "read_torch_file()"));
   EXPECT_THAT(failure([] { parsed(little_endian(3) + "{}"); }), HasSubstr("found a length of 3"));
   EXPECT_THAT(failure([&] { read(folder / "none"); }),
               AllOf(HasSubstr((folder / "none").string()), HasSubstr("No such file")));
