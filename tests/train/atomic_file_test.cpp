@@ -118,7 +118,9 @@ TEST(AtomicFile, IsOneWritersAlsoWhereItCannotBeLocked) {
     AtomicFile first(path, checkpoint);
     first.write("first");
     EXPECT_THAT(failure([&] { AtomicFile second(path, checkpoint); }),
-                AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
+                AllOf(HasSubstr(path.string()),
+                      HasSubstr("another process is writing this file; on several ranks, pass "
+                                "their group to save(), or save on one of them")));
     first.commit();
     EXPECT_EQ(content(path), "first");
   }

@@ -18,7 +18,9 @@ TEST_P(OverAGroup, WhatFailsOnOneRankFailsOnAllAndChangesNone) {
     Training own, other(kinds[0], group.rank() == odd ? 5 : 6);
     const auto saving = failure(
         [&] { save_checkpoint("no/such/folder/c", *own.model, *own.optimizer, {}, group); });
-    EXPECT_THAT(saving, HasSubstr("no/such/folder/c: cannot create the file: No such file"));
+    EXPECT_THAT(saving,
+                HasSubstr("no/such/folder/c: cannot create the file: No such file or directory; "
+                          "create the folder no/such/folder"));
     const auto loading =
         failure([&] { load_checkpoint("no/such/c", *own.model, *own.optimizer, group); });
     EXPECT_THAT(loading, HasSubstr("no/such/c: cannot open: No such file"));

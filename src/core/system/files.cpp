@@ -152,11 +152,16 @@ void AtomicFile::open_partial() {
       const int error = errno;
       // Another user left a file, which this one can only remove.
       if (error == EACCES && use_ == Use::log && unlink(partial_.c_str()) == 0) continue;
-      fail("create", error);
+      if (error != ENOENT) fail("create", error);
+      fail(concat("cannot create the file: ", std::generic_category().message(error),
+                  "; create the folder ", folder_.string()));
     }
     // As its folder, the file is not locked where the file system supports no locks.
     if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      fail("another process is writing this file");
+      fail(concat("another process is writing this file",
+                  use_ == Use::log ? ""
+                                   : "; on several ranks, pass their group to save(), or save on "
+                                     "one of them"));
     // Another process may have renamed or removed the file between open() and flock().
     if (same_file(file_.get(), partial_)) break;
     file_.reset();
