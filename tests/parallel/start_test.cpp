@@ -176,6 +176,7 @@ TEST_ON_RANKS(Start, RefusesModelsThatCannotBeWrapped, 2) {
   {
     DistributedDataParallel ddp(model, world);
     says(model, "p0: another wrapper already synchronises it");
+    says(model, "pass a DistributedDataParallel to the DistributedOptimizer in place of its model");
     auto outer = make_terms({{2}});
     outer->register_module("inner", model);
     says(outer, "inner.p0: another wrapper already synchronises it");

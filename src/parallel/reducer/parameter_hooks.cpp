@@ -160,7 +160,8 @@ void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& p
   if (!is_hooked(*torch::autograd::impl::grad_accumulator(parameter))) return;
   refuse(name,
          "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
-         "once, or destroy the first wrapper before; for several optimizers over one model, give "
+         "once, or destroy the first wrapper before; pass a DistributedDataParallel to the "
+         "DistributedOptimizer in place of its model; for several optimizers over one model, give "
          "each its own parameters and set DataParallelOptions::optimized_only for all of them");
 }
 
