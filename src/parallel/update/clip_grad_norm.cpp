@@ -66,7 +66,8 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
       detail::throw_invalid(
           operation,
           "got a strategy that does not average every gradient, so that the ranks "
-          "have different gradients, expected one that does, such as fp32");
+          "have different gradients, expected one that does, such as fp32; or clip this rank's "
+          "own by torch::nn::utils::clip_grad_norm_()");
     }
     optimizer.average_gradients();
     const auto parameters = detail::all_parameters(optimizer.optimizer());
