@@ -1,6 +1,7 @@
 #include "cli/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ std::string meant_option(const CLI::App& command, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  // torchrun's --nproc_per_node, and --np.
+  if (word.starts_with("--np") && std::ranges::count(names, "--ranks") > 0) {
+    return meant("--ranks", names);
   }
   return meant(word.substr(0, word.find('=')), names);
 }

@@ -56,6 +56,9 @@ void add_removed(CLI::App& app, const char* name, const char* product) {
 }
 
 int run(int argc, char** argv) {
+  // mpiexec's name of -n: CLI11 would take it as -n with the value p.
+  if (argc > 2 && argv[1] == std::string_view("run") && argv[2] == std::string_view("-np"))
+    argv[2][2] = '\0';
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
   app.set_version_flag("--version", "lockstep " + std::string(lockstep::version()));
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name

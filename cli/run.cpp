@@ -57,7 +57,8 @@ void take_ranks(const std::string& text, launch::Options& options) {
   const auto number = detail::parse_number<int>(text);
   if (!number) {
     throw InvalidArgument(detail::concat("run: --ranks: got '", text,
-                                         "', expected a number, or gpus for one rank on each GPU"));
+                                         "', expected a number, or gpus for one rank on each GPU",
+                                         text == "p" ? "; write -n 2 for -np 2" : ""));
   }
   options.ranks = *number;
 }

@@ -24,6 +24,8 @@ TEST(BadInput, IsOneClearError) {
        {"run -n 2", {"no program"}},
        {"run -n 2 --nonsense true", {"'--nonsense' (the program's own come after its name)"}},
        {"run -n 2 --rnaks 3 true", {"run: unknown option '--rnaks', did you mean --ranks?"}},
+       {"run --nproc_per_node=2 true", {"'--nproc_per_node=2', did you mean --ranks?"}},
+       {"run -q -np 2 true", {"--ranks: got 'p', expected a number", "; write -n 2 for -np 2"}},
        {"run -z -n 2 true", {"-z"}},
        {"run -n 2 --bind sockets true", {"sockets"}},
        {"run -n 2 --freed-memory tuned true", {"tuned"}},
@@ -97,9 +99,8 @@ TEST(Arguments, PassUntouched) {
                   "{}", "%%", "",          "a b\tc", "*",  "bench",  "run"};
   std::string expected;
   for (const auto& word : own) expected += "<" + word + ">\n";
-  for (const Words& separator : {Words{}, Words{"--"}}) {
-    EXPECT_EQ(run_lockstep(joined({"-n", "1"}, {separator, {"printf", "<%s>\n"}, own})).out,
-              expected);
+  for (const Words& begin : {Words{"-n", "1"}, Words{"-np", "1", "--"}}) {
+    EXPECT_EQ(run_lockstep(joined(begin, {{"printf", "<%s>\n"}, own})).out, expected);
   }
 }
 
