@@ -55,7 +55,8 @@ struct DataParallelOptions {
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
   /// Interval of the consistency check in exchanges; 0 disables the check. Each check compares the
   /// parameters of one bucket between ranks, by a checksum that is sent with the exchange. Buckets
-  /// are checked in turn. There is no check if the strategy lets replicas differ, or if
+  /// are checked in turn. Frozen parameters are in none: nothing compares them after the
+  /// construction. There is no check if the strategy lets replicas differ, or if
   /// backward_and_update() updates a shared copy of the parameters. Default: 1 on the CPU, 100 on a
   /// device, for which the check waits.
   std::optional<std::int64_t> verify_every = {};
