@@ -49,7 +49,9 @@ enum {
 typedef int32_t lockstep_op;
 enum {
   LOCKSTEP_SUM = 0,
-  LOCKSTEP_AVG = 1, /* the sum divided by the number of ranks; integers are rounded toward zero */
+  /* The sum divided by the number of ranks. Integers are rounded toward zero; their sums and
+     products are modulo 2^bits, so the AVG of three int8 of 100 is 14. */
+  LOCKSTEP_AVG = 1,
   LOCKSTEP_MIN = 2, /* NaN if an input is NaN, as is MAX */
   LOCKSTEP_MAX = 3,
   LOCKSTEP_PRODUCT = 4,
@@ -91,7 +93,8 @@ lockstep_status lockstep_init(const char* backend, double timeout_seconds, locks
 lockstep_status lockstep_split(lockstep_group* group, int32_t color, int32_t key,
                                lockstep_group** part);
 
-/* Frees the group. A rank that frees its world leaves it. NULL is allowed. */
+/* Frees the group. A rank leaves its world when it has freed the last group and averager of it.
+   NULL is allowed. */
 void lockstep_group_free(lockstep_group* group);
 
 /* This rank of the group, and the number of ranks; -1 for NULL. */
@@ -166,7 +169,8 @@ lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* in
                                            const size_t* input_counts, const size_t* output_counts,
                                            lockstep_dtype dtype, lockstep_work** work);
 /* Both sides pass the same count, dtype and tag. A message completes the first receive of its
- * source and tag. Messages of the same two ranks and tag do not overtake one another. */
+ * source and tag. Messages of the same two ranks and tag do not overtake one another. A send of any
+ * size may wait until the receiver is in a call of Lockstep. */
 lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,
                               lockstep_dtype dtype, int32_t to, uint32_t tag, lockstep_work** work);
 lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,

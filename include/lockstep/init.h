@@ -83,9 +83,11 @@ int restart_count();
 /// set. spawn() cannot end a thread that hangs: it reports the ranks that have not returned on
 /// stderr, once. It does so 10 s after the world failed or, without a failure, one timeout after
 /// the first rank returned. The denormal mode of the calling thread does not change.
-/// options.backend is ignored: thread ranks exchange data through the memory of the process.
-/// Throws: the exception of the rank that failed first. InvalidArgument inside another spawn() and
-/// for a timeout that is not positive. CommError if the process cannot start another thread.
+/// options.backend is ignored: thread ranks exchange data through the memory of the process. All
+/// threads of a process share LibTorch's default generator, also those of concurrent spawn() calls.
+/// Throws: the exception of the rank that failed first. InvalidArgument inside another spawn(),
+/// for another n than 1 to 512, and for a timeout that is not positive. CommError if the process
+/// cannot start another thread.
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options = {});
 
 /// Records the error that ends this process, so that the launcher and the other ranks name it as
