@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -41,17 +42,46 @@ struct ExplainArguments {
   std::string trace;
 };
 
+std::vector<fs::path> flights_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".flight") files.push_back(entry.path());
+  }
+  return files;
+}
+
+/// The records in the folder; if it has none, those of the newest attempt of a job with restarts
+/// that has some.
+std::vector<fs::path> newest_flights_in(const fs::path& folder) {
+  constexpr std::string_view attempt = "attempt-";
+  auto newest = flights_in(folder);
+  if (!newest.empty()) return newest;
+  int last = -1;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with(attempt) || !entry.is_directory()) continue;
+    const int number = std::atoi(name.c_str() + attempt.size());
+    auto found = flights_in(entry);
+    if (found.empty() || number <= last) continue;
+    last = number;
+    newest = std::move(found);
+  }
+  if (last >= 0) std::cout << "attempt " << last << " of " << folder.string() << ":\n";
+  return newest;
+}
+
 /// The records in the files, and in the folders' files *.flight. One of each rank.
 Records read_records(const std::vector<std::string>& paths) {
   std::vector<fs::path> files;
   for (const fs::path path : paths) {
-    if (!fs::is_directory(path)) {
-      files.push_back(path);
-      continue;
+    if (!fs::exists(path)) {
+      throw InvalidArgument(concat("explain: got ", path.string(),
+                                   ", expected a flight record or a folder of them: no such file "
+                                   "or folder"));
     }
-    for (const auto& entry : fs::directory_iterator(path)) {
-      if (entry.path().extension() == ".flight") files.push_back(entry.path());
-    }
+    const auto found =
+        fs::is_directory(path) ? newest_flights_in(path) : std::vector<fs::path>{path};
+    files.insert(files.end(), found.begin(), found.end());
   }
   Records records;
   for (const auto& file : files) {

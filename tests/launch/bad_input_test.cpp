@@ -17,6 +17,7 @@ TEST(BadInput, IsOneClearError) {
        {"bench all_reduce --repaets 3",
         {"lockstep: bench: unknown option '--repaets', did you mean --repeats?\n"}},
        {"explain /proc/self/exe", {"expected a flight record"}},
+       {"explain no-such-logs", {"got no-such-logs, ", "no such file or folder"}},
        {"run -n 0 true", {"0 ranks", "1 to 512"}},
        {"run -n 513 true", {"513 ranks", "1 to 512"}},
        {"run -n 99999999999999999999 true", {"ranks"}},
