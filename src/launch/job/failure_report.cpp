@@ -120,7 +120,10 @@ std::string event_text(const Member& rank, std::optional<Failure::Kind> kind, bo
                   "lockstep::init(), or pass --no-forward-signals");
   }
   const auto memory = rank.out_of_memory.empty() ? "" : concat("; ", rank.out_of_memory);
-  return concat(rank.ending->by_signal ? "was ended by " : "ended with ", rank.ending->text(),
+  // Such as a sleep() that the signal for stacks interrupts.
+  const bool was_late = kind == Failure::Kind::timeout && !rank.ending->by_signal;
+  return concat(was_late ? fault_of_running_rank(rank, kind, joined) + ", and then " : "",
+                rank.ending->by_signal ? "was ended by " : "ended with ", rank.ending->text(),
                 memory);
 }
 

@@ -183,6 +183,7 @@ const std::map<std::string, Behaviour, std::less<>> behaviours{
      })},
     {"kill-9", in_the_world([] { return raise(SIGKILL); })},
     {"stop", in_the_world([] { return raise(SIGSTOP); })},
+    {"late", in_the_world([] { return await_failure(), 1; })},
     {"never-init", []() -> int { sleep_on(); }},
     {"leave-and-hang", []() -> int { return join().reset(), sleep_on(), 0; }},
     {"leave-and-stop", []() -> int { return join().reset(), raise(SIGSTOP); }},
