@@ -54,6 +54,7 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
   /// Throws: std::invalid_argument during a backward.
   lockstep::State state();
   /// Replaces the state. Names that do not fit the model are an error of the next backward.
+  /// Throws: std::invalid_argument for a residual with other sizes than its parameter.
   void load(std::int64_t step, const lockstep::State& state);
 
  private:

@@ -169,6 +169,13 @@ void StrategyHook::load(std::int64_t step, const lockstep::State& state) {
     refuse(operation,
            "got load_state_dict() during a backward, expected a call between two backwards");
   }
+  for (const auto& [identity, parameter] : parameters_) {
+    const auto found = state.find(parameter.name + ".residual");
+    if (found == state.end() || found->second.sizes() == parameter.tensor.sizes()) continue;
+    refuse(operation, c10::str("load_state_dict() got a residual of parameter ", parameter.name,
+                               " with sizes ", found->second.sizes(), ", expected ",
+                               parameter.tensor.sizes(), "; load the state of the same model"));
+  }
   backward_.clear();
   in_backward_ = false;
   entries_.clear();

@@ -51,10 +51,10 @@ class Strategy:
 
     def load_state_dict(self, state_dict):
         """Loads what state_dict() returned on this rank. For another number of ranks, pass the entries of all saved ranks:
-        each rank adds the residuals of several ranks, so that their sum stays. Tensors that do not fit the model are a
+        each rank adds the residuals of several ranks, so that their sum stays. Names that do not fit the model are a
         ValueError of the next backward.
 
-        Raises ValueError if an entry that this rank needs is missing.
+        Raises ValueError if an entry that this rank needs is missing, or a residual has other sizes than its parameter.
         """
         group = self._process_group()
         rank, size = group.rank(), group.size()
@@ -81,6 +81,9 @@ class Strategy:
 
 def strategy_hook(state: Strategy, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook that exchanges gradients by a Strategy, for DistributedDataParallel.register_comm_hook()."""
+    if not isinstance(state, Strategy):
+        raise TypeError(f"strategy_hook: got a state of type {type(state).__name__}, expected Strategy; pass Strategy(text, model) "
+                        "as the first argument of register_comm_hook()")
     backend = state._process_group()._get_backend(torch.device("cpu"))
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend.
     wrapper = getattr(dist, "_ProcessGroupWrapper", None) or getattr(dist.distributed_c10d, "_ProcessGroupWrapper", None)

@@ -403,6 +403,11 @@ def refused_models(rank, size):
         another, resumed = hooked(other)
         resumed.load_state_dict(strategy.state_dict())
         raises(ValueError, [expected], lambda: backward(another, rank, 1))
+    model, strategy = hooked("topk:0.1")
+    state = strategy.state_dict()
+    state[f"rank{rank}"] = (("c.residual", torch.zeros(3)),)
+    raises(ValueError, ["got a residual of parameter c with sizes [3], expected ["], lambda: strategy.load_state_dict(state))
+    raises(TypeError, ["got a state of type NoneType, expected Strategy"], lambda: lockstep_torch.strategy_hook(None, None))
     # The process group is as before.
     tensor = torch.ones(1)
     dist.all_reduce(tensor)

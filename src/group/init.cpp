@@ -202,6 +202,9 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     throw_invalid("spawn",
                   "got a call inside spawn(), expected one outside: a rank cannot spawn ranks");
   }
+  if (n < 1 || n > host::max_ranks) {
+    throw_invalid("spawn", "got ", n, " ranks, expected 1 to ", host::max_ranks);
+  }
   const auto world = host::World::create(n);
   if (options.keep_freed_memory) {
     use_one_arena();
