@@ -128,6 +128,8 @@ void Library::join(std::chrono::milliseconds timeout) {
 
 bool Library::running() { return initialized() && !finalized() && !process().in_child(); }
 
+bool Library::ended() { return finalized(); }
+
 bool Library::admits_this_thread() {
   return thread_level() >= MPI_THREAD_SERIALIZED || !running() || answer(MPI_Is_thread_main);
 }

@@ -38,6 +38,11 @@ messages::Pieces MpiTransport::pieces(int hosts) const {
 }
 
 void MpiTransport::expect_usable_thread() const {
+  if (Library::ended()) {
+    throw InvalidArgument(detail::concat("mpi: rank ", rank(),
+                                         " is used after the program's MPI_Finalize; call "
+                                         "MPI_Finalize after the last use of its groups"));
+  }
   if (Library::admits_this_thread()) return;
   throw InvalidArgument(detail::concat("mpi: rank ", rank(),
                                        " is used outside the main thread; the program initialised "

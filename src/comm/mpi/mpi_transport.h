@@ -23,6 +23,8 @@ class Library {
 
   /// Whether MPI is initialised and not finalised, in the process that initialised it.
   static bool running();
+  /// Whether MPI is finalised: no function of MPI may be called.
+  static bool ended();
   /// Whether this thread may call MPI while it runs. Below MPI_THREAD_SERIALIZED, only the thread
   /// that initialised it may.
   static bool admits_this_thread();

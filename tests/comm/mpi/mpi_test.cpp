@@ -107,6 +107,11 @@ TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
   expect_well(command(3, "own-mpi"), {{3, "product 6\n"}, {3, "ended\n"}});
 }
 
+TEST_F(OfMpi, CallsAfterTheProgramHasEndedMpiSaySo) {
+  expect_well(command(3, "after-own-mpi"),
+              {{3, "ended\n"}, {-3, " is used after the program's MPI_Finalize; call "}});
+}
+
 TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
   expect_well(command(3, "fork-children"), {{3, "all right\n"}}, variables());
 }

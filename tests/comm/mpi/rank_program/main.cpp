@@ -376,6 +376,18 @@ const std::map<std::string_view, Behaviour> behaviours{
          say("product " + std::to_string(numbers.back()));
        });
      }},
+    {"after-own-mpi",
+     [] {
+       Group group;
+       Work barrier;
+       with_own_mpi(MPI_THREAD_FUNNELED, [&] {
+         group = join();
+         barrier = group->barrier();
+       });
+       say_error([&] { barrier.wait(); });
+       say_error([&] { barrier = group->barrier(); });
+       return 0;
+     }},
     {"one-thread-only", [] { return with_own_mpi(MPI_THREAD_SINGLE, [] { join(); }); }},
     {"one-of-four",
      [] {
