@@ -50,8 +50,9 @@ std::string remedy_of_leaving(const Source& source) {
   const bool of_wrapper = source.owner == Source::Owner::distributed_data_parallel ||
                           source.owner == Source::Owner::distributed_optimizer;
   return concat(
-      "; end loops on all ranks together: by Group::any() or mean() for a condition, by "
-      "join_uneven() for unequal data",
+      "; end loops on all ranks together: reduce their condition over all ranks, or for unequal "
+      "data "
+      "use join_uneven() of C++ or Join of Python",
       of_wrapper ? "; use no_sync() on all ranks or on none" : "");
 }
 

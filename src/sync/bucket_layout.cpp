@@ -164,8 +164,8 @@ averaging::Averaged averaged(const Bucket& bucket) {
   return {.elements = elements_of(bucket.values()),
           .arrays = {.numel = layout.numel(),
                      .name_at = name_at,
-                     .remedy = "choose another strategy for them, alone by "
-                               "DataParallelOptions::strategies, or convert them"},
+                     .remedy = "choose another strategy for them (in C++ alone by "
+                               "DataParallelOptions::strategies), or convert them"},
           .group = bucket.group().communicator()};
 }
 

@@ -47,7 +47,7 @@ TEST(CollectiveNames, AreInErrorsOfOperationsThatDifferAndOfARankThatLeft) {
   expect(next, "join_uneven()", save, "a checkpoint");
   EXPECT_THAT(error_of(save, [](const Group&) {}),
               HasSubstr("rank 1 left the world (returned) before all_gather #1 (a checkpoint); "
-                        "end loops on all ranks together: by Group::any()"));
+                        "end loops on all ranks together: reduce their condition over"));
 }
 
 }  // namespace
