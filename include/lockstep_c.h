@@ -105,7 +105,8 @@ const char* lockstep_backend(const lockstep_group* group);
 /* The index of the host of a rank; -1 for an unknown rank, and for NULL. */
 int32_t lockstep_host_of(const lockstep_group* group, int32_t rank);
 
-/* Ends the world for all ranks with this rank's error. Call it when the program fails. */
+/* Ends the world for all ranks with this rank's error. Call it when the program fails, also by the
+ * failure of the world: the first failure stays the cause. */
 void lockstep_fail(lockstep_group* group, const char* error);
 
 /* Returns LOCKSTEP_OK on all ranks if every rank passes NULL, else LOCKSTEP_ERROR on all ranks with

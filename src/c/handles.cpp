@@ -1,5 +1,6 @@
 #include "c/handles.h"
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -145,8 +146,12 @@ void lockstep_fail(lockstep_group* group, const char* error) {
   static_cast<void>(status_of([&] {
     auto& communicator = communicator_of("lockstep_fail", group);
     const std::string text = error == nullptr || *error == '\0' ? "unknown error" : error;
-    lockstep::detail::record_error_of_rank(lockstep::Error(text));
-    communicator.fail(text);
+    if (lockstep::c::world_failed()) {
+      lockstep::detail::record_error_of_rank(lockstep::CommError(text, {.cause = text}));
+    } else {
+      lockstep::detail::record_error_of_rank(lockstep::Error(text));
+      communicator.fail(text);
+    }
   }));
 }
 
@@ -182,6 +187,9 @@ void lockstep_free(void* memory) {
 namespace lockstep::inline v0_2::c {
 namespace {
 
+/// Whether a function of this process returned the failure of the world.
+constinit std::atomic<bool> returned_failure{false};
+
 /// The error that a thread asks for by the lockstep_error_... functions.
 struct LastError {
   std::string text;
@@ -212,10 +220,14 @@ lockstep_status status_of_kind(ErrorKind kind) {
 
 }  // namespace
 
+bool world_failed() noexcept { return returned_failure; }
+
 lockstep_status keep_error(const std::exception& error) noexcept {
   auto& last = last_error();
   const auto* known = dynamic_cast<const Error*>(&error);
   const auto status = known == nullptr ? LOCKSTEP_ERROR : status_of_kind(known->kind());
+  const bool of_world = status == LOCKSTEP_COMMUNICATION_ERROR || status == LOCKSTEP_TIMEOUT;
+  if (of_world && !known->cause().empty()) returned_failure = true;
   try {
     last = known != nullptr
                ? LastError{error.what(), known->operation(), known->cause(), known->rank()}

@@ -31,6 +31,10 @@ void expect_pointer(const char* function, const char* argument, const void* poin
 DType dtype_of(const char* function, lockstep_dtype dtype);
 ReduceOp op_of(const char* function, lockstep_op op);
 
+/// Whether a function has returned the failure of the world. Errors that the program reports later
+/// are effects of it.
+bool world_failed() noexcept;
+
 /// Keeps the error for the lockstep_error_... functions of the calling thread, and returns its
 /// status.
 lockstep_status keep_error(const std::exception& error) noexcept;

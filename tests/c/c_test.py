@@ -16,9 +16,13 @@ LIBRARY = BUILD / "src" / "liblockstep_c.so"
 PROGRAMS = BUILD / "bin"
 
 
+def start(*words):
+    return subprocess.run([PROGRAMS / "lockstep", "run", *map(str, words)], text=True, capture_output=True, timeout=100,
+                          stdin=subprocess.DEVNULL)
+
+
 def run(ranks, *command):
-    return subprocess.run([PROGRAMS / "lockstep", "run", "-n", str(ranks), *map(str, command)], text=True,
-                          capture_output=True, timeout=100, stdin=subprocess.DEVNULL)
+    return start("-n", ranks, *command)
 
 
 class Functions(unittest.TestCase):
@@ -47,6 +51,19 @@ class Failures(unittest.TestCase):
     def test_a_rank_that_leaves(self):
         result = run(2, PROGRAMS / "c_rank_program", "leave")
         self.assertIn("rank 1: barrier #1", result.stdout)
+
+    def test_a_rank_that_repeats_the_failure_is_not_the_cause(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ssh = pathlib.Path(folder) / "ssh"
+            ssh.write_text("#!/bin/sh\nshift\nLOCKSTEP_HOST=second exec sh -c \"$*\"\n")
+            ssh.chmod(0o755)
+            two_hosts = ("--ssh", ssh, "--hosts", "localhost:2,localhost:1")
+            for how, cause, code in (("killed", "it was ended by SIGKILL", 137), ("erred", "it ended with exit code 3", 3)):
+                for places in (("-n", "3"), two_hosts):
+                    with self.subTest(how=how, places=places):
+                        result = start(*places, PROGRAMS / "c_rank_program", how)
+                        self.assertIn(f"rank 2 of 3 failed first: {cause}", result.stderr)
+                        self.assertEqual(result.returncode, code, result.stderr)
 
 
 class Examples(unittest.TestCase):

@@ -2,6 +2,7 @@
  * and exits with 1 then. */
 #include <lockstep_c.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -323,6 +324,21 @@ static void failure(lockstep_group* world, const char* how) {
   printf("rank %d: %s\n", (int)lockstep_error_rank(), lockstep_error_text());
 }
 
+/* The last rank ends by SIGKILL, or by an error of its own. Every rank calls lockstep_fail(), also
+ * with the error that the last rank caused. */
+static void all_call_fail(lockstep_group* world, const char* how) {
+  char text[4096] = "the mesh is empty";
+  if (lockstep_rank(world) == lockstep_size(world) - 1) {
+    if (strcmp(how, "killed") == 0) (void)raise(SIGKILL);
+  } else {
+    while (lockstep_barrier(world, NULL) == LOCKSTEP_OK) continue;
+    (void)snprintf(text, sizeof text, "lockstep_barrier: %s", lockstep_error_text());
+  }
+  fprintf(stderr, "%s\n", text);
+  lockstep_fail(world, text);
+  exit(lockstep_rank(world) + 1);
+}
+
 int main(int argc, char** argv) {
   lockstep_group* world = NULL;
   lockstep_group* none = NULL;
@@ -339,6 +355,8 @@ int main(int argc, char** argv) {
     error_feedback(world);
     bad_arguments(world);
     decisions(world);
+  } else if (strcmp(argv[1], "killed") == 0 || strcmp(argv[1], "erred") == 0) {
+    all_call_fail(world, argv[1]);
   } else {
     failure(world, argv[1]);
   }
