@@ -198,13 +198,15 @@ lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** me
 void lockstep_free(void* memory);
 
 /* Averages lists of arrays over ranks, as the gradients of a model, in buckets of at most 25 MiB.
-   counts: elements of each of the n arrays, the same on all ranks.
+   counts: elements of each of the n arrays.
    dtype: LOCKSTEP_FLOAT32 or LOCKSTEP_FLOAT64.
    strategy: the text of a strategy, such as "topk:0.01,feedback=off"; NULL for "fp32".
      "fp32" sends the elements as they are. "fp16" and "bf16" send half the bytes, and the averages
      are rounded to that. "int8" sends codes of 8 bits. "topk" and "threshold" send the largest
      elements of a bucket, and keep the others for later steps. int8, fp16 and bf16 average float32
      arrays only. docs/strategies.md has options, formulas and sources.
+   The first average compares counts, dtype and strategy of all ranks. If they differ, every rank
+   returns LOCKSTEP_INVALID_ARGUMENT.
    On several hosts, every rank takes part in the exchange between hosts. */
 lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* counts, size_t n,
                                          lockstep_dtype dtype, const char* strategy,

@@ -1,5 +1,7 @@
 #include "backend/strategy_hook.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -124,6 +126,32 @@ void StrategyHook::join(const std::shared_ptr<Progress>& progress) {
   progress->before_leaving([self = weak_from_this()] {
     if (const auto hook = self.lock()) hook->leave();
   });
+  expect_same_strategy();
+}
+
+void StrategyHook::expect_same_strategy() {
+  constexpr std::int64_t longest = 256;
+  const auto own = at::zeros({longest}, at::kByte);
+  const auto all = at::empty({group_->size(), longest}, at::kByte);
+  strategy_.text().copy(static_cast<char*>(own.data_ptr()), longest - 1);
+  const auto work = make_work();
+  work->keep(own);
+  work->keep(all);
+  progress_->submit(work, {}, [&](Progress::Scope scope) {
+    const lockstep::SourceScope of_hook(scope.world, source_);
+    scope.parts.operations.push_back(scope.world.all_gather(
+        own.data_ptr(), all.data_ptr(), static_cast<std::size_t>(longest), lockstep::DType::u8));
+  });
+  work->wait({});
+  const std::string first(static_cast<const char*>(all.data_ptr()));
+  for (int rank = 1; rank < group_->size(); ++rank) {
+    const std::string text(static_cast<const char*>(all[rank].data_ptr()));
+    if (text == first) continue;
+    unusable_ = std::make_exception_ptr(
+        refusal(operation, c10::str("got \"", first, "\" on rank 0 and \"", text, "\" on rank ",
+                                    rank, ", expected the same strategy on all ranks")));
+    std::rethrow_exception(unusable_);
+  }
 }
 
 /// Keeps the state and drops all references to the group, which is being destroyed.
@@ -225,13 +253,17 @@ void StrategyHook::begin(Entry& entry) {
   advance(entry);
 }
 
+WorkPointer StrategyHook::make_work() const {
+  return c10::make_intrusive<BackendWork>(progress_, group_->rank(), c10d::OpType::UNKNOWN,
+                                          "lockstep:strategy", std::vector<at::Tensor>(),
+                                          TensorLists(), 0);
+}
+
 /// Issues the next collective of an exchange.
 void StrategyHook::advance(Entry& entry) {
   auto source = source_;
   source.bucket = static_cast<std::int32_t>(position_of(entry));
-  const auto work = c10::make_intrusive<BackendWork>(progress_, group_->rank(),
-                                                     c10d::OpType::UNKNOWN, "lockstep:strategy",
-                                                     std::vector<at::Tensor>(), TensorLists(), 0);
+  const auto work = make_work();
   try {
     progress_->submit(work, {}, [&](Progress::Scope scope) {
       const lockstep::SourceScope of_bucket(scope.world, source);

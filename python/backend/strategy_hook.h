@@ -83,6 +83,8 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
 
   // strategy_hook.cpp
   void join(const std::shared_ptr<Progress>& progress);
+  /// Compares the texts of the strategies of all ranks. Throws: std::invalid_argument on all ranks.
+  void expect_same_strategy();
   void leave();
   void expect_own_model(const c10d::GradBucket& bucket) const;
   void continue_backward(const c10d::GradBucket& bucket);
@@ -90,6 +92,7 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
   void complete_after_backward();
   bool is_running() const;
   std::size_t position_of(const Entry& entry) const;
+  WorkPointer make_work() const;
   void begin(Entry& entry);
   void advance(Entry& entry);
   void wait(Entry& entry);

@@ -414,6 +414,18 @@ def refused_models(rank, size):
     assert tensor.item() == size
 
 
+def refused_differences(rank, size):
+    last = rank == size - 1
+    for text, other in (("threshold:0.5", "threshold:0.001"), ("topk:0.5", "topk:0.5,feedback=off")):
+        model, _ = hooked(other if last else text)
+        for _ in range(2):
+            raises(ValueError, [f'got "{text}" on rank 0 and "{other}" on rank {size - 1}', "expected the same strategy on all ranks"],
+                   lambda: backward(model, rank, 0))
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [size, size]
+
+
 def refused_on_one_rank(rank, size):
     """One rank alone passes the Strategy of another model, and stays: the other ranks raise its error at once."""
     _, of_another = hooked("topk:0.1")
@@ -467,6 +479,7 @@ class StrategyTest(unittest.TestCase):
     test_state = ranks.test(saved_and_loaded, 2)
     test_refused_texts = ranks.test(refused_texts, 1)
     test_refused_models = ranks.test(refused_models, 2)
+    test_refused_differences = ranks.test(refused_differences, 3)
     test_refusal_of_one_rank = ranks.test(refused_on_one_rank, 3)
     test_another_backend = ranks.test(another_backend, 2, backend="gloo")
     test_subgroups = ranks.test(subgroups, 3)

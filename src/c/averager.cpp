@@ -4,6 +4,9 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -12,6 +15,7 @@
 #include "averaging/average.h"
 #include "averaging/parse.h"
 #include "c/handles.h"
+#include "core/numeric/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -50,8 +54,10 @@ struct Bucket {
 struct lockstep_averager {
   std::shared_ptr<Communicator> group;
   DType dtype;
+  std::string strategy;
   std::vector<std::size_t> counts;
   std::vector<Bucket> buckets;
+  bool is_agreed = false;  ///< all ranks have these arrays and this strategy
   std::int64_t steps = 0;  ///< averages so far
 };
 
@@ -118,6 +124,43 @@ void expect_arrays(const char* function, const lockstep_averager& averager,
   }
 }
 
+/// Checks that all ranks average the same arrays by the same strategy.
+/// Ranks: all of the group.
+/// Throws: InvalidArgument, on every rank.
+void expect_agreement(const lockstep_averager& averager) {
+  auto& group = *averager.group;
+  auto text = concat("strategy ", averager.strategy, " of ", name(averager.dtype), '\n');
+  for (std::size_t i = 0; i < averager.counts.size(); ++i) {
+    text += concat(averager.counts[i], " elements of array ", i, '\n');
+  }
+  struct Summary {
+    std::uint64_t digest;
+    std::uint64_t bytes;
+    bool operator==(const Summary&) const = default;
+  };
+  const Summary own{lockstep::detail::digest(std::as_bytes(std::span(text))), text.size()};
+  std::vector<Summary> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(&own, all.data(), sizeof own, DType::u8).wait();
+  const auto other = std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; });
+  if (other == all.end()) return;
+
+  std::vector<std::size_t> bytes;
+  for (const auto& one : all) bytes.push_back(one.bytes);
+  const auto rank = other - all.begin();
+  const auto begin = std::accumulate(bytes.begin(), bytes.begin() + rank, std::size_t{0});
+  std::string texts(std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}), '\0');
+  group.all_gather(text.data(), texts.data(), bytes, DType::u8).wait();
+  auto first = lockstep::detail::lines_in(texts.substr(0, bytes[0]));
+  auto second = lockstep::detail::lines_in(texts.substr(begin, other->bytes));
+  const auto lines = std::max(first.size(), second.size());
+  first.resize(lines, "no more arrays");
+  second.resize(lines, "no more arrays");
+  const auto [here, there] = std::ranges::mismatch(first, second);
+  throw InvalidArgument(concat("lockstep_average: got ", *here, " on rank 0 and ", *there,
+                               " on rank ", rank, ", expected the same on all ranks; pass ",
+                               create_name, " the same counts, dtype and strategy"));
+}
+
 /// Runs the exchanges of all buckets. All ranks issue the collectives of one stage in the order of
 /// the buckets, and then those of the next stage.
 /// Throws: InvalidArgument for elements that are not finite, on every rank, when all exchanges have
@@ -175,6 +218,7 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
     auto made = std::make_unique<lockstep_averager>();
     made->group = group->communicator;
     made->dtype = type;
+    made->strategy = std::visit([](const auto& recipe) { return recipe.text(); }, options);
     made->counts.assign(counts, counts + n);
     made->buckets = buckets_of(made->counts, size_of(type));
     for (auto& bucket : made->buckets) {
@@ -194,6 +238,8 @@ lockstep_status lockstep_average(lockstep_averager* averager, void* const* array
   return status_of([&] {
     expect_pointer("lockstep_average", "averager", averager);
     expect_arrays("lockstep_average", *averager, arrays);
+    if (!averager->is_agreed) expect_agreement(*averager);
+    averager->is_agreed = true;
     average(*averager, arrays);
   });
 }

@@ -175,6 +175,41 @@ static void averages(lockstep_group* world) {
   free(large);
 }
 
+/* Averagers that differ between ranks are refused on all of them. */
+static void different_averagers(lockstep_group* world) {
+  const int last = lockstep_size(world) - 1, is_last = lockstep_rank(world) == last;
+  const size_t counts[] = {2, 6}, swapped[] = {6, 2};
+  float values[16] = {0};
+  void* const arrays[] = {values, values + 8};
+  const struct {
+    const size_t* counts;
+    size_t n;
+    const char* strategy;
+    const char* expected;
+  } of_last[] = {
+      {swapped, 2, "topk:0.5", "got 2 elements of array 0 on rank 0 and 6 elements of array 0 on"},
+      {counts, 1, "topk:0.5", "got 6 elements of array 1 on rank 0 and no more arrays on rank"},
+      {counts, 2, "topk:0.5,feedback=off",
+       "got strategy topk:0.5 of float32 on rank 0 and strategy topk:0.5,feedback=off of float32"},
+      {counts, 2, "topk:0.50", NULL}};
+  for (size_t i = 0; i < sizeof of_last / sizeof *of_last; ++i) {
+    lockstep_averager* averager = NULL;
+    OK(lockstep_averager_create(world, is_last ? of_last[i].counts : counts,
+                                is_last ? of_last[i].n : 2, LOCKSTEP_FLOAT32,
+                                is_last ? of_last[i].strategy : "topk:0.5", &averager));
+    for (int again = 0; again < 2; ++again) {
+      const lockstep_status status = lockstep_average(averager, arrays);
+      if (last == 0 || of_last[i].expected == NULL) {
+        EXPECT(status == LOCKSTEP_OK);
+      } else {
+        EXPECT(status == LOCKSTEP_INVALID_ARGUMENT);
+        SAYS(of_last[i].expected);
+      }
+    }
+    lockstep_averager_free(averager);
+  }
+}
+
 enum { WHOLE = 1000, FIRST = 640 };
 
 /* A gradient with few large elements, other ones on each rank and at each step. */
@@ -352,6 +387,7 @@ int main(int argc, char** argv) {
   if (strcmp(argv[1], "all") == 0) {
     collectives(world);
     averages(world);
+    different_averagers(world);
     error_feedback(world);
     bad_arguments(world);
     decisions(world);
