@@ -93,12 +93,20 @@ bool Progress::wait(BackendWork& work, Deadline& deadline) {
   Pauses pauses(fits_cores_ ? microseconds(200) : microseconds(10));
   ++waiting_;
   const bool in_main_thread = ::gettid() == ::getpid();
-  auto looked = Clock::now();
+  auto now = Clock::now();
+  auto looked = now;
+  auto shown = now;
   std::exception_ptr signal;
   while (!work.done() && !deadline.passed() && !signal) {
     Finished finished;
     bool moved = false;
-    if (std::unique_lock lock(mutex_, std::try_to_lock); lock) moved = advance(finished);
+    if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
+      moved = advance(finished);
+      if (now - shown > between_checks) {
+        shown = now;
+        ShownWait::show(shown_wait_, work);
+      }
+    }
     if (!finished.empty()) {
       --waiting_;
       complete(finished);
@@ -107,7 +115,7 @@ bool Progress::wait(BackendWork& work, Deadline& deadline) {
     if (moved) pauses.restart();
     if (work.done()) break;
     pauses.pause();
-    const auto now = Clock::now();
+    now = Clock::now();
     if (!in_main_thread || now - looked < between_signals) continue;
     looked = now;
     try {
@@ -120,6 +128,7 @@ bool Progress::wait(BackendWork& work, Deadline& deadline) {
   {
     std::lock_guard lock(mutex_);
     --waiting_;
+    if (shown_wait_ && shown_wait_->is_of(work)) shown_wait_.reset();
     if (!done) ensure_leader();
   }
   waits_ended_.notify_all();
@@ -349,6 +358,7 @@ void Progress::stop() noexcept {
   {
     std::lock_guard lock(mutex_);
     functions.swap(before_leaving_);
+    shown_wait_.reset();
     world.swap(world_);
   }
   for (const auto& function : functions) function();

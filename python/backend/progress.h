@@ -7,12 +7,14 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "backend/membership.h"
 #include "backend/progress_work.h"
+#include "backend/shown_wait.h"
 #include "comm/communicator.h"
 #include "core/system/process.h"
 
@@ -92,6 +94,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
   lockstep::detail::ForkGuard process_;
   bool fits_cores_;
   std::vector<std::function<void()>> before_leaving_;
+  std::optional<ShownWait> shown_wait_;  ///< of the thread that has waited longest
 
   std::vector<std::thread> threads_;
   std::condition_variable work_begun_;

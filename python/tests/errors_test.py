@@ -1,7 +1,9 @@
 """Every mistake raises one exception that names it; a failure of one rank raises its cause on all ranks."""
 
 import datetime
+import json
 import os
+import pathlib
 import resource
 import signal
 import subprocess
@@ -186,6 +188,38 @@ def interrupted(rank, size):
         store.set("interrupted", "")
 
 
+def status_of(pid):
+    """What `lockstep status` says about the job of this process."""
+    command = pathlib.Path(lockstep_torch.__file__).parents[2] / "bin" / "lockstep"
+    done = subprocess.run([command, "status", "--json", str(pid)], capture_output=True, text=True, check=True, timeout=60)
+    job, = json.loads(done.stdout)
+    return job
+
+
+def waits_are_shown(rank, size):
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+        store.wait(["shown"])
+        return
+    for _ in range(200):
+        job = status_of(os.getpid())
+        if job["diagnosis"]["ranks"] == [1]:
+            break
+        time.sleep(0.1)
+    assert [one["state"] for one in job["ranks"]] == ["waiting", "computing"], job
+    assert job["ranks"][0]["waits_in"]["operation"] == "all_reduce", job
+    assert (job["diagnosis"]["kind"], job["diagnosis"]["waiting"]) == ("missing", [0]), job
+    dist.all_reduce(torch.ones(1))
+    for _ in range(200):
+        job = status_of(os.getpid())
+        if job["ranks"][0]["state"] == "computing":
+            break
+        time.sleep(0.1)
+    assert job["ranks"][0]["waits_in"] is None, job
+    store.set("shown", "")
+
+
 def waits_long(rank, size):
     """The part of a core that a wait takes after its first second."""
     if rank == 1:
@@ -243,6 +277,7 @@ class ErrorsTest(unittest.TestCase):
     test_mismatch = ranks.test(mismatch, 2)
     test_timeout = ranks.test(timeout, 2)
     test_stopped_rank = ranks.test(stopped, 2)
+    test_waits_are_shown = ranks.test(waits_are_shown, 2, before=lambda rank: os.environ.update(LOCKSTEP_RUN_ID=f"python-{os.getppid()}"))
     test_failing_hook = ranks.test(failing_hook, 2)
     test_message_of_another_size = ranks.test(wrong_size, 2)
     test_interrupt = ranks.test(interrupted, 2)

@@ -52,6 +52,8 @@ class Request {
   virtual std::vector<int> missing() const { return {}; }
   /// Text that the error of a wait for the operation ends with, after the ranks; "" for none.
   virtual std::string note() const { return {}; }
+  /// The operation that the Work holds; null if it holds none.
+  static std::shared_ptr<Request> of(const Work& work) { return work.request_; }
   /// The note of the operation that the Work holds; "" if it holds none.
   static std::string note_of(const Work& work) {
     return work.request_ != nullptr ? work.request_->note() : std::string();
