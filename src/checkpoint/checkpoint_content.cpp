@@ -347,7 +347,10 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
       if (!has_residual(own) && has_residual(state))
         add_change("the residuals of the file's strategy are not used");
       else if (has_residual(own) && saved_by_ != ranks_)
-        add_change("the residuals of the strategy are redistributed over the ranks");
+        // Rank 0, whose text counts, has those of the old rank 0.
+        add_change(has_residual(content.tensors)
+                       ? "the residuals of the strategy are redistributed over the ranks"
+                       : "the residuals of the strategy are zero: the file has none");
       if (!fill_missing(state, own))
         add_change(
             "some values of the strategy's state do not change: the file has the state of another "

@@ -172,6 +172,12 @@ TEST(StrategyResume, SaysWhatBeginsAnew) {
   EXPECT_EQ(changes("topk:0.1,feedback=off", "topk:0.1"), kept);
   EXPECT_EQ(changes("power_sgd:rank=1", "power_sgd:rank=2"), kept);
   EXPECT_EQ(changes("topk:0.1", "threshold:0.1"), "");
+  for (const auto* strategy : {"fp32", "fp16"}) {
+    EXPECT_EQ(
+        changes(strategy, "topk:0.1", 3),
+        "saved by 2 ranks, resumed by 3; the residuals of the strategy are zero: the file has "
+        "none");
+  }
   EXPECT_THAT(changes("local_sgd:period=2", "local_sgd:period=2", 3),
               HasSubstr("every rank's optimizer continues from rank 0's state"));
 }
