@@ -84,7 +84,9 @@ class ElementwiseOptimizer {
 /// or in separate calls: zero_grad(), loss.backward(), clipping or logging of gradients, step().
 /// Gradients are final when backward() returns, as with DistributedDataParallel. Strategies that
 /// exchange parameters do so in step(). The model may be of any kind that a ModelView refers to.
-/// Optimizer and model must outlive this object.
+/// Optimizer and model must outlive this object. The optimizer's own step() lacks these exchanges
+/// and the update by parts. If a program calls only that, its third backward throws
+/// InvalidArgument, or the tenth writes a notice where the optimizer's state does not tell.
 /// Ranks: all must construct it, and take the same number of steps. Each step exchanges gradients
 /// once: without no_sync(), run one backward per step.
 class DistributedOptimizer {
@@ -127,6 +129,9 @@ class DistributedOptimizer {
   /// ranks each, fp32 only.
   /// Ranks: all. With Shard::optimizer and share_memory, no rank that has a loss may call the three
   /// instead.
+  /// Throws: InvalidArgument, on every rank, if some rank has a loss, none has one that requires a
+  /// gradient, and none has gradients from before. Not with share_memory and strategies that do not
+  /// average every gradient. Also as step().
   void backward_and_update(const at::Tensor& loss);
 
   /// The optimizer's step. Before it, gradients that are not averaged yet are averaged: those that

@@ -6,7 +6,6 @@
 #include "comm/backend_communicator.h"
 #include "comm/flight/flight_recorder.h"
 #include "comm/rank_context.h"
-#include "comm/backend_communicator.h"
 
 namespace lockstep_torch {
 

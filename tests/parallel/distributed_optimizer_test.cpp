@@ -144,6 +144,31 @@ TEST_ON_RANKS(OptimizerClosure, IsRefusedOnEveryRank, 2) {
   EXPECT_EQ(refused(optimizer, at::ones({})), "");
 }
 
+TEST_ON_RANKS(LossWithoutAGraph, IsRefusedIfNoRankHasAnotherAndNothingIsToUpdate, 3) {
+  for (const auto& how : every_update) {
+    if (how.share_memory == true) continue;
+    OptimizedTerms run(world, how);
+    const auto none = run.loss().detach();
+    const bool is_first = world.rank() == 0;
+    for (const auto& loss : {none, is_first ? none : at::Tensor()}) {
+      expect_refused(world, "backward_and_update(): got no loss that requires a gradient",
+                     [&] { run.optimizer.backward_and_update(loss); });
+    }
+    run.optimizer.backward_and_update({});
+    run.optimizer.backward_and_update(is_first ? none : run.loss());
+    // Without a parameter, as of a model that is frozen.
+    run.optimizer.backward_and_update(is_first ? at::ones({}).requires_grad_() : none);
+    run.accumulate();
+    run.optimizer.backward_and_update(none);
+    run.loss().backward();
+    run.optimizer.backward_and_update(none);
+    const auto before = copies_of(run.model.p);
+    run.model.p[0].mutable_grad() = at::ones_like(run.model.p[0]);
+    run.optimizer.backward_and_update(none);
+    EXPECT_FALSE(before[0].equal(run.model.p[0]));
+  }
+}
+
 TEST_ON_RANKS(OptimizerStart, RefusesParametersOfAnotherModelOnEveryRank, 3) {
   Terms model(some_shapes), other(some_shapes);
   auto parameters = model.parameters();

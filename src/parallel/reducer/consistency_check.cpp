@@ -153,4 +153,31 @@ void PositionCheck::check(const Compared<std::uint64_t>& maxima) {
                      "Skip a batch on all ranks or on none, or take part with weight(0)"));
 }
 
+bool OwnStepCheck::find() {
+  if (!marks_) return false;
+  constexpr int enough = 10;
+  const auto before = std::exchange(last_, marks_());
+  const bool is_first = !std::exchange(has_last_, true);
+  state_changes_ = !is_first && last_.state != before.state ? state_changes_ + 1 : 0;
+  const bool is_suspect = is_first || !has_gradients_ || last_.parameters != before.parameters;
+  suspicions_ = is_suspect ? suspicions_ + 1 : 0;
+  if (suspicions_ == enough) {
+    log::notice(at_rank(
+        "DistributedOptimizer", group_, "got ", enough,
+        " backwards and no step() of the DistributedOptimizer, expected one: if the program calls "
+        "step() of the optimizer that it wraps, call the DistributedOptimizer's, because ",
+        has_gradients_ ? "the other exchanges nothing" : "the other finds no gradients"));
+  }
+  return state_changes_ >= 2;
+}
+
+InvalidArgument OwnStepCheck::error(bool is_own) const {
+  return invalid_in("DistributedOptimizer", group_,
+                    "got 3 backwards with the wrapped optimizer's own step() between them on ",
+                    is_own ? "this" : "another",
+                    " rank, expected the DistributedOptimizer's step(), which also exchanges what "
+                    "the strategy, shard or share_memory require: call its step() or "
+                    "backward_and_update()");
+}
+
 }  // namespace lockstep::detail

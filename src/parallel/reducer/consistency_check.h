@@ -5,12 +5,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "data/data_position.h"
+#include "lockstep/error.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "parallel/agree.h"
@@ -94,6 +96,46 @@ class PositionCheck {
   std::uint64_t before_;   ///< position at the exchange before
   std::uint64_t own_ = 0;  ///< position since then; 0 if it has not changed
   bool has_warned_ = false;
+};
+
+/// Finds a program that calls the own step of an optimizer which a DistributedOptimizer wraps, and
+/// never the DistributedOptimizer's. Only a step changes the optimizer's state between backwards.
+class OwnStepCheck {
+ public:
+  /// Digests of what a step changes.
+  struct Marks {
+    std::uint64_t state = 0;
+    std::uint64_t parameters = 0;
+  };
+
+  explicit OwnStepCheck(const Group& group) : group_(group) {}
+
+  /// From now on, until end(), find() reads the marks. has_gradients: whether the optimizer's own
+  /// step finds gradients. Without any it changes nothing.
+  void begin(std::function<Marks()> marks, bool has_gradients) {
+    marks_ = std::move(marks);
+    has_gradients_ = has_gradients;
+    has_last_ = false;
+    suspicions_ = 0;
+  }
+  /// Call at a step of the DistributedOptimizer.
+  void end() { marks_ = nullptr; }
+  /// Call when a backward begins. Returns whether the optimizer's state has changed before this
+  /// backward and before the last one. Writes a notice at the tenth backward in a row before which
+  /// parameters have changed, or with which the own step finds no gradients: other programs may do
+  /// that, too.
+  bool find();
+  /// The error of a rank that has found such steps, or of the others.
+  InvalidArgument error(bool is_own) const;
+
+ private:
+  Group group_;
+  std::function<Marks()> marks_;
+  bool has_gradients_ = true;
+  Marks last_;  ///< at the last backward
+  bool has_last_ = false;
+  int state_changes_ = 0;  ///< in a row
+  int suspicions_ = 0;     ///< backwards in a row
 };
 
 }  // namespace lockstep::detail

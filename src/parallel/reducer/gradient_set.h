@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,6 +27,9 @@ namespace lockstep::inline v0_2::detail {
 /// How the program has changed the last mean of some gradient.
 enum class LostMean : std::uint8_t { none, changed, dropped };
 
+/// Of the loss that a rank has passed to backward_and_update(): whether it has a graph.
+enum class LossGraph : std::uint8_t { no_loss, none, some };
+
 /// The state of one rank's gradients. The step agreement makes it the state of all ranks: the
 /// maximum of each byte. So a flag is set if some rank has set it.
 struct StepIntent {
@@ -38,9 +42,12 @@ struct StepIntent {
   std::uint8_t has_followed = 0;       ///< this step() has taken part in the exchange of a backward
   std::uint8_t has_local = 0;          ///< a gradient is GradientState::local
   LostMean lost_mean = LostMean::none;
-  std::uint8_t holds_mean = 0;       ///< in step(): a gradient contains the last mean
-  std::uint8_t has_final_mean = 0;   ///< an averaged gradient must not be averaged again
-  std::uint8_t has_edited_mean = 0;  ///< an edited gradient is a mean that must not be
+  std::uint8_t holds_mean = 0;          ///< in step(): a gradient contains the last mean
+  std::uint8_t has_final_mean = 0;      ///< an averaged gradient must not be averaged again
+  std::uint8_t has_edited_mean = 0;     ///< an edited gradient is a mean that must not be
+  std::uint8_t has_own_steps = 0;       ///< in a backward: OwnStepCheck has found steps
+  LossGraph loss = LossGraph::no_loss;  ///< in step()
+  std::array<std::uint8_t, 6> padding = {};
 
   /// Of in_backward: the exchange has the weights of the one before, in the same backward.
   static constexpr std::uint8_t keeps_weights = 4;
@@ -54,13 +61,18 @@ struct StepIntent {
            ((has_followed != 0 && lost_mean != LostMean::none) ||
             (holds_mean != 0 && lost_mean == LostMean::dropped));
   }
+  /// Whether some rank has a loss, none has one with a graph, and no gradient is to be used.
+  bool lacks_graph() const {
+    return loss == LossGraph::none && has_local == 0 && holds_mean == 0 && means.value == 0 &&
+           edited.value == 0;
+  }
   /// That of the ranks in a backward. Where no rank runs one, part if some rank has it.
   Product product() const {
     const auto place = (in_backward != 0 ? in_backward : in_step) % keeps_weights;
     return static_cast<Product>(place == 0 ? 0 : place - 1);
   }
 };
-static_assert(sizeof(StepIntent) == 56);
+static_assert(sizeof(StepIntent) == 64);
 
 /// It begins every exchange of a DistributedOptimizer, in a backward and in step(). A rank without
 /// a backward thereby takes part in the exchange of the other ranks' backward. step() averages

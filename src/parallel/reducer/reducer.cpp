@@ -85,6 +85,7 @@ class Reducer::Backward {
   int task;                      ///< autograd's id of this run
   double factor;                 ///< weight factor of this rank's gradients
   bool agreement_begun = false;  ///< the step agreement of this exchange has begun
+  bool has_own_steps = false;    ///< of the wrapped optimizer, before it
   bool finished = false;
   ExchangeRound round;
   std::vector<char> ready;           ///< per parameter: its hook has run
@@ -115,6 +116,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
       positions_(group),
+      own_steps_(group),
       buffers_(
           std::make_shared<BufferSync>(model, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
@@ -189,6 +191,7 @@ std::shared_ptr<Reducer::Backward> Reducer::current_backward() {
     return backward_;
   }
   auto backward = new_backward(task);
+  backward->has_own_steps = own_steps_.find();
   const std::shared_ptr<Backward> run(backward.get(), [backward](Backward* self) { self->end(); });
   torch::autograd::Engine::get_default_engine().queue_callback(
       [reducer = weak_from_this(), backward = run] {
@@ -247,7 +250,8 @@ void Reducer::begin_agreement(Backward& backward) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
                       .in_backward = StepIntent::place_of(reducers_.product(), after_nested_),
-                      .lost_mean = gradients_.lost_mean()});
+                      .lost_mean = gradients_.lost_mean(),
+                      .has_own_steps = backward.has_own_steps});
   }
   backward.agreement_begun = true;
 }
@@ -302,6 +306,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   backward_.reset();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
+  if (backward.has_own_steps) throw own_steps_.error(true);
   if (exchanges) check_.check(step, gradients_.checks().parameters);
   // No flags have told the other ranks.
   if (const auto replaced = hooks_.take_replaced(); !replaced.empty())
@@ -331,6 +336,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   sparse_.begin();
   auto error = round.complete();
   if (!error && all.mixes_means()) error = std::make_exception_ptr(dropped_mean_error());
+  if (!error && all.has_own_steps != 0)
+    error = std::make_exception_ptr(own_steps_.error(backward.has_own_steps));
   flags.wait();
   buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
@@ -362,14 +369,14 @@ void Reducer::begin_buffers() {
   buffers_->begin(weights_.counted());
 }
 
-void Reducer::average_local_gradients() {
+void Reducer::average_local_gradients(LossGraph loss) {
   const at::NoGradGuard no_grad;
   hook_new_accumulators();
   if (!exchanges_gradients()) return exchange_flags();
   weights_.check();  // before any collective, as in a backward
   bool has_followed = false;
   while (true) {
-    const auto all = agree(has_followed);
+    const auto all = agree(has_followed, loss);
     const Request request(*this, all.product());
     if (all.in_backward == 0) {
       check_options(all.options.is_equal());

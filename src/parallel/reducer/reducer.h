@@ -78,6 +78,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void compare_options(std::function<std::vector<UpdateOption>()> options) {
     options_ = std::move(options);
   }
+  /// From then on, until a step or end_own_step_check(), backwards look for own steps of the
+  /// optimizer, if these leave out what the strategy or an option requires. marks: of OwnStepCheck.
+  void watch_own_steps(std::function<OwnStepCheck::Marks()> marks, Shard shard);
+  void end_own_step_check() { own_steps_.end(); }
   void detach_optimizer();
   /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
   void check_optimizer() const;
@@ -139,7 +143,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// error feedback would have to average a mean that a rank has changed in place. The same when
   /// other ranks dropped a mean whose exchange this rank had joined, and accumulated gradients
   /// after that, or when the ranks' options differ (compare_options()).
-  void average_local_gradients();
+  /// loss: of backward_and_update(). InvalidArgument also for StepIntent::lacks_graph(), if every
+  /// gradient is averaged.
+  void average_local_gradients(LossGraph loss = LossGraph::no_loss);
 
   /// Call after all ranks have changed their gradients alike, once and in place. The averaged ones
   /// stay averaged.
@@ -216,7 +222,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void exchange_flags();
   void begin_buffers();
   StepIntent end_agreement();
-  StepIntent agree(bool has_followed);
+  StepIntent agree(bool has_followed, LossGraph loss);
   std::uint64_t digest_of_options() const;
   void check_options(bool are_equal) const;
   bool prepare_step(const StepIntent& all, bool has_followed);
@@ -235,6 +241,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Weights weights_;
   ConsistencyCheck check_;
   PositionCheck positions_;
+  OwnStepCheck own_steps_;
   std::shared_ptr<BufferSync> buffers_;
   ParameterHooks hooks_;
   std::shared_ptr<Backward> backward_;

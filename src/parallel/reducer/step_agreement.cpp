@@ -178,8 +178,14 @@ void Reducer::attach_optimizer(const IsOptimized& is_optimized) {
   update_membership();
 }
 
+void Reducer::watch_own_steps(std::function<OwnStepCheck::Marks()> marks, Shard shard) {
+  if (needs_optimizer_ == nullptr && !parameters_may_differ()) return;
+  own_steps_.begin(std::move(marks), shard != Shard::gradients);
+}
+
 void Reducer::detach_optimizer() {
   has_optimizer_ = false;
+  own_steps_.end();
   options_ = nullptr;
   update_membership();
 }
@@ -225,6 +231,13 @@ at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
 
 /// Call when all ranks are in step(). Returns whether they exchange their gradients.
 bool Reducer::prepare_step(const StepIntent& all, bool has_followed) {
+  if (all.lacks_graph() && !parameters_may_differ()) {
+    throw invalid_at(
+        "DistributedOptimizer", group_,
+        "backward_and_update(): got no loss that requires a gradient on any rank, expected the "
+        "result of a forward: do not detach() it or compute it under NoGradGuard; a rank without "
+        "a loss passes an undefined tensor");
+  }
   const bool are_alike = all.means.is_equal() && all.edited.is_equal();
   if (all.has_local == 0 && are_alike) return false;
   if (all.has_followed != 0 && all.has_local != 0 && all.lost_mean != LostMean::none)
@@ -261,9 +274,10 @@ StepIntent Reducer::end_agreement() {
 }
 
 /// The step agreement of a rank in step().
-StepIntent Reducer::agree(bool has_followed) {
+StepIntent Reducer::agree(bool has_followed, LossGraph loss) {
   auto own = gradients_.intent(step_);
   own.has_followed = has_followed;
+  own.loss = loss;
   if (weights_.is_own_zero()) own.holds_mean = 0;  // the exchange leaves it out
   own.in_step = StepIntent::place_of(reducers_.product());
   own.options = Compared(static_cast<std::uint32_t>(digest_of_options()));
@@ -321,6 +335,7 @@ void Reducer::before_update() {
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
+  own_steps_.end();
   weights_.end_step();
   gradients_.end_step();
   if (parameters_may_differ()) reducers_.count_skipped(step);
@@ -333,6 +348,7 @@ void Reducer::exchange_parameters() {
 }
 
 void Reducer::average_parameters() {
+  own_steps_.end();
   if (!parameters_may_differ()) return;
   begin_buffers();
   reducers_.average_parameters();

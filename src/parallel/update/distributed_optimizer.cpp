@@ -89,6 +89,7 @@ void Update::check(const torch::optim::Optimizer& optimizer, const ModelView& mo
 std::unique_ptr<Update> Update::create(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                        const Group& group, const DataParallelOptions& options) {
   const bool shares = shares_memory(options);
+  reducer.watch_own_steps([&optimizer] { return marks_of(optimizer); }, options.shard);
   if (!shares && options.shard == Shard::none) return std::make_unique<Update>(optimizer, reducer);
   // Each rank would update its part of a parameter with other options, or not at all.
   agree(group, "DistributedOptimizer", describe_groups(optimizer, reducer));
@@ -219,17 +220,23 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const auto product = update_->product();
   // The program reads no .grad() before the update.
   const detail::Reducer::Request request(model_->reducer(), product);
-  if (loss.defined() && loss.requires_grad()) loss.backward();
-  if (product == detail::Product::none) {
-    detail::as_operation("DistributedOptimizer", [&] {
-      check_unchanged();
-      model_->reducer().hook_new_accumulators();
-      if (loss.defined() && loss.requires_grad()) model_->reducer().end_local_backward(loss);
-      update();
-    });
-  } else {
-    step();
-  }
+  const auto graph = !loss.defined()        ? detail::LossGraph::no_loss
+                     : loss.requires_grad() ? detail::LossGraph::some
+                                            : detail::LossGraph::none;
+  auto& reducer = model_->reducer();
+  reducer.end_own_step_check();
+  if (graph == detail::LossGraph::some) loss.backward();
+  detail::as_operation("DistributedOptimizer", [&] {
+    check_unchanged();
+    if (product == detail::Product::none) {
+      reducer.hook_new_accumulators();
+      if (graph == detail::LossGraph::some) reducer.end_local_backward(loss);
+    } else {
+      reducer.average_local_gradients(graph);
+      reducer.refuse_late_weights();
+    }
+    update();
+  });
   zero_grad();
 }
 

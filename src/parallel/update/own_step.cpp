@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
+#include <array>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -12,10 +14,12 @@
 #include <utility>
 
 #include "core/enum_names.h"
+#include "core/numeric/digest.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/low_precision_optimizer.h"
+#include "parallel/reducer/gradient.h"
 #include "parallel/update/optimizer_fields.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -72,6 +76,27 @@ std::vector<UpdateOption> options_of(torch::optim::Optimizer& optimizer) {
     });
   }
   return options;
+}
+
+OwnStepCheck::Marks marks_of(torch::optim::Optimizer& optimizer) {
+  OwnStepCheck::Marks marks;
+  const auto add = [](std::uint64_t& mark, std::uint64_t next) {
+    const std::array input{mark, next};
+    mark = digest(std::as_bytes(std::span(input)));
+  };
+  for (const auto& parameter : all_parameters(optimizer)) {
+    add(marks.parameters, digest_of_mean(parameter));
+    auto* const state = find_state(optimizer.state(), parameter);
+    if (state == nullptr) continue;
+    visit_elementwise(*state, [&]<class Value>(const char* /*name*/, const Value& value) {
+      if constexpr (std::is_same_v<Value, std::int64_t>) {
+        add(marks.state, static_cast<std::uint64_t>(value));
+      } else if constexpr (std::is_same_v<Value, at::Tensor>) {
+        if (value.defined()) add(marks.state, digest_of_mean(value));
+      }
+    });
+  }
+  return marks;
 }
 
 OptimizerParamState* find_state(const ParamStates& states, const at::Tensor& parameter) {

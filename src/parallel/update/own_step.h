@@ -27,6 +27,9 @@ std::vector<at::Tensor> all_parameters(const torch::optim::Optimizer& optimizer)
 /// The options of all parameter groups that have the options of a LibTorch class.
 std::vector<UpdateOption> options_of(torch::optim::Optimizer& optimizer);
 
+/// The marks of the optimizer's last step.
+OwnStepCheck::Marks marks_of(torch::optim::Optimizer& optimizer);
+
 /// An optimizer's state, by parameter.
 using ParamStates = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
 
