@@ -110,6 +110,8 @@ Variables variables_of(int local, const Plan& plan) {
     variables.emplace_back("LOCKSTEP_TRACE", absolute_text(options.log_directory));
   }
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
+  // By default SIGHUP starts UCX's debug mode in ranks whose MPI uses UCX, instead of ending them.
+  add_unless_set("UCX_DEBUG_SIGNO", "0");
   for (const auto& [name, value] :
        options.keep_freed_memory ? keep_freed_memory : return_freed_memory) {
     add_unless_set(name, value);

@@ -110,6 +110,7 @@ TEST(Plan, GivesEachRankItsPlace) {
     EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "3");
     EXPECT_EQ(variables["OMP_NUM_THREADS"], "2");
     EXPECT_EQ(variables["MALLOC_MMAP_MAX_"], "0");
+    EXPECT_EQ(variables["UCX_DEBUG_SIGNO"], "0");
     EXPECT_EQ(variables["MALLOC_TOP_PAD_"], "67108864");
     EXPECT_FALSE(variables.contains("LOCKSTEP_TIMEOUT"));
   }
