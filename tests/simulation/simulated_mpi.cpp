@@ -47,6 +47,7 @@ std::string version() { return "simulated"; }
 
 void Library::join(std::chrono::milliseconds /*timeout*/) {}
 bool Library::running() { return true; }
+bool Library::ended() { return false; }
 bool Library::admits_this_thread() { return true; }
 std::string Library::why_no_thread() { return {}; }
 void Library::at_end(std::function<void()> last_call) {
