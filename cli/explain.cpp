@@ -50,23 +50,27 @@ std::vector<fs::path> flights_in(const fs::path& folder) {
   return files;
 }
 
-/// The records in the folder; if it has none, those of the newest attempt of a job with restarts
-/// that has some.
+/// The records in the folder, or in the folder of an attempt of a job with restarts: those that
+/// were written last. The folder may also have records of earlier jobs.
 std::vector<fs::path> newest_flights_in(const fs::path& folder) {
-  constexpr std::string_view attempt = "attempt-";
-  auto newest = flights_in(folder);
-  if (!newest.empty()) return newest;
-  int last = -1;
+  std::vector<fs::path> newest;
+  std::string attempt;
+  auto last = fs::file_time_type::min();
+  const auto look_into = [&](const fs::path& place, const std::string& name) {
+    auto found = flights_in(place);
+    for (const auto& file : found) {
+      if (fs::last_write_time(file) <= last) continue;
+      last = fs::last_write_time(file);
+      newest = found;
+      attempt = name;
+    }
+  };
+  look_into(folder, "");
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    if (!name.starts_with(attempt) || !entry.is_directory()) continue;
-    const int number = std::atoi(name.c_str() + attempt.size());
-    auto found = flights_in(entry);
-    if (found.empty() || number <= last) continue;
-    last = number;
-    newest = std::move(found);
+    if (name.starts_with("attempt-") && entry.is_directory()) look_into(entry, name);
   }
-  if (last >= 0) std::cout << "attempt " << last << " of " << folder.string() << ":\n";
+  if (!attempt.empty()) std::cout << attempt << " of " << folder.string() << ":\n";
   return newest;
 }
 

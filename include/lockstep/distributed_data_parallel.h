@@ -122,7 +122,8 @@ constexpr bool visit_each(const T* value, const Visit& visit) {
     if (value != nullptr) visit_part(value->value());
     return visit_each<std::remove_cvref_t<decltype(value->value())>>(nullptr, visit);
   } else if constexpr (IsHandle<T>) {
-    if (value != nullptr && *value) visit_each(&**value, visit);
+    const auto visit_part = [&](const auto& part) { visit_each(&part, visit); };
+    if (value != nullptr && *value) visit_part(**value);
     return visit_each<std::remove_cvref_t<decltype(**value)>>(nullptr, visit);
   } else {
     return false;

@@ -85,8 +85,9 @@ class ElementwiseOptimizer {
 /// Gradients are final when backward() returns, as with DistributedDataParallel. Strategies that
 /// exchange parameters do so in step(). The model may be of any kind that a ModelView refers to.
 /// Optimizer and model must outlive this object. The optimizer's own step() lacks these exchanges
-/// and the update by parts. If a program calls only that, its third backward throws
-/// InvalidArgument, or the tenth writes a notice where the optimizer's state does not tell.
+/// and the update by parts. If a program that needs them calls only that, its third backward throws
+/// InvalidArgument, on every rank if it exchanges gradients. Where the optimizer's state does not
+/// tell, the tenth writes a notice: with SGD on the CPU, and with Shard::gradients.
 /// Ranks: all must construct it, and take the same number of steps. Each step exchanges gradients
 /// once: without no_sync(), run one backward per step.
 class DistributedOptimizer {

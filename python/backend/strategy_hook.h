@@ -135,7 +135,7 @@ class StrategyHook : public std::enable_shared_from_this<StrategyHook> {
   std::vector<Entry*> backward_;  ///< entries of the current backward, in DDP's order
   std::size_t last_index_ = 0;
   std::exception_ptr error_;     ///< of the current backward
-  std::exception_ptr unusable_;  ///< set for ever when a backward was left incomplete
+  std::exception_ptr unusable_;  ///< of an incomplete backward, or of strategies that differ
 };
 
 }  // namespace lockstep_torch

@@ -123,7 +123,8 @@ std::string remedy(const Announcement& one, const Announcement& other, bool same
     const bool in_parts = collective != Collective::all_reduce &&
                           collective != Collective::reduce && collective != Collective::broadcast;
     return concat(
-        "pass tensors of equal shape and dtype on all ranks",
+        "issue the same operations in the same order on all ranks, with tensors of equal shape and "
+        "dtype",
         in_parts ? concat("; for parts that differ, the ", name(collective), " with counts") : "");
   }
   if (got.content == Source::Content::refusal) {

@@ -89,7 +89,7 @@ class RankContext {
   class CallGuard {
    public:
     /// Throws: InvalidArgument naming backend and rank if another thread of the program holds a
-    /// guard, if the backend admits the main thread only, and in a forked child process.
+    /// guard, as expect_usable_thread(), and in a forked child process.
     explicit CallGuard(RankContext& context);
     ~CallGuard();
     CallGuard(const CallGuard&) = delete;
@@ -101,6 +101,9 @@ class RankContext {
     RankContext& context_;
     std::unique_lock<std::mutex> lock_;
   };
+
+  /// Throws: InvalidArgument if this thread may not call the backend, or no thread any more.
+  virtual void expect_usable_thread() const {}
 
   // Under a CallGuard.
   /// Advances all groups of this rank. True if the backend made progress.
@@ -218,8 +221,6 @@ class RankContext {
   virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.
   virtual void end_long_wait() noexcept {}
-  /// Throws: InvalidArgument if this thread may not call the backend.
-  virtual void expect_usable_thread() const {}
 
   void record_exception(const std::exception& error) noexcept { record(failure_by(error)); }
   /// Polls, and returns whether complete().

@@ -104,7 +104,8 @@ template <class Over>
 void poll_until(const Over& over, std::chrono::milliseconds longest) noexcept {
   constexpr std::chrono::milliseconds nap{2};
   constexpr timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(nap).count()};
-  for (auto waited = nap.zero(); waited < longest && !over(); waited += nap) {
+  const auto end = std::chrono::steady_clock::now() + longest;
+  while (!over() && std::chrono::steady_clock::now() < end) {
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
 }

@@ -160,7 +160,7 @@ TEST(Failure, LaterCallsSayWhereTheWorldFailed) {
     if (group->rank() == 0) return;
     const SourceScope scope(*group, {.owner = Source::Owner::distributed_data_parallel});
     EXPECT_THAT(message_of<CommError>([&] { group->barrier().wait(); }),
-                HasSubstr("unequal data; use no_sync() on all ranks or on none"));
+                HasSubstr("of Python; use no_sync() on all ranks or on none"));
     group->split(0, 0);
   });
   const auto says_where =

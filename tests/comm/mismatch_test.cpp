@@ -55,7 +55,9 @@ const Mismatch mismatches[] = {
     {"Dtype", sum_of_eight,
      [](auto& g) { return g.all_reduce(doubles, 8, DType::f64, ReduceOp::sum); },
      "all_reduce sum float64 of 8 elements",
-     "float32 of 8 elements as on rank 0; pass tensors of equal shape and dtype on all ranks"},
+     "float32 of 8 elements as on rank 0; issue the same operations in the same order on all "
+     "ranks, "
+     "with tensors of equal shape and dtype"},
     {"Length", [](auto& g) { return g.all_reduce(doubles, 8, DType::f64, ReduceOp::sum); },
      [](auto& g) { return g.all_reduce(many_floats, 65544, DType::f32, ReduceOp::sum); },
      "all_reduce sum float32 of 65544 elements", "all_reduce sum float64 of 8 elements"},
@@ -66,10 +68,13 @@ const Mismatch mismatches[] = {
      [](auto& g) {
        return g.all_reduce(floats, 6, DType::f32, ReduceOp::sum, {.shape = {3, 2}});
      },
-     "[3, 2]", "[2, 3] as on rank 0; pass tensors of equal shape and dtype on all ranks"},
+     "[3, 2]",
+     "[2, 3] as on rank 0; issue the same operations in the same order on all ranks, with tensors "
+     "of "
+     "equal shape and dtype"},
     {"Parts", [](auto& g) { return g.all_gather(floats, many_floats, 2, DType::f32); },
      [](auto& g) { return g.all_gather(floats, many_floats, 3, DType::f32); }, "float32 of 3",
-     "equal shape and dtype on all ranks; for parts that differ, the all_gather with counts"},
+     "equal shape and dtype; for parts that differ, the all_gather with counts"},
     {"ReduceOp", sum_of_eight,
      [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::max); }, "all_reduce max",
      "all_reduce sum"},

@@ -106,13 +106,14 @@ TEST(Explain, HasTheRecordOfAKilledRank) {
   run_lockstep({"-n", "2", "--log-dir", logs, rank_program(), "kill-9", "1"});
   EXPECT_THAT(run_cli({"explain", logs}).out,
               AllOf(HasSubstr("2 records"), HasSubstr("rank 1 raised no failure")));
-  // Of a job that was restarted, the newest attempt with records is explained.
+  // Of a job that was restarted, the newest attempt with records is explained, and no earlier job.
   const auto restarted = (folder / "restarted").string();
+  run_lockstep({"-n", "2", "--log-dir", restarted, rank_program(), "kill-9", "0"});
   run_lockstep({"-n", "2", "--max-restarts", "1", "--restart-delay", "0", "--log-dir", restarted,
                 rank_program(), "kill-9", "1"});
   std::filesystem::create_directory(restarted + "/attempt-2");
   EXPECT_THAT(run_cli({"explain", restarted}).out,
-              AllOf(HasSubstr("attempt 1 of "), HasSubstr("2 records")));
+              AllOf(HasSubstr("attempt-1 of "), HasSubstr("2 records")));
   // A later job in the same folder does not inherit the records.
   EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
   EXPECT_EQ(run_cli({"explain", logs}).code, 2);

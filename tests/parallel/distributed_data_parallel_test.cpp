@@ -88,6 +88,13 @@ void visit_tensors(const Detection& output, const auto& visit) {
   visit(output.scores);
 }
 
+/// A handle that returns a new tensor.
+struct Later {
+  at::Tensor values;
+  explicit operator bool() const { return values.defined(); }
+  at::Tensor operator*() const { return values; }
+};
+
 TEST(Outputs, OfAnyShapeAreWatched) {
   using Tuple =
       std::tuple<std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string>;
@@ -110,6 +117,8 @@ TEST(Outputs, OfAnyShapeAreWatched) {
   using Pointer = std::shared_ptr<at::Tensor>;
   expect_watched<Pointer>([](const at::Tensor& x) { return std::make_shared<at::Tensor>(x); },
                           [](const Pointer& pointer) { return *pointer; });
+  expect_watched<Later>([](const at::Tensor& x) { return Later{x}; },
+                        [](const Later& later) { return *later; });
   using Variant = std::variant<int, at::Tensor>;
   expect_watched<Variant>([](const at::Tensor& x) { return Variant(x); },
                           [](const Variant& variant) { return std::get<at::Tensor>(variant); });

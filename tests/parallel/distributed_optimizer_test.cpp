@@ -44,6 +44,11 @@ TEST_ON_RANKS(OptimizerOfParameters, CopiesAndComparesAlsoTheOthers, 3) {
     const DistributedOptimizer optimizer(sgd, model, world, options);
     EXPECT_EQ(other.sum().item<double>(), other.numel());
   }
+  auto fewer = model.layers[0]->parameters();
+  if (world.rank() == 1) fewer.pop_back();
+  SGD differing(fewer, SGDOptions(0.1));
+  expect_refused(world, "layer0.bias",
+                 [&] { DistributedOptimizer(differing, model, world, options); });
   if (world.rank() == 1) other.set_data(torch::ones({9}).to(own_device()));
   expect_refused(world, "layer1.weight", [&] { DistributedOptimizer(sgd, model, world, options); });
 }

@@ -38,7 +38,7 @@ struct StageGroups {
 class HierarchicalCommunicator final : public detail::TaskCommunicator {
  public:
   /// Creates the hierarchical group with the ranks of network_world. inside is the group of its
-  /// ranks on this host. Collective over network_world.
+  /// ranks on this host. Collective over inside.
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<detail::RankContext> context, std::shared_ptr<Communicator> network_world,
       std::shared_ptr<Communicator> inside);

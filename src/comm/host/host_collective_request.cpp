@@ -237,7 +237,9 @@ void CollectiveRequest::pull_all(std::uint64_t step) {
   const std::size_t element = size_of(operation().dtype);
   const int part = shape_.parts() > 1 ? rank : 0;
   const bool is_broadcast = operation().collective == Collective::broadcast;
-  for (int source = 0; source < group().size(); ++source) {
+  const bool of_one = operation().is_from_root();
+  const int end = of_one ? operation().peer + 1 : group().size();
+  for (int source = of_one ? operation().peer : 0; source < end; ++source) {
     if (!shape_.sends(source, rank) || (is_broadcast && source == rank)) continue;
     const detail::Range piece_range = range(source, part, step);
     if (piece_range.length == 0) continue;

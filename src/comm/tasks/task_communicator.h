@@ -99,6 +99,11 @@ class ComposedRankContext : public RankContext {
   void check(const BackendRequest&) override {
     attempt([&] { check_requests(); });
   }
+  void expect_usable_thread() const override {
+    for (const auto& world : worlds_) {
+      static_cast<const BackendCommunicator&>(*world).context().expect_usable_thread();
+    }
+  }
 
  protected:
   /// worlds: in the order in which they get a failure. advance_worlds() goes in reverse order.

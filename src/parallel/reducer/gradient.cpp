@@ -191,7 +191,7 @@ std::uint64_t digest_of_mean(const at::Tensor& mean) {
   const auto size = static_cast<std::size_t>(mean.element_size());
   const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
   const std::int64_t count = std::min(mean.numel(), max_samples);
-  std::array<std::byte, max_samples * sizeof(double)> sample;
+  std::array<std::byte, max_samples * sizeof(c10::complex<double>)> sample;
   for (std::int64_t i = 0; i < count; ++i) {
     // The first, the last and evenly spaced elements between them, in memory order.
     const auto element = count > 1 ? i * (mean.numel() - 1) / (count - 1) : 0;

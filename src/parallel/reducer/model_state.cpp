@@ -91,12 +91,14 @@ void ModelState::keep_optimized(const IsOptimized& is_optimized) {
 
 std::vector<std::string> describe(const ModelState& state, bool with_values) {
   std::vector<std::string> lines;
-  for (const auto* parameters : {&state.parameters, &state.others}) {
-    for (const auto& named : *parameters) {
+  const auto add = [&](const char* kind, const std::vector<NamedTensor>& parameters) {
+    for (const auto& named : parameters) {
       const bool is_sparse = state.has_sparse_gradient(named.tensor);
-      lines.push_back(line("parameter", named, is_sparse, with_values));
+      lines.push_back(line(kind, named, is_sparse, with_values));
     }
-  }
+  };
+  add("parameter", state.parameters);
+  add("not optimized parameter", state.others);
   for (const auto& named : state.buffers)
     lines.push_back(line("buffer", named, false, with_values));
   return lines;

@@ -85,6 +85,7 @@ OwnStepCheck::Marks marks_of(torch::optim::Optimizer& optimizer) {
     mark = digest(std::as_bytes(std::span(input)));
   };
   for (const auto& parameter : all_parameters(optimizer)) {
+    if (!parameter.requires_grad()) continue;
     add(marks.parameters, digest_of_mean(parameter));
     auto* const state = find_state(optimizer.state(), parameter);
     if (state == nullptr) continue;
