@@ -104,8 +104,12 @@ template <class Over>
 void poll_until(const Over& over, std::chrono::milliseconds longest) noexcept {
   constexpr std::chrono::milliseconds nap{2};
   constexpr timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(nap).count()};
-  const auto end = std::chrono::steady_clock::now() + longest;
-  while (!over() && std::chrono::steady_clock::now() < end) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto waited = [&] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+  };
+  while (!over() && waited() < longest) {
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
 }
