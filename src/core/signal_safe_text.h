@@ -104,12 +104,9 @@ template <class Over>
 void poll_until(const Over& over, std::chrono::milliseconds longest) noexcept {
   constexpr std::chrono::milliseconds nap{2};
   constexpr timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(nap).count()};
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  const auto waited = [&] {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
-  };
-  while (!over() && waited() < longest) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto waited = [&] { return std::chrono::steady_clock::now() - begin; };
+  while (!over() && std::chrono::floor<std::chrono::milliseconds>(waited()) < longest) {
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
 }
