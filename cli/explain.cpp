@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -59,8 +58,9 @@ std::vector<fs::path> newest_flights_in(const fs::path& folder) {
   const auto look_into = [&](const fs::path& place, const std::string& name) {
     auto found = flights_in(place);
     for (const auto& file : found) {
-      if (fs::last_write_time(file) <= last) continue;
-      last = fs::last_write_time(file);
+      const auto written = fs::last_write_time(file);
+      if (written <= last) continue;
+      last = written;
       newest = found;
       attempt = name;
     }

@@ -132,7 +132,8 @@ int throw_early() {
 /// that run_main() catches.
 /// - leave-main: all ranks but the last return to run_main() before its operation.
 /// - late-main: the last rank throws after the others have returned to run_main().
-/// - throw-early: ends by an error that other ranks meet in init(); sum-main: one of those.
+/// - throw-early: ends the world by an error, which init() raises on other ranks; sum-main: such a
+/// rank.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
