@@ -75,7 +75,7 @@ struct Arrays {
   std::string_view remedy = "choose another strategy, or convert them";
 };
 
-/// What is averaged, and by which ranks.
+/// The elements and arrays of one average, and the group whose ranks average them.
 struct Averaged {
   Elements elements;
   Arrays arrays;

@@ -217,9 +217,8 @@ tcp::Meeting meeting_of(const Launcher& launcher, const JoinOptions& options) {
 
 int online_cores() { return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)); }
 
-/// The compute threads of each of so many ranks on this host: its share of the cores.
-/// 0 with OMP_NUM_THREADS.
-/// 0 if the rank is bound to that many cores or fewer.
+/// The compute threads of each of so many ranks on this host: its share of the cores. 0 leaves the
+/// number as it is: OMP_NUM_THREADS sets it, or the rank is bound to no more cores than its share.
 int share_of_cores(int ranks) {
   const int share = std::max(1, online_cores() / ranks);
   return variable("OMP_NUM_THREADS") || usable_cores() <= share ? 0 : share;

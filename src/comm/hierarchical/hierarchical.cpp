@@ -97,10 +97,11 @@ messages::MessageCommunicator& network_world_of(Communicator& world) {
   return dynamic_cast<messages::MessageCommunicator&>(world);
 }
 
-/// Composes the world of a world over the network and of the worlds of its hosts. If all ranks are
-/// on one host, it is that of the host.
-/// inside.records: whether the outermost world records. memory: of the ranks of this host; null:
-/// they meet by the name while the check allows it.
+/// Composes a world over the network and the worlds of its hosts. If all ranks are on one host, the
+/// result is the world of that host.
+/// inside.records: whether the outermost world records.
+/// memory: of the ranks of this host. If it is null, they join by the name, and the check may end
+/// their wait.
 std::shared_ptr<Communicator> compose(const std::shared_ptr<Communicator>& network_world,
                                       host::Options inside, std::shared_ptr<host::World> memory,
                                       const std::string& name, const host::JoinCheck& check,
