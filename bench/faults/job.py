@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 
-from processes import MARKER, Scanner, send, state_of
+from processes import MARKER, Scanner, send, state_of, words_of
 
 SCANNER = Scanner()
 LOOK = 0.005  # seconds between two looks
@@ -180,13 +180,17 @@ class Job:
         def is_child(process):
             return process.parent in by_pid and is_rank(by_pid[process.parent])
 
+        def is_other_launcher(process):
+            """Or a child that it has forked and that has executed nothing yet. The first launcher's words have --hosts."""
+            return process is not None and process.name == "lockstep" and "--hosts" not in words_of(process.pid, "cmdline")
+
         choice = {
             "rank": is_rank,
             "ranks": is_rank,
             "launcher": lambda process: process is launcher,
             "guardian": lambda process: process.name == "lockstep-guard",
             "launcher and guardian": lambda process: process is launcher or process.name == "lockstep-guard",
-            "other launcher": lambda process: process.name == "lockstep" and process is not launcher,
+            "other launcher": lambda process: is_other_launcher(process) and not is_other_launcher(by_pid.get(process.parent)),
             "child": lambda process: process.name == "bench_victim" and is_child(process),
         }[kill.victim]
         return [process for process in found if choice(process)]

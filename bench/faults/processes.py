@@ -29,12 +29,17 @@ def state_of(pid):
     return None if state in "ZX" else (state, int(parent), name)
 
 
-def environment_of(pid):
+def words_of(pid, file):
+    """Of /proc/PID/cmdline or /proc/PID/environ; none of a process that has ended."""
     try:
-        words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        words = pathlib.Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:
-        return {}
-    return dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
+        return []
+    return [word.decode(errors="replace") for word in words]
+
+
+def environment_of(pid):
+    return dict(word.split("=", 1) for word in words_of(pid, "environ") if "=" in word)
 
 
 class Scanner:

@@ -51,7 +51,8 @@ def _undisturbed(job, victims, code):
 
 def _launcher_ended(job, code):
     kill, number = job.kill, job.kill.signal
-    if "failed first" in job.err:
+    # Ranks of another host name node 0.
+    if re.search(r"\brank \d+ of \d+ failed first", job.err):
         return f"a rank is named, expected {number.name} of the launcher"
     if kill.launcher == "run":
         if code not in (-number, 128 + number):

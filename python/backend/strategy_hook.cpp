@@ -138,7 +138,9 @@ void StrategyHook::expect_same_strategy() {
   work->keep(own);
   work->keep(all);
   progress_->submit(work, {}, [&](Progress::Scope scope) {
-    const lockstep::SourceScope of_hook(scope.world, source_);
+    auto source = source_;
+    source.content = lockstep::Source::Content::model;
+    const lockstep::SourceScope of_hook(scope.world, source);
     scope.parts.operations.push_back(scope.world.all_gather(
         own.data_ptr(), all.data_ptr(), static_cast<std::size_t>(longest), lockstep::DType::u8));
   });

@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,7 +15,7 @@
 #include "averaging/average.h"
 #include "averaging/parse.h"
 #include "c/handles.h"
-#include "core/numeric/digest.h"
+#include "comm/gather.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -129,37 +128,17 @@ void expect_arrays(const char* function, const lockstep_averager& averager,
 /// Ranks: all of the group.
 /// Throws: InvalidArgument, on every rank.
 void expect_agreement(const lockstep_averager& averager) {
-  auto& group = *averager.group;
-  auto text = concat("strategy ", averager.strategy, " of ", name(averager.dtype), '\n');
+  std::vector<std::string> lines{
+      concat("strategy ", averager.strategy, " of ", name(averager.dtype))};
   for (std::size_t i = 0; i < averager.counts.size(); ++i) {
-    text += concat(averager.counts[i], " elements of array ", i, '\n');
+    lines.push_back(concat(averager.counts[i], " elements of array ", i));
   }
-  struct Summary {
-    std::uint64_t digest;
-    std::uint64_t bytes;
-    bool operator==(const Summary&) const = default;
-  };
-  const Summary own{lockstep::detail::digest(std::as_bytes(std::span(text))), text.size()};
-  std::vector<Summary> all(static_cast<std::size_t>(group.size()));
-  group.all_gather(&own, all.data(), sizeof own, DType::u8).wait();
-  const auto other = std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; });
-  if (other == all.end()) return;
-
-  std::vector<std::size_t> bytes;
-  for (const auto& one : all) bytes.push_back(one.bytes);
-  const auto rank = other - all.begin();
-  const auto begin = std::accumulate(bytes.begin(), bytes.begin() + rank, std::size_t{0});
-  std::string texts(std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}), '\0');
-  group.all_gather(text.data(), texts.data(), bytes, DType::u8).wait();
-  auto first = lockstep::detail::lines_in(texts.substr(0, bytes[0]));
-  auto second = lockstep::detail::lines_in(texts.substr(begin, other->bytes));
-  const auto lines = std::max(first.size(), second.size());
-  first.resize(lines, "no more arrays");
-  second.resize(lines, "no more arrays");
-  const auto [here, there] = std::ranges::mismatch(first, second);
-  throw InvalidArgument(concat("lockstep_average: got ", *here, " on rank 0 and ", *there,
-                               " on rank ", rank, ", expected the same on all ranks; pass ",
-                               create_name, " the same counts, dtype and strategy"));
+  const auto different = lockstep::detail::difference(*averager.group, lines);
+  if (!different) return;
+  throw InvalidArgument(
+      concat("lockstep_average: got ", different->text, ", expected the same on all ranks; pass ",
+             create_name, " the same counts, dtype and strategy"),
+      {.rank = different->rank, .operation = "lockstep_average"});
 }
 
 /// Runs the exchanges of all buckets. All ranks issue the collectives of one stage in the order of

@@ -1,15 +1,9 @@
-#include <cstddef>
 #include <exception>
-#include <numeric>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/first_error.h"
 #include "core/failure.h"
-#include "group/gather.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2 {
@@ -28,16 +22,6 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
     tell(std::runtime_error(detail::current_error_text()));
   }
   detail::throw_first_error(communicator, nullptr);
-}
-
-std::vector<std::string> detail::gather(const std::string& own, const Group& group) {
-  const auto sizes = gather_values(own.size(), group);
-  std::string all(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), '\0');
-  group.host().communicator().all_gather(own.data(), all.data(), Parts(sizes), DType::u8).wait();
-  std::vector<std::string> texts;
-  for (std::size_t begin = 0; const auto size : sizes)
-    texts.push_back(all.substr(std::exchange(begin, begin + size), size));
-  return texts;
 }
 
 double Group::mean(double value) const {

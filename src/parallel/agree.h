@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "comm/gather.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
@@ -81,24 +81,17 @@ InvalidArgument invalid_in(std::string_view operation, const Group& group, const
                          {.operation = std::string(operation)});
 }
 
-/// The first line in which ranks differ.
-struct LineDifference {
-  std::string text;  ///< each variant of the line, with the ranks that pass it
-  int rank = -1;     ///< world rank of the first one that differs from the majority
-};
-
-/// The first line in which the ranks differ; nullopt when all ranks pass the same lines. Equal
-/// lines cost one small collective. Sets `highest`, if it is not null, to its highest value of all
-/// ranks.
-/// Ranks: all of the group. The result is the same on every rank.
-std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines,
-                                         std::int64_t* highest = nullptr);
-
 /// Checks that all ranks pass the same lines. highest: as difference().
 /// Ranks: all of the group.
 /// Throws: InvalidArgument, on every rank. It has the first line that differs, and the ranks that
 /// pass each variant. The group stays usable.
-void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,
-           std::int64_t* highest = nullptr);
+inline void agree(const Group& group, std::string_view operation,
+                  std::span<const std::string> lines, std::int64_t* highest = nullptr) {
+  const auto different = difference(group.host().communicator(), lines, highest);
+  if (!different) return;
+  throw InvalidArgument(
+      at_rank(operation, group, "ranks must hold the same model: ", different->text),
+      {.rank = different->rank, .operation = std::string(operation)});
+}
 
 }  // namespace lockstep::detail

@@ -187,10 +187,9 @@ static void different_averagers(lockstep_group* world) {
     const char* strategy;
     const char* expected;
   } of_last[] = {
-      {swapped, 2, "topk:0.5", "got 2 elements of array 0 on rank 0 and 6 elements of array 0 on"},
-      {counts, 1, "topk:0.5", "got 6 elements of array 1 on rank 0 and no more arrays on rank"},
-      {counts, 2, "topk:0.5,feedback=off",
-       "got strategy topk:0.5 of float32 on rank 0 and strategy topk:0.5,feedback=off of float32"},
+      {swapped, 2, "topk:0.5", "got 2 elements of array 0 on rank"},
+      {counts, 1, "topk:0.5", "; nothing on rank"},
+      {counts, 2, "topk:0.5,feedback=off", "; strategy topk:0.5,feedback=off of float32 on rank"},
       {counts, 2, "topk:0.50", NULL}};
   for (size_t i = 0; i < sizeof of_last / sizeof *of_last; ++i) {
     lockstep_averager* averager = NULL;

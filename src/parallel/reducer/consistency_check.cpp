@@ -112,7 +112,7 @@ void ConsistencyCheck::check(std::int64_t step, const Compared<std::uint64_t>& m
   for (const auto& [name, checksum] : compared_) {
     lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
   }
-  const auto found = difference(group_, lines);
+  const auto found = difference(group_.host().communicator(), lines);
   throw ReplicaError(
       at_rank(
           "consistency check", group_, "parameters differ between ranks at step ", step,
@@ -145,7 +145,7 @@ void PositionCheck::check(const Compared<std::uint64_t>& maxima) {
   const std::array line{own_ == 0 ? std::string("no new batch")
                                   : concat("epoch ", DataPosition::epoch_of(own_), " batch ",
                                            DataPosition::batch_of(own_))};
-  const auto found = difference(group_, line);
+  const auto found = difference(group_.host().communicator(), line);
   if (group_.rank() != 0 || !found) return;
   log::notice(concat("DistributedSampler rank 0 of ", group_.size(), ": got ", found->text,
                      " in one exchange, expected the same on all ranks: a rank has skipped or "

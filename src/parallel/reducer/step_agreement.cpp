@@ -301,7 +301,7 @@ void Reducer::check_options(bool are_equal) const {
     lines.push_back(concat(name, ' ', shortest(value), " of parameter group ", group));
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   const auto differing =
-      difference(group_, lines).value_or(LineDifference{.text = "different options"});
+      difference(host_.communicator(), lines).value_or(LineDifference{.text = "different options"});
   throw InvalidArgument(
       at_rank("DistributedOptimizer", group_, "got ", differing.text,
               ", expected the same options of the optimizer on all ranks, because each rank "

@@ -1,14 +1,13 @@
-#include "parallel/agree.h"
+#include "comm/gather.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <numeric>
+#include <utility>
 
-#include "comm/communicator.h"
 #include "core/numeric/digest.h"
 #include "core/text.h"
-#include "group/gather.h"
-#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -22,7 +21,7 @@ std::string join(std::span<const std::string> lines) {
 }
 
 /// all: the lines of each rank of the group.
-LineDifference describe_difference(const std::vector<Lines>& all, const Group& group) {
+LineDifference describe_difference(const std::vector<Lines>& all, const Communicator& group) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
   for (std::size_t i = 0; i < longest; ++i) {
@@ -46,14 +45,24 @@ LineDifference describe_difference(const std::vector<Lines>& all, const Group& g
     const auto count = [](const Variant& variant) { return variant.ranks.size(); };
     const auto majority = std::ranges::max_element(variants, {}, count);
     const auto differing = majority == variants.begin() ? majority + 1 : variants.begin();
-    return {.text = text, .rank = group.communicator().world_rank(differing->ranks.front())};
+    return {.text = text, .rank = group.world_rank(differing->ranks.front())};
   }
   return {.text = "the lines are equal, but their digests differ"};
 }
 
 }  // namespace
 
-std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines,
+std::vector<std::string> gather(const std::string& own, Communicator& group) {
+  const auto sizes = gather_values(own.size(), group);
+  std::string all(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), '\0');
+  group.all_gather(own.data(), all.data(), Parts(sizes), DType::u8).wait();
+  std::vector<std::string> texts;
+  for (std::size_t begin = 0; const auto size : sizes)
+    texts.push_back(all.substr(std::exchange(begin, begin + size), size));
+  return texts;
+}
+
+std::optional<LineDifference> difference(Communicator& group, std::span<const std::string> lines,
                                          std::int64_t* highest) {
   struct Summary {
     std::uint64_t digest;
@@ -73,15 +82,6 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   std::vector<Lines> lines_of_ranks;
   for (const auto& of_rank : gather(text, group)) lines_of_ranks.push_back(lines_in(of_rank));
   return describe_difference(lines_of_ranks, group);
-}
-
-void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,
-           std::int64_t* highest) {
-  const auto different = difference(group, lines, highest);
-  if (!different) return;
-  throw InvalidArgument(
-      at_rank(operation, group, "ranks must hold the same model: ", different->text),
-      {.rank = different->rank, .operation = std::string(operation)});
 }
 
 }  // namespace lockstep::detail
