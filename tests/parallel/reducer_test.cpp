@@ -213,6 +213,20 @@ TEST_ON_RANKS(Weight, OfZeroUsesNoParameterForTheOtherRanks, 3) {
   }
 }
 
+// Divided updates lost the mean.
+TEST_ON_RANKS(Weight, OfZeroLeavesTheMeanThatTheOtherRanksHave, 3) {
+  for (const auto& options : every_update) {
+    OptimizedTerms one(world, options, two_shapes, torch::optim::SGDOptions(1));
+    const auto before = one.model.p[1].detach().clone();
+    one.loss().backward();
+    auto terms = coefficients(world.rank(), one.model);
+    if (world.rank() > 0) terms[1] = at::Tensor();
+    one.optimizer.weight(world.rank());
+    one.optimizer.backward_and_update(one.model.forward(terms));
+    EXPECT_TRUE(near(one.model.p[1], before - mean_coefficient(world.size(), 1, before)));
+  }
+}
+
 // It counted in the exchange of the next step.
 TEST_ON_RANKS(Weight, OfAStepThatIsAveragedAlreadyIsRefusedOnEveryRank, 3) {
   OptimizedTerms one(world);

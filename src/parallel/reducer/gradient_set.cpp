@@ -70,8 +70,8 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
   for (std::size_t i = 0; i < sparse.size(); ++i) {
     members_.push_back({GradientRecord(sparse.slice(i)), reducers.size() + i, true});
   }
-  flags_ =
-      group.host().empty({static_cast<std::int64_t>(members_.size() + sizeof(Checks))}, at::kByte);
+  flags_ = group.host().empty({static_cast<std::int64_t>(2 * members_.size() + sizeof(Checks))},
+                              at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 
@@ -254,6 +254,23 @@ void GradientSet::prepare_sparse(double factor) {
   }
 }
 
+void GradientSet::complete_flags(double factor) {
+  const std::span flags(flag_bytes_, size());
+  if (factor == 0) std::ranges::replace(flags, changed_by_rank, changed_without_weight);
+  for (std::size_t i = 0; i < size(); ++i)
+    flag_bytes_[size() + i] = factor != 0 && members_[i].gradient().defined() ? 1 : 0;
+  finite_check_.complete(flags);
+}
+
+void GradientSet::count_unchanged() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    // With a residual, the exchange has no unchanged gradients.
+    if (flag_bytes_[i] == changed_without_weight && flag_bytes_[size() + i] != 0 &&
+        !has_residual(members_[i]))
+      flag_bytes_[i] = changed_by_rank;
+  }
+}
+
 void GradientSet::flag_replaced(std::size_t index) {
   if (flag_bytes_[index] == unchanged) flag_bytes_[index] = replaced;
 }
@@ -310,7 +327,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
     auto& member = members_[i];
     if (target(member, step) != SyncTarget::gradients) {
       member.set_unchanged();
-    } else if (flag_bytes_[i] == unchanged || is_of_no_rank(i)) {
+    } else if (flag_bytes_[i] <= changed_without_weight) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
       reducers_[member.bucket].shard->add(i - first_[member.bucket]);
@@ -338,16 +355,6 @@ void GradientSet::set_mean(std::size_t index) {
   if (with_graph_.contains(index)) gradient = without_graph(values, member.slice->name);
   if (has_residual(member)) member.mean.set(values);
   member.set_averaged();
-}
-
-/// Whether ranks of weight 0 alone have a gradient. A mean that is not zero is that of the other
-/// ranks, which have not changed theirs.
-bool GradientSet::is_of_no_rank(std::size_t index) const {
-  const auto& member = members_[index];
-  if (flag_bytes_[index] != changed_without_weight) return false;
-  if (member.is_sparse) return member.slice->values._nnz() == 0;
-  return has_residual(member) || reducers_.product(member.bucket) == Product::part ||
-         !member.slice->values.any().item<bool>();
 }
 
 /// A gradient that no rank has changed is what it was before the exchange. One that only ranks of

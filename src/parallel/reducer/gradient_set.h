@@ -135,20 +135,20 @@ class GradientSet {
   };
 
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
-  /// Then the checks. The Reducer takes their maximum over ranks.
+  /// Then one byte per parameter, whether this rank counts and has a gradient, and the checks. The
+  /// Reducer takes their maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
-  void set_checks(const Checks& own) { std::memcpy(flag_bytes_ + size(), &own, sizeof own); }
+  void set_checks(const Checks& own) { std::memcpy(flag_bytes_ + 2 * size(), &own, sizeof own); }
   Checks checks() const {
     Checks all;
-    std::memcpy(static_cast<void*>(&all), flag_bytes_ + size(), sizeof all);
+    std::memcpy(static_cast<void*>(&all), flag_bytes_ + 2 * size(), sizeof all);
     return all;
   }
   /// Call before that all_reduce. factor is the weight factor of this rank.
-  void complete_flags(double factor) {
-    const std::span flags(flag_bytes_, members_.size());
-    if (factor == 0) std::ranges::replace(flags, changed_by_rank, changed_without_weight);
-    finite_check_.complete(flags);
-  }
+  void complete_flags(double factor);
+  /// Call after it. If ranks of weight 0 alone have changed a gradient that another rank has, it
+  /// counts as changed: the other ranks' mean is its value on every rank.
+  void count_unchanged();
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
   /// The flags of the parameters with sparse gradients.
@@ -210,7 +210,6 @@ class GradientSet {
   bool has_parts() const;
   void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);
-  bool is_of_no_rank(std::size_t index) const;
   void restore(std::size_t index);
   bool is_final_mean(const Member& member) const;
 

@@ -360,6 +360,7 @@ Work Reducer::begin_flags(const Compared<std::uint64_t>& check) {
 /// rank, or null.
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
+  gradients_.count_unchanged();
   positions_.check(gradients_.checks().positions);
   return gradients_.take_error(step_, group_);
 }
