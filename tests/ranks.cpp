@@ -1,12 +1,7 @@
 #include "tests/ranks.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -17,13 +12,11 @@
 #include <vector>
 
 #include "comm/host/host.h"
-#include "core/text.h"
 #include "lockstep/denormals.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
-
-using lockstep::detail::concat;
 
 std::map<std::string, RankFunction>& bodies() {
   static std::map<std::string, RankFunction> registered;
@@ -31,52 +24,6 @@ std::map<std::string, RankFunction>& bodies() {
 }
 
 constexpr const char* body_variable = "LOCKSTEP_TEST_BODY";
-
-struct Child {
-  pid_t pid = -1;
-  int err = -1;
-};
-
-Child start(host::World& world, int rank, const std::string& name,
-            std::chrono::milliseconds timeout) {
-  std::array<int, 2> pipe{};
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
-  constexpr int arena_fd = 100;
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, world.fd(), arena_fd);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], STDERR_FILENO);
-  std::vector<std::string> texts{concat(body_variable, '=', name),
-                                 concat("LOCKSTEP_RANK=", rank),
-                                 concat("LOCKSTEP_WORLD_SIZE=", world.size()),
-                                 concat("LOCKSTEP_ARENA_FD=", arena_fd),
-                                 concat("LOCKSTEP_TIMEOUT=", timeout.count() / 1000.0),
-                                 "OMP_NUM_THREADS=1"};
-  std::vector<char*> environment;
-  for (auto& text : texts) environment.push_back(text.data());
-  for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
-  environment.push_back(nullptr);
-  auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-  std::array<char*, 2> arguments{self.data(), nullptr};
-  Child child;
-  const int error = ::posix_spawn(&child.pid, self.c_str(), &actions, nullptr, arguments.data(),
-                                  environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  ::close(pipe[1]);
-  if (error != 0) throw std::runtime_error("posix_spawn failed");
-  child.err = pipe[0];
-  return child;
-}
-
-std::string read_all(int fd) {
-  std::string text;
-  std::array<char, 4096> buffer{};
-  for (ssize_t got; (got = ::read(fd, buffer.data(), buffer.size())) > 0;) {
-    text.append(buffer.data(), static_cast<std::size_t>(got));
-  }
-  ::close(fd);
-  return text;
-}
 
 /// Runs the body that the environment names, as the rank that it names.
 int run_body(const std::string& name) {
@@ -136,29 +83,26 @@ std::vector<Outcome> run_processes(int n, const std::string& name,
                                    std::chrono::milliseconds timeout) {
   if (!bodies().contains(name)) throw std::invalid_argument("no process body named " + name);
   const auto world = host::World::create(n);
-  std::vector<Child> children;
-  for (int rank = 0; rank < n; ++rank) children.push_back(start(*world, rank, name, timeout));
-
-  std::vector<Outcome> outcomes(children.size());
-  std::vector<std::thread> readers;
-  for (std::size_t i = 0; i < children.size(); ++i) {
-    readers.emplace_back([&, i] { outcomes[i].err = read_all(children[i].err); });
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(n));
+  std::vector<std::jthread> waiting;
+  for (int rank = 0; rank < n; ++rank) {
+    const Launched::Variables variables{{body_variable, name},
+                                        {"LOCKSTEP_RANK", concat(rank)},
+                                        {"LOCKSTEP_WORLD_SIZE", concat(n)},
+                                        {"LOCKSTEP_ARENA_FD", concat(Outputs::kept_as)},
+                                        {"LOCKSTEP_TIMEOUT", concat(timeout.count() / 1000.0)},
+                                        {"OMP_NUM_THREADS", "1"}};
+    auto child = std::make_unique<Launched>(Words{self}, variables, Outputs{.kept = world->fd()});
+    // As the launcher does, in whatever order they end.
+    waiting.emplace_back([&, rank, child = std::move(child)] {
+      const auto ended = child->wait();
+      outcomes[static_cast<std::size_t>(rank)] = {
+          .exited = !ended.by_signal, .code = ended.code, .err = ended.err};
+      world->mark_ended(rank, concat(ended.by_signal ? "signal " : "exit code ", ended.code));
+    });
   }
-  // As the launcher does, in whatever order they end. Other tests may have left children, too.
-  for (std::size_t ended = 0; ended < children.size();) {
-    int status = 0;
-    const pid_t pid = ::waitpid(-1, &status, 0);
-    if (pid < 0) throw std::runtime_error("waitpid failed");
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      if (children[i].pid != pid) continue;
-      ++ended;
-      outcomes[i].exited = WIFEXITED(status);
-      outcomes[i].code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
-      world->mark_ended(static_cast<int>(i),
-                        concat(WIFEXITED(status) ? "exit code " : "signal ", outcomes[i].code));
-    }
-  }
-  for (auto& reader : readers) reader.join();
+  waiting.clear();
   return outcomes;
 }
 

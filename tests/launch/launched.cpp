@@ -78,6 +78,7 @@ Launched::Launched(const Words& command, const Variables& variables, Outputs giv
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, given.out >= 0 ? given.out : out[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, given.err >= 0 ? given.err : err[1], STDERR_FILENO);
+  if (given.kept >= 0) posix_spawn_file_actions_adddup2(&actions, given.kept, Outputs::kept_as);
   auto words = command;
   auto environment = environment_with(variables);
   // A shell's background jobs ignore Ctrl-C, and lockstep would, too.

@@ -54,10 +54,12 @@ struct Ended {
   std::chrono::duration<double> seconds{};  ///< from the start
 };
 
-/// Descriptors that take the place of a program's stdout and stderr.
+/// Descriptors that take the place of a program's stdout and stderr, and one that it inherits.
 struct Outputs {
+  static constexpr int kept_as = 100;
   int out = -1;
   int err = -1;
+  int kept = -1;
 };
 
 /// A program started as a user would, with its outputs in pipes or in what is given. Orphans it
