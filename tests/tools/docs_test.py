@@ -1,4 +1,4 @@
-"""Checks what tests/docs/samples.py and docs/site make of small pages and headers."""
+"""Checks what docs/site makes of small headers and pages."""
 
 import pathlib
 import runpy
@@ -13,27 +13,6 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 API = runpy.run_path(str(ROOT / "docs" / "site" / "api.py"))
 FIT = runpy.run_path(str(ROOT / "docs" / "site" / "fit.py"))
 STAGE = runpy.run_path(str(ROOT / "docs" / "site" / "stage.py"))
-SAMPLES = runpy.run_path(str(ROOT / "tests" / "docs" / "samples.py"))
-
-
-class Samples(unittest.TestCase):
-    def source_of(self, page):
-        with tempfile.TemporaryDirectory() as root:
-            root = pathlib.Path(root)
-            (root / "docs").mkdir()
-            (root / "README.md").write_text(page, encoding="utf-8")
-            return SAMPLES["source"](root)
-
-    def test_a_sample_is_a_function_at_its_line(self):
-        source = self.source_of("# A\n\n```cpp\nint a = 1;\n```\n\n```sh\nnot a sample\n```\n")
-        self.assertIn('static void sample_0() {\n#line 4 "README.md"\nint a = 1;\n}', source)
-        self.assertNotIn("not a sample", source)
-
-    def test_a_program_can_be_called_by_its_name(self):
-        source = self.source_of("<!-- program: hello -->\n```cpp\n#include <cstdio>\n\nint main(int, char**) { return 0; }\n```\n")
-        self.assertIn('if (name == "hello") return program_hello::main(argc - 1, argv + 1);', source)
-        self.assertLess(source.index("#include <cstdio>"), source.index("namespace program_hello"))
-        self.assertIn('#line 3 "README.md"\n\n\nint main', source)
 
 
 class Api(unittest.TestCase):
@@ -80,12 +59,6 @@ class Stage(unittest.TestCase):
     def test_lists_are_indented_by_four(self):
         self.assertEqual(STAGE["indent_lists"]("- a\n  b\n\n  | c |\n\ntext\n  d"), "- a\n    b\n\n    | c |\n\ntext\n  d")
         self.assertEqual(STAGE["indent_lists"]("1. a\n\n       code"), "1. a\n\n        code")
-
-    def test_links_to_sources_lead_to_pages(self):
-        stage = STAGE["Stage"](pathlib.Path("/nowhere"))
-        page = ROOT / "docs" / "metrics.md"
-        self.assertEqual(stage.rewritten(page, "[a](../examples/regression.cpp) [b](../examples) [c](errors.md#x) `[d](../LICENSE)`"),
-                         "[a](../examples/regression.cpp.md) [b](../examples/README.md) [c](errors.md#x) `[d](../LICENSE)`")
 
     def test_images_of_html_are_copied(self):
         stage = STAGE["Stage"](pathlib.Path("/nowhere"))
