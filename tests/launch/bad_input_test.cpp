@@ -1,4 +1,4 @@
-#include "tests/launch/refused.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {

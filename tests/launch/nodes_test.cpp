@@ -182,21 +182,17 @@ TEST_F(Nodes, KillTheRanksAtASecondSignal) {
   }
 }
 
-TEST_F(Nodes, TreatASignalToAllAsOne) {
-  start_all(shell(
-      "trap 'sleep 0.5; echo saved; exit 0' TERM; echo pid $$; while :; do sleep 0.05; done"));
-  for (auto& one : launchers_) one.send(SIGTERM);
-  const auto ended = wait();
-  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\nsaved"), HasSubstr("[1] saved")));
-  EXPECT_THAT(ended[1].out, HasSubstr("[2] saved"));
-}
-
-TEST_F(Nodes, PassSignalsOnToAllRanks) {
-  start_all(shell("trap 'echo told; exit 0' USR1; echo pid $$; while :; do sleep 0.05; done"));
-  launcher(1).send(SIGUSR1);
-  const auto ended = wait();
-  EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\ntold"), HasSubstr("[1] told")));
-  EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
+TEST_F(Nodes, PassSignalsOnToAllRanksAndTreatOneToAllAsOne) {
+  for (const auto& [name, signal, senders] :
+       {std::tuple("USR1", SIGUSR1, std::vector{1}), {"TERM", SIGTERM, {0, 1}}}) {
+    launchers_.clear();
+    start_all(shell(concat("trap 'sleep 0.5; echo told; exit 0' ", name,
+                           "; echo pid $$; while :; do sleep 0.05; done")));
+    for (const int node : senders) launcher(node).send(signal);
+    const auto ended = wait();
+    EXPECT_THAT(ended[0].out, AllOf(HasSubstr("\ntold"), HasSubstr("[1] told")));
+    EXPECT_THAT(ended[1].out, HasSubstr("[2] told"));
+  }
 }
 
 TEST_F(Nodes, PassOnSignalsThatCameBeforeAllHaveJoined) {

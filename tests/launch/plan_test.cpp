@@ -97,11 +97,6 @@ Settings variables_of(const Plan& plan, std::size_t rank = 0) {
   return {plan.ranks[rank].variables.begin(), plan.ranks[rank].variables.end()};
 }
 
-/// The value of rank 0's variable, "" if it gets none.
-std::string variable_of(const std::string& name, const Options& options, const Variables& users) {
-  return variables_of(make_plan(options, machine(1, 1), users))[name];
-}
-
 TEST(Plan, GivesEachRankItsPlace) {
   const auto plan = make_plan(options_for(3), machine(1, 6), {});
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -116,65 +111,55 @@ TEST(Plan, GivesEachRankItsPlace) {
   }
 }
 
-TEST(Plan, LeavesTheUsersSettings) {
-  const Variables users{{"OMP_NUM_THREADS", "5"}, {"MALLOC_TOP_PAD_", "1"}};
-  const auto variables = variables_of(make_plan(options_for(2), machine(1, 2), users));
-  EXPECT_FALSE(variables.contains("OMP_NUM_THREADS"));
-  EXPECT_FALSE(variables.contains("MALLOC_TOP_PAD_"));
-  EXPECT_TRUE(variables.contains("MALLOC_MMAP_MAX_"));
-}
-
-TEST(Plan, ReplacesThePlaceAndOptionsOfAnOuterJobAndEmptyVariables) {
-  const Variables outer{
-      {"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}, {"LOCKSTEP_INTERFACE", "eth7"}};
-  auto options = options_for(1);
-  options.interface = "lo";
-  options.log_directory = "/inner";
-  auto variables = variables_of(make_plan(options, machine(1, 1), outer));
-  EXPECT_EQ(variables["LOCKSTEP_RANK"], "0");
-  EXPECT_EQ(variables["LOCKSTEP_WORLD_SIZE"], "1");
-  EXPECT_EQ(variables["LOCKSTEP_INTERFACE"], "lo");
-  EXPECT_EQ(variable_of("LOCKSTEP_TRACE", options, {{"LOCKSTEP_TRACE", "/outer"}}), "/inner");
-  EXPECT_EQ(variable_of("OMP_NUM_THREADS", options, {{"OMP_NUM_THREADS", ""}}), "1");
-}
-
-TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
-  auto options = options_for(1);
-  options.keep_freed_memory = false;
-  options.timeout = 2.5;
-  auto variables = variables_of(make_plan(options, machine(1, 1), {}));
-  EXPECT_FALSE(variables.contains("MALLOC_MMAP_MAX_"));
-  EXPECT_EQ(variables["MALLOC_MMAP_THRESHOLD_"], "1048576");
-  EXPECT_EQ(variables["LOCKSTEP_TIMEOUT"], "2.5");
-}
-
-TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
-  auto options = options_for(1);
-  const auto value = [&](const Variables& users) {
-    return variable_of("GLIBC_TUNABLES", options, users);
+/// What a rank gets beside the user's variables and in place of an outer job's, with options.
+TEST(Plan, GivesTheVariablesThatUserAndOptionsAskFor) {
+  struct Case {
+    const char* variable;
+    std::string value;  ///< "": the rank gets none
+    Variables users = {};
+    void (*ask)(Options&) = [](Options&) {};
   };
-  const Variables check{{"GLIBC_TUNABLES", "glibc.malloc.check=3"}};
-  EXPECT_EQ(value({}), "glibc.malloc.hugetlb=1");
-  EXPECT_EQ(value({{"GLIBC_TUNABLES", ""}}), "glibc.malloc.hugetlb=1");
-  EXPECT_EQ(value(check), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
-  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"}}), "") << "the user's own";
-  options.huge_pages = false;
-  EXPECT_EQ(value({}), "");
-  EXPECT_EQ(value(check), "");
-}
-
-TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
-  auto options = options_for(1);
-  const auto value = [&](const Variables& users) {
-    return variable_of("LOCKSTEP_FLUSH_DENORMALS", options, users);
-  };
-  const Variables keep{{"LOCKSTEP_FLUSH_DENORMALS", "0"}};
-  EXPECT_EQ(value({}), lockstep::detail::can_flush_denormals ? "1" : "0");
-  EXPECT_EQ(value(keep), "") << "the user's own setting is left alone";
-  options.flush_denormals = true;
-  EXPECT_EQ(value(keep), "1") << "the option goes before the variable";
-  options.flush_denormals = false;
-  EXPECT_EQ(value({}), "0");
+  const std::string tunables = "GLIBC_TUNABLES", flush = "LOCKSTEP_FLUSH_DENORMALS";
+  const Variables check{{tunables, "glibc.malloc.check=3"}}, keep{{flush, "0"}};
+  const auto drop_freed = [](Options& options) { options.keep_freed_memory = false; };
+  const auto small_pages = [](Options& options) { options.huge_pages = false; };
+  for (const auto& [variable, value, users, ask] : std::vector<Case>{
+           {"OMP_NUM_THREADS", "", {{"OMP_NUM_THREADS", "5"}}},
+           {"OMP_NUM_THREADS", "1", {{"OMP_NUM_THREADS", ""}}},
+           {"MALLOC_TOP_PAD_", "", {{"MALLOC_TOP_PAD_", "1"}}},
+           {"MALLOC_MMAP_MAX_", "0", {{"MALLOC_TOP_PAD_", "1"}}},
+           {"LOCKSTEP_RANK", "0", {{"LOCKSTEP_RANK", "7"}}},
+           {"LOCKSTEP_WORLD_SIZE", "1", {{"LOCKSTEP_WORLD_SIZE", "9"}}},
+           {"LOCKSTEP_INTERFACE",
+            "lo",
+            {{"LOCKSTEP_INTERFACE", "eth7"}},
+            [](Options& options) { options.interface = "lo"; }},
+           {"LOCKSTEP_TRACE",
+            "/inner",
+            {{"LOCKSTEP_TRACE", "/outer"}},
+            [](Options& options) { options.log_directory = "/inner"; }},
+           {"MALLOC_MMAP_MAX_", "", {}, drop_freed},
+           {"MALLOC_MMAP_THRESHOLD_", "1048576", {}, drop_freed},
+           {"LOCKSTEP_TIMEOUT", "2.5", {}, [](Options& options) { options.timeout = 2.5; }},
+           {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"},
+           {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", {{tunables, ""}}},
+           {"GLIBC_TUNABLES", "glibc.malloc.check=3:glibc.malloc.hugetlb=1", check},
+           {"GLIBC_TUNABLES", "", {{tunables, "glibc.malloc.hugetlb=2"}}},
+           {"GLIBC_TUNABLES", "", {}, small_pages},
+           {"GLIBC_TUNABLES", "", check, small_pages},
+           {"LOCKSTEP_FLUSH_DENORMALS", lockstep::detail::can_flush_denormals ? "1" : "0"},
+           {"LOCKSTEP_FLUSH_DENORMALS", "", keep},
+           {"LOCKSTEP_FLUSH_DENORMALS", "1", keep,
+            [](Options& options) { options.flush_denormals = true; }},
+           {"LOCKSTEP_FLUSH_DENORMALS", "0", {}, [](Options& options) {
+              options.flush_denormals = false;
+            }}}) {
+    auto options = options_for(1);
+    ask(options);
+    auto variables = variables_of(make_plan(options, machine(1, 1), users));
+    EXPECT_EQ(variables.contains(variable), !value.empty()) << variable;
+    EXPECT_EQ(variables[variable], value);
+  }
 }
 
 TEST(Describe, ShowsTheConfigurationAndEachRank) {
