@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "tests/simulation/scheduler.h"
-
 namespace lockstep::testing {
 
 class SimulatedFile;
+struct SimulatedThread;
 struct SimulatedMpi;
 
 /// A process with its threads and open files.
