@@ -37,7 +37,9 @@ struct Order {
 };
 
 /// Ends the check as failed.
-void fail_test(const char* what);
+inline void fail_test(const char* what) {
+  rl::ctx().fail_test(what, rl::test_result_user_assert_failed, rl::debug_info(what, "", 0));
+}
 
 /// Whether only one rank stores what the access reads.
 constexpr bool has_one_writer(Access access) {
@@ -54,7 +56,9 @@ static_assert(relacy_order(std::memory_order::acquire) == rl::mo_acquire);
 static_assert(relacy_order(std::memory_order::release) == rl::mo_release);
 static_assert(relacy_order(std::memory_order::acq_rel) == rl::mo_acq_rel);
 static_assert(relacy_order(std::memory_order::seq_cst) == rl::mo_seq_cst);
-rl::debug_info place_of(Order order);
+inline rl::debug_info place_of(Order order) {
+  return {detail::rule_of(order.access).name.data(), "", 0};
+}
 
 /// The system calls that the protocol uses, and the ends of processes. Nothing of them orders
 /// memory, except that a process that has ended has done all its stores before.
@@ -72,19 +76,56 @@ class Kernel {
   /// Blocks the rank if the word has this value. A sleep ends by wake(), or after its longest time.
   /// The latter happens only a few times after each death of a process: else, a sleep without a
   /// wake-up is a deadlock, which Relacy reports.
-  void wait(const void* word, bool has_expected_value);
+  void wait(const void* word, bool has_expected_value) {
+    const auto rank = rl::thread_index();
+    if (!has_expected_value) return;
+    if (naps_[rank] == naps_after_a_death * deaths_) {
+      sleeps_on_[rank] = word;
+      rl::ctx().park_current_thread(false, false, false, rl::debug_info("futex wait", "", 0));
+    }
+    if (naps_[rank] == naps_after_a_death * deaths_) return;
+    ++naps_[rank];
+    yield();  // in that time all stores have become visible
+  }
+
   /// Ends the sleeps on the word, or all sleeps without one.
-  void wake(const void* word);
+  void wake(const void* word) {
+    for (std::size_t rank = 0; rank < sleeps_on_.size(); ++rank) {
+      if (sleeps_on_[rank] == nullptr || (word != nullptr && sleeps_on_[rank] != word)) continue;
+      sleeps_on_[rank] = nullptr;
+      rl::ctx().unpark_thread(static_cast<rl::thread_id_t>(rank), false,
+                              rl::debug_info("futex wake", "", 0));
+    }
+  }
 
   /// Blocks a rank that spins until ready() is true for the last values that were stored. A poll
   /// before that changes nothing, so it need not be explored.
-  void spin_until(const std::function<bool()>& ready);
+  void spin_until(const std::function<bool()>& ready) {
+    if (is_ready(ready)) return;
+    spins_until_[rl::thread_index()] = &ready;
+    rl::ctx().park_current_thread(false, false, false, rl::debug_info("spin", "", 0));
+  }
+
   /// Whether ready() is true for the last values.
-  bool is_ready(const std::function<bool()>& ready);
+  bool is_ready(const std::function<bool()>& ready) {
+    peeks_ = true;
+    const bool is = ready();
+    peeks_ = false;
+    return is;
+  }
+
   /// Lets other ranks run after a poll that saw old values.
   void yield() { rl::ctx().yield(1, rl::debug_info("yield", "", 0)); }
   /// Called after each store.
-  void stored();
+  void stored() {
+    for (std::size_t rank = 0; rank < spins_until_.size(); ++rank) {
+      if (spins_until_[rank] == nullptr || !is_ready(*spins_until_[rank])) continue;
+      spins_until_[rank] = nullptr;
+      rl::ctx().unpark_thread(static_cast<rl::thread_id_t>(rank), false,
+                              rl::debug_info("spin", "", 0));
+    }
+  }
+
   /// Whether loads are of spin_until().
   bool peeks() const { return peeks_; }
 
@@ -93,10 +134,27 @@ class Kernel {
   void run(int rank, const Body& body) {
     if (_setjmp(ends_[static_cast<std::size_t>(rank)]) == 0) body();
   }
+
   /// Called before each access: the victim may die here.
-  void may_die();
+  void may_die() {
+    if (settings.victim < 0 || rl::ctx().invariant_executing) return;
+    const auto rank = rl::thread_index();
+    if (static_cast<int>(rank) != settings.victim || dead_[rank]) return;
+    if (rl::ctx().rand(2, rl::sched_type_user) == 0) return;
+    ended_[rank].store(1, rl::mo_release, rl::debug_info("process ends", "", 0));
+    dead_[rank] = true;
+    ++deaths_;
+    wake(nullptr);
+    stored();
+    _longjmp(ends_[rank], 1);
+  }
+
   /// Whether the process has ended, as by a pidfd.
-  bool has_ended(int rank);
+  bool has_ended(int rank) {
+    return ended_[static_cast<std::size_t>(rank)].fetch_add(
+               0, rl::mo_acq_rel, rl::debug_info("poll pidfd", "", 0)) != 0;
+  }
+
   bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)]; }
 
  private:
@@ -192,8 +250,18 @@ struct RelacyAtomics {
     T value_{};
   };
 
-  static Order order(Access access);
-  static void fence(Access access);
+  static Order order(Access access) {
+    settings.used.set(static_cast<std::size_t>(access));
+    const auto& weakening = settings.weakening;
+    const bool weaker = weakening && weakening->access == access;
+    return {.order = weaker ? weakening->order : detail::rule_of(access).order, .access = access};
+  }
+  static void fence(Access access) {
+    const Order order = RelacyAtomics::order(access);
+    if (order.order == std::memory_order::relaxed) return;
+    Kernel::get().may_die();
+    rl::atomic_thread_fence(relacy_order(order.order), place_of(order));
+  }
   static void wait(const Atomic<std::uint32_t>& word, std::uint32_t expected,
                    std::chrono::nanoseconds /*longest*/) {
     Kernel::get().may_die();
