@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "lockstep/group.h"
 
 /// A TEST() that on_ranks() runs for each of these numbers of ranks. The body is that of a rank,
@@ -35,6 +37,15 @@ inline bool same_on_all_ranks(const at::Tensor& values, const Group& group) {
   group.all_gather(all, own).wait();
   const auto rows = all.view({group.size(), own.numel()});
   return rows.eq(rows[0]).all().item<bool>();
+}
+
+/// Expects the same bits of each tensor.
+inline void expect_equal_tensors(const std::vector<at::Tensor>& got,
+                                 const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(got[i].equal(expected[i])) << "tensor " << i;
+  }
 }
 
 }  // namespace lockstep::testing

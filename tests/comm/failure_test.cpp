@@ -5,8 +5,8 @@
 
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"
-#include "tests/error_fields.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {

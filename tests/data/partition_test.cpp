@@ -11,9 +11,9 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
 #include "lockstep/strategy.h"
-#include "tests/error_fields.h"
 #include "tests/groups.h"
 #include "tests/matchers.h"
+#include "tests/message_of.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
 

@@ -20,7 +20,6 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
-#include "tests/equal_tensors.h"
 #include "tests/on_ranks.h"
 
 namespace lockstep::testing {

@@ -9,9 +9,9 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/moving_average.h"
-#include "tests/equal_tensors.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
+#include "tests/on_ranks.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {

@@ -16,7 +16,7 @@
 #include "comm/mpi/mpi.h"
 #include "comm/tcp/tcp.h"
 #include "core/environment.h"
-#include "tests/error_fields.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 
