@@ -142,16 +142,20 @@ TEST(Stopping, ReachesDescendantsThatLeftTheGroupAndThoseOfASuccessfulJob) {
   EXPECT_FALSE(anything_left());
 }
 
+/// Also where the launcher inherits that all signals are blocked.
 TEST(Interrupted, EndsAllRanks) {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Launched job(
-        run_command({"-n", "3", "--max-restarts", "5", rank_program(), "never-init", "2"}));
-    job.await_output("pid ", 3);
-    job.send(signal);
-    const auto ended = job.wait_for_all();
-    EXPECT_THAT(ended, ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first", "restart"}));
-    EXPECT_EQ(numbers_after(ended.out, "pid").size(), 3U);
-    EXPECT_LT(ended.seconds.count(), soon);
+  for (const auto& before : {Words{}, Words{"/usr/bin/env", "--block-signal"}}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      Launched job(joined(before, {run_command({"-n", "3", "--max-restarts", "5", "--grace", "1000",
+                                                rank_program(), "never-init", "2"})}));
+      job.await_output("pid ", 3);
+      job.send(signal);
+      const auto ended = job.wait_for_all();
+      EXPECT_THAT(ended,
+                  ends(128 + signal, {"lockstep: ended by SIG"}, {"failed first", "restart"}));
+      EXPECT_EQ(numbers_after(ended.out, "pid").size(), 3U);
+      EXPECT_LT(ended.seconds.count(), soon);
+    }
   }
 }
 

@@ -37,9 +37,9 @@ TEST(Restart, GoesOnUntilAllIsWell) {
 }
 
 TEST(Restart, TellsTheReasonThatTheWorldRecorded) {
-  EXPECT_THAT(run_script(1, failing_until(1, "stop 1"), {"--timeout", "0.3"}),
+  EXPECT_THAT(run_script(1, failing_until(1, "stop 1"), {"--timeout", "1"}),
               ends(0, {"restart 1 of 1: rank 1 of 2 failed first: it was stopped",
-                       "; reason: ", "waited 0.3 s for rank 1"}));
+                       "; reason: ", "waited 1 s for rank 1"}));
 }
 
 TEST(Restart, EndsWhenAllAreUsedAfterDelaysThatDouble) {
