@@ -39,58 +39,51 @@ struct CounterWait {
 /// Each rank publishes a counter, then sleeps until the last rank has published its own.
 template <int rank_count>
 struct WakeUps : SmallScenario<WakeUps<rank_count>, rank_count> {
-  static constexpr int ranks = rank_count;
-  using typename SmallScenario<WakeUps, rank_count>::Arena;
-  using SmallScenario<WakeUps, rank_count>::arena;
-
   void run(int rank) {
-    const int other = ranks - 1;
-    if (ranks > 2 || rank == other) publish(rank);
+    const int other = rank_count - 1;
+    if (rank_count > 2 || rank == other) publish(rank);
     if (rank == other) return;
-    Waiter<Arena> waiter(arena, this->kernel, rank);
-    CounterWait<Arena> wait{.arena = arena, .member = other};
+    Waiter waiter(this->arena, this->kernel, rank);
+    CounterWait wait{.arena = this->arena, .member = other};
     waiter.wait(wait);
     static_cast<void>(static_cast<int>(data[static_cast<std::size_t>(other)]));
   }
   void publish(int rank) {
     data[static_cast<std::size_t>(rank)] = 1;
-    arena.block().finished(rank).value.store(1, RelacyAtomics::order(Access::finished_publish));
-    std::array<int, ranks> members;
-    for (int i = 0; i < ranks; ++i) members[static_cast<std::size_t>(i)] = i;
-    host::wake_ranks(arena, members, rank);
+    this->arena.block().finished(rank).value.store(1,
+                                                   RelacyAtomics::order(Access::finished_publish));
+    std::array<int, rank_count> members;
+    for (int i = 0; i < rank_count; ++i) members[static_cast<std::size_t>(i)] = i;
+    host::wake_ranks(this->arena, members, rank);
   }
   /// Later wake-ups would be system calls for nobody.
   void finish() {
-    expect(arena.header().sleepers.latest() == 0, "a rank counts as sleeping");
-    for (int rank = 0; rank < ranks; ++rank) {
-      expect(arena.rank(rank).asleep.latest() == 0, "a rank is marked as asleep");
+    expect(this->arena.header().sleepers.latest() == 0, "a rank counts as sleeping");
+    for (int rank = 0; rank < rank_count; ++rank) {
+      expect(this->arena.rank(rank).asleep.latest() == 0, "a rank is marked as asleep");
     }
   }
 
-  std::array<RelacyAtomics::Plain<int>, ranks> data;
+  std::array<RelacyAtomics::Plain<int>, rank_count> data;
 };
 
 /// Ranks 0 and 1 fail the world at the same time. The last rank waits for data of rank 0. With 2
 /// ranks, only rank 0 fails the world.
 template <int rank_count>
 struct Failures : SmallScenario<Failures<rank_count>, rank_count> {
-  static constexpr int ranks = rank_count;
-  using typename SmallScenario<Failures, rank_count>::Arena;
-  using SmallScenario<Failures, rank_count>::arena;
-
   void run(int rank) {
-    Waiter<Arena> waiter(arena, this->kernel, rank);
-    if (rank == 0 || (ranks > 2 && rank == 1)) {
+    Waiter waiter(this->arena, this->kernel, rank);
+    if (rank == 0 || (rank_count > 2 && rank == 1)) {
       waiter.fail(rank);
     } else {
-      CounterWait<Arena> never{.arena = arena, .member = 0};
+      CounterWait never{.arena = this->arena, .member = 0};
       expect(!waiter.wait(never), "an operation without data is complete");
     }
     cause[static_cast<std::size_t>(rank)] = waiter.cause();
   }
   void finish() {
     std::optional<int> first;
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < rank_count; ++rank) {
       if (this->kernel.is_dead(rank)) continue;
       const auto& seen = cause[static_cast<std::size_t>(rank)];
       if (!seen) {
@@ -103,7 +96,7 @@ struct Failures : SmallScenario<Failures<rank_count>, rank_count> {
     }
   }
 
-  std::array<std::optional<int>, ranks> cause;
+  std::array<std::optional<int>, rank_count> cause;
 };
 
 /// Rank 0 publishes its data and then fails the world. Rank 1 still completes.
@@ -189,19 +182,16 @@ struct Leaves : SmallScenario<Leaves> {
 /// Members leave a group. The owner then uses its memory for something else.
 template <int rank_count>
 struct Retirements : SmallScenario<Retirements<rank_count>, rank_count> {
-  static constexpr int ranks = rank_count;
-  using SmallScenario<Retirements, rank_count>::arena;
-
   Retirements() {
-    arena.block().attached().store(ranks, RelacyAtomics::order(Access::block_create));
+    this->arena.block().attached().store(rank_count, RelacyAtomics::order(Access::block_create));
   }
   void run(int rank) {
-    auto& own = *reinterpret_cast<SmallBlock::Data*>(arena.block().slot(rank, 0));
+    auto& own = *reinterpret_cast<SmallBlock::Data*>(this->arena.block().slot(rank, 0));
     own[0] = rank;
-    arena.block().leave();
-    if (rank != 0 || !arena.block().all_left()) return;
-    for (int member = 0; member < ranks; ++member) {
-      (*reinterpret_cast<SmallBlock::Data*>(arena.block().slot(member, 0)))[0] = 99;
+    this->arena.block().leave();
+    if (rank != 0 || !this->arena.block().all_left()) return;
+    for (int member = 0; member < rank_count; ++member) {
+      (*reinterpret_cast<SmallBlock::Data*>(this->arena.block().slot(member, 0)))[0] = 99;
     }
   }
 };

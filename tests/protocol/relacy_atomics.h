@@ -201,12 +201,7 @@ struct RelacyAtomics {
       Kernel::get().stored();
       return before;
     }
-    T fetch_sub(T value, Order order) {
-      Kernel::get().may_die();
-      const T before = value_.fetch_sub(value, relacy_order(order.order), place_of(order));
-      Kernel::get().stored();
-      return before;
-    }
+    T fetch_sub(T value, Order order) { return fetch_add(T{0} - value, order); }
     bool compare_exchange_strong(T& expected, T value, Order order) {
       Kernel::get().may_die();
       auto raw = static_cast<Raw>(expected);
