@@ -99,12 +99,12 @@ TEST_F(GpuOptions, AreInTheTableOfRanks) {
 }
 
 TEST_F(GpuOptions, InDoctor) {
-  auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
+  auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_CUDA},
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
   EXPECT_THAT(run_cli({"doctor"}, variables),
               prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n", "1 of 2 GPUs",
-                      "  NCCL     2.19.0, ", "fake_nccl"},
+                      "  NCCL     2.19.0, ", "fake_cuda"},
                      {"too old"}));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";

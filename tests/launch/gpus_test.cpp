@@ -94,7 +94,7 @@ TEST(NoGpu, IsExplained) {
   EXPECT_THAT(find_gpus(sources, "").problem, HasSubstr("CUDA_VISIBLE_DEVICES is empty"));
   EXPECT_THAT(find_gpus(sources, "3").problem,
               AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=3 shows no GPU"), HasSubstr("nvidia-smi -L")));
-  EXPECT_THAT(find_gpus({.driver = LOCKSTEP_FAKE_NCCL}, std::nullopt).problem,
+  EXPECT_THAT(find_gpus({.driver = "libc.so.6"}, std::nullopt).problem,
               HasSubstr("it has no function cuInit"));
 }
 
@@ -181,8 +181,8 @@ TEST(NcclVersion, IsReadOrMissesTheLibrary) {
   };
   EXPECT_THAT(problem_with("/nonexistent/libnccl.so"),
               AllOf(HasSubstr("not found: /nonexistent/libnccl.so"), HasSubstr("LOCKSTEP_NCCL")));
-  EXPECT_THAT(problem_with(LOCKSTEP_FAKE_CUDA), HasSubstr("no function ncclGetVersion"));
-  EXPECT_THAT(problem_with(LOCKSTEP_FAKE_NCCL), HasSubstr("ncclGetVersion: error 1"));
+  EXPECT_THAT(problem_with("libc.so.6"), HasSubstr("no function ncclGetVersion"));
+  EXPECT_THAT(problem_with(LOCKSTEP_FAKE_CUDA), HasSubstr("ncclGetVersion: error 1"));
 }
 
 TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
@@ -191,7 +191,7 @@ TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
   const auto packaged = folder / "nvidia" / "nccl" / "lib";
   std::filesystem::create_directories(libtorch);
   std::filesystem::create_directories(packaged);
-  std::filesystem::create_symlink(LOCKSTEP_FAKE_NCCL, packaged / "libnccl.so.2");
+  std::filesystem::create_symlink(LOCKSTEP_FAKE_CUDA, packaged / "libnccl.so.2");
   const Variable version("FAKE_NCCL_VERSION", "22809");
   EXPECT_EQ(find_nccl(libtorch).version, "2.28.9");
   std::filesystem::create_directory(folder / "links");

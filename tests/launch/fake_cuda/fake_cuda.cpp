@@ -1,8 +1,9 @@
-// A stand-in for NVIDIA's driver library, for machines without a GPU. Environment variables
-// describe the machine:
+// A stand-in for NVIDIA's driver library and for NCCL, for machines without a GPU. Environment
+// variables describe the machine:
 //   FAKE_CUDA_NAMES   names of the GPUs, separated by '|'; unset: no GPU
 //   FAKE_CUDA_RESULT  what cuInit() returns, as 803; or "crash", or "hang"
 //   FAKE_CUDA_LOG     a file to which cuInit() appends the pid of its process
+//   FAKE_NCCL_VERSION what ncclGetVersion() gives
 // GPU i has the UUID of which every digit is i + 1, and i + 1 GiB. CUDA_VISIBLE_DEVICES is read as
 // CUDA's documentation says.
 
@@ -135,6 +136,13 @@ int cuGetErrorName(int error, const char** name) {
 int cuGetErrorString(int error, const char** text) {
   if (error != system_driver_mismatch) return 1;
   *text = "system has unsupported display driver / cuda driver combination";
+  return success;
+}
+
+int ncclGetVersion(int* version) {
+  const char* text = std::getenv("FAKE_NCCL_VERSION");
+  if (text == nullptr) return 1;
+  *version = std::atoi(text);
   return success;
 }
 }
