@@ -104,7 +104,7 @@ TEST_F(GpuOptions, InDoctor) {
                               {"CUDA_VISIBLE_DEVICES", "1"}});
   EXPECT_THAT(run_cli({"doctor"}, variables),
               prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n", "1 of 2 GPUs",
-                      "  NCCL     2.19.0, ", "fake_cuda"},
+                      concat("  NCCL     2.19.0, ", LOCKSTEP_FAKE_CUDA)},
                      {"too old"}));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";

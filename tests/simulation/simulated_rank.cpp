@@ -90,69 +90,59 @@ class Operation {
   }
 
   void begin(Communicator& group) {
+    using enum Collective;
     const auto n = step_.count;
     const int root = step_.root % static_cast<int>(size());
     const auto own = static_cast<std::size_t>(rank_), from = static_cast<std::size_t>(root);
     const bool is_root = rank_ == root;
-    const auto block = [&](std::size_t i) { return std::pair(i / n, i % n); };
-    switch (step_.collective) {
-      case Collective::all_reduce:
-        fill(n);
-        output_ = input_;
+    const auto what = step_.collective;
+    const bool in_parts = what == reduce_scatter || what == scatter || what == all_to_all;
+    if (what != barrier && (what != scatter || is_root)) fill(in_parts ? n * size() : n);
+    if (what == all_reduce || what == reduce || what == broadcast) output_ = input_;
+    const auto gathered = [&](std::size_t i) { return of(i / n, i % n); };
+    switch (what) {
+      case all_reduce:
         expect(n, [&](std::size_t i) { return reduced(i); });
         first_ = group.all_reduce(output_.data(), n, step_.dtype, step_.reduce);
         return;
-      case Collective::reduce:
-        fill(n);
-        output_ = input_;
+      case reduce:
         expect(n, [&](std::size_t i) { return is_root ? reduced(i) : of(own, i); });
         first_ = group.reduce(output_.data(), n, step_.dtype, step_.reduce, root);
         return;
-      case Collective::broadcast:
-        fill(n);
-        output_ = input_;
+      case broadcast:
         expect(n, [&](std::size_t i) { return of(from, i); });
         first_ = group.broadcast(output_.data(), n, step_.dtype, root);
         return;
-      case Collective::all_gather:
-        fill(n);
-        expect(n * size(), [&](std::size_t i) { return of(block(i).first, block(i).second); });
+      case all_gather:
+        expect(n * size(), gathered);
         first_ = group.all_gather(input_.data(), output_.data(), n, step_.dtype);
         return;
-      case Collective::reduce_scatter:
-        fill(n * size());
+      case reduce_scatter:
         expect(n, [&](std::size_t i) { return reduced(own * n + i); });
         first_ = group.reduce_scatter(input_.data(), output_.data(), n, step_.dtype, step_.reduce);
         return;
-      case Collective::gather:
-        fill(n);
-        if (is_root) {
-          expect(n * size(), [&](std::size_t i) { return of(block(i).first, block(i).second); });
-        }
+      case gather:
+        if (is_root) expect(n * size(), gathered);
         first_ = group.gather(input_.data(), output_.data(), n, step_.dtype, root);
         return;
-      case Collective::scatter:
-        if (is_root) fill(n * size());
+      case scatter:
         expect(n, [&](std::size_t i) { return of(from, own * n + i); });
         first_ = group.scatter(input_.data(), output_.data(), n, step_.dtype, root);
         return;
-      case Collective::all_to_all:
-        fill(n * size());
-        expect(n * size(),
-               [&](std::size_t i) { return of(block(i).first, own * n + block(i).second); });
+      case all_to_all:
+        expect(n * size(), [&](std::size_t i) { return of(i / n, own * n + i % n); });
         first_ = group.all_to_all(input_.data(), output_.data(), n, step_.dtype);
         return;
-      case Collective::send:
-      case Collective::recv: {
+      case send:
+      case recv: {
         // Each rank sends to the next one.
         const auto before = (own + size() - 1) % size();
-        fill(n);
         expect(n, [&](std::size_t i) { return of(before, i); });
         first_ = group.send(input_.data(), n, step_.dtype, static_cast<int>((own + 1) % size()));
         second_ = group.recv(output_.data(), n, step_.dtype, static_cast<int>(before));
         return;
       }
-      case Collective::barrier:
+      case barrier:
         first_ = group.barrier();
         return;
     }
