@@ -1,6 +1,8 @@
 #include "tests/ranks.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <exception>
@@ -93,13 +95,18 @@ std::vector<Outcome> run_processes(int n, const std::string& name,
                                         {"LOCKSTEP_ARENA_FD", concat(Outputs::kept_as)},
                                         {"LOCKSTEP_TIMEOUT", concat(timeout.count() / 1000.0)},
                                         {"OMP_NUM_THREADS", "1"}};
-    auto child = std::make_unique<Launched>(Words{self}, variables, Outputs{.kept = world->fd()});
+    // Not a pipe: the end of a rank is seen at once, before its output is read.
+    const int err = ::memfd_create("stderr", MFD_CLOEXEC);
+    auto child = std::make_unique<Launched>(
+        Words{self}, variables, Outputs{.out = STDOUT_FILENO, .err = err, .kept = world->fd()});
     // As the launcher does, in whatever order they end.
-    waiting.emplace_back([&, rank, child = std::move(child)] {
+    waiting.emplace_back([&, rank, err, child = std::move(child)] {
       const auto ended = child->wait();
-      outcomes[static_cast<std::size_t>(rank)] = {
-          .exited = !ended.by_signal, .code = ended.code, .err = ended.err};
       world->mark_ended(rank, concat(ended.by_signal ? "signal " : "exit code ", ended.code));
+      outcomes[static_cast<std::size_t>(rank)] = {.exited = !ended.by_signal,
+                                                  .code = ended.code,
+                                                  .err = content(concat("/proc/self/fd/", err))};
+      ::close(err);
     });
   }
   waiting.clear();
