@@ -72,15 +72,6 @@ TEST(LogFiles, ThatAreNoFilesStartNothing) {
   EXPECT_EQ(content(folder / "precious"), "data");
 }
 
-TEST(LogFiles, OfALinkedFolderAreWritten) {
-  const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "scratch");
-  std::filesystem::create_directory_symlink("scratch", folder / "logs");
-  EXPECT_EQ(run_lockstep({"-n", "1", "--log-dir", (folder / "logs").string(), "echo", "out"}).code,
-            0);
-  EXPECT_EQ(content(folder / "scratch" / "rank-0.out"), "out\n");
-}
-
 // Output that cannot be written is lost, but not in silence.
 
 constexpr const char* full = "No space left on device";

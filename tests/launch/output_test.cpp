@@ -75,15 +75,19 @@ TEST(Output, OfRankZeroKeepsItsLinesBesideOthers) {
   EXPECT_EQ(next, 400'001);
 }
 
-TEST(Output, GoesToLogFilesToo) {
+TEST(Output, GoesToLogFilesTooAlsoOfALinkedFolder) {
   const TemporaryFolder folder;
-  const auto logs = folder / "new" / "logs";
-  const auto ended = run_script("printf \"out $LOCKSTEP_RANK\\r\\nx\"; echo err >&2",
-                                {"--quiet", "--log-dir", logs.string()});
-  EXPECT_EQ(ended.code, 0);
-  for (const int rank : {0, 1}) {
-    EXPECT_EQ(content(logs / concat("rank-", rank, ".out")), concat("out ", rank, "\r\nx"));
-    EXPECT_EQ(content(logs / concat("rank-", rank, ".err")), "err\n");
+  std::filesystem::create_directory(folder / "scratch");
+  std::filesystem::create_directory_symlink("scratch", folder / "link");
+  for (const auto& [logs, written] : {std::pair("new/logs", "new/logs"), {"link", "scratch"}}) {
+    const auto ended = run_script("printf \"out $LOCKSTEP_RANK\\r\\nx\"; echo err >&2",
+                                  {"--quiet", "--log-dir", (folder / logs).string()});
+    EXPECT_EQ(ended.code, 0);
+    for (const int rank : {0, 1}) {
+      const auto path = folder / written / concat("rank-", rank);
+      EXPECT_EQ(content(path.string() + ".out"), concat("out ", rank, "\r\nx"));
+      EXPECT_EQ(content(path.string() + ".err"), "err\n");
+    }
   }
 }
 
@@ -179,9 +183,7 @@ TEST(PlainLine, KeepsTextTabsColoursAndBytesThatAreNoText) {
                            "\x1b[38:2::1:2:3mtrue colour\x1b[0m"s, "\xff\xfe\xc3 x"s}) {
     EXPECT_EQ(plain_line(line), line);
   }
-}
-
-TEST(PlainLine, ResetsAColourThatIsLeftOn) {
+  // A colour that is left on is reset.
   EXPECT_EQ(plain_line("\x1b[31mred"), "\x1b[31mred\x1b[0m");
   EXPECT_EQ(plain_line("\x1b[31mred\x1b[0m \x1b[1mbold"), "\x1b[31mred\x1b[0m \x1b[1mbold\x1b[0m");
 }
@@ -202,9 +204,7 @@ TEST(PlainLine, LeavesOutSequences) {
         "\a"s, "\b"s, "\v"s, "\f"s, "\x7f"s, "\0"s, "\r"s, "\x0e"s}) {
     EXPECT_EQ(plain_line("a" + sequence + "b"), "ab") << ::testing::PrintToString(sequence);
   }
-}
-
-TEST(PlainLine, EndsACutSequenceWithTheLine) {
+  // A line ends a sequence that is cut.
   for (const auto& cut : {"\x1b"s, "\x1b["s, "\x1b[31"s, "\x1b]0;title"s, "\x1b("s, "\xc2\x9b"s}) {
     EXPECT_EQ(plain_line("a" + cut), "a") << ::testing::PrintToString(cut);
   }

@@ -66,20 +66,18 @@ TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
   EXPECT_EQ(json.out, "[]\n");
 }
 
-TEST(StallWarning, NamesTheMissingRankOnceForAllRanks) {
-  const auto ended = run_lockstep(
-      {"-n", "3", "--stall-warning", "0.5", "--timeout", "1.3", rank_program(), "stop", "1"});
+TEST(StallWarning, NamesTheMissingRankOnceForAllRanksAndIsOffForZero) {
+  const auto run_with = [](const char* warning, const char* timeout) {
+    return run_lockstep(
+        {"-n", "3", "--stall-warning", warning, "--timeout", timeout, rank_program(), "stop", "1"});
+  };
+  const auto ended = run_with("0.5", "1.3");
   EXPECT_NE(ended.code, 0);
   EXPECT_THAT(ended.err, HasSubstr("lockstep: stalled: the others wait for rank 1: its process is "
                                    "stopped (SIGSTOP or a debugger)"));
   // At 0.5 s and 1 s, by rank 0.
   EXPECT_THAT(ended.err, Not(HasSubstr("[2] lockstep: stalled")));
-}
-
-TEST(StallWarning, IsOffForZero) {
-  const auto ended = run_lockstep(
-      {"-n", "2", "--stall-warning", "0", "--timeout", "0.5", rank_program(), "stop", "1"});
-  EXPECT_THAT(ended.err, Not(HasSubstr("stalled")));
+  EXPECT_THAT(run_with("0", "0.5").err, Not(HasSubstr("stalled")));
 }
 
 TEST(Explain, MergesTheRecordsOfAllRanks) {
