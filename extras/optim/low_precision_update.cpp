@@ -26,10 +26,11 @@ std::span<float> floats_of(const at::Tensor& tensor) {
 /// The elements of a dense tensor in the order of memory.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
 
+/// The same values without a lazy negative: LibTorch's copy of float16 to float32 drops its sign.
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& tensor,
                         at::ScalarType dtype) {
   if (tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
-      tensor.scalar_type() == dtype)
+      tensor.scalar_type() == dtype && !tensor.is_neg())
     return tensor;
   return at::empty_like(parameter, parameter.options().dtype(dtype)).copy_(tensor);
 }

@@ -40,11 +40,12 @@ void lerp(at::Tensor& average, const at::Tensor& value, double weight) {
 }
 
 /// Reads the elements in the order of memory, so value needs the strides of average, and may be no
-/// lazy negative.
+/// lazy negative, of which LibTorch's copy of float16 to float32 drops the sign.
 void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
   const bool same_layout = value.scalar_type() == average.scalar_type() &&
                            value.strides() == average.strides() && !value.is_neg();
-  const at::Tensor values = same_layout ? value : at::empty_like(average).copy_(value);
+  const at::Tensor values =
+      same_layout ? value : at::empty_like(average).copy_(value.resolve_neg());
   if (!average.is_cpu())
     average.add_((values - average).mul_(weight));
   else if (average.scalar_type() == at::kDouble)
@@ -84,7 +85,7 @@ MovingAverage::MovingAverage(const ModelView& model, MovingAverageOptions option
     const bool is_lower = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
     const auto dtype = is_lower ? at::kFloat : tensor.scalar_type();
     at::Tensor average = at::empty_like(tensor.detach(), tensor.options().dtype(dtype));
-    average.copy_(tensor);
+    average.copy_(tensor.resolve_neg());
     entries_.push_back({.name = name, .tensor = tensor, .average = average, .trained = {}});
   };
   for (const auto& named : each_once(model.parameters())) add(named);
@@ -118,7 +119,7 @@ void MovingAverage::update() {
   const double weight = options_.bias_correction ? 1 / weight_ : 1 - options_.decay;
   for (auto& [name, tensor, average, trained] : entries_) {
     if (updates_ == 0 || !tensor.is_floating_point())
-      average.copy_(tensor);
+      average.copy_(tensor.resolve_neg());
     else
       average_into(average, tensor.detach(), weight);
   }
