@@ -1,6 +1,8 @@
 #include "lockstep/fused_optimizers.h"
+#include "lockstep/metrics.h"
 #include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
+#include "lockstep/uneven_inputs.h"
 #include "tests/groups.h"
 #include "tests/parallel/models.h"
 #include "tests/train/training.h"
@@ -45,55 +47,7 @@ TEST_P(OverAGroup, WhatFailsOnOneRankFailsOnAllAndChangesNone) {
       << "a check leaves nothing behind";
 }
 
-// Averages in checkpoints and on several ranks, and other objects of Checkpoint::extra.
-
-TEST(MovingAverage, AResumedRunHasTheSameBits) {
-  const TemporaryFolder folder;
-  for (const bool bias_correction : {false, true}) {
-    const MovingAverageOptions options{
-        .decay = 0.9, .bias_correction = bias_correction, .average_buffers = true};
-    for (const int saved : {0, 1, 3}) {
-      Training whole(kinds[2]), again(kinds[2]);
-      MovingAverage average(*whole.model, options), resumed(*again.model, options);
-      const auto train = [](Training& training, MovingAverage& mean, int from, int to) {
-        for (int step = from; step < to; ++step) {
-          training.step(step);
-          mean.update();
-        }
-      };
-      const auto checkpoint = [](const Training& of, MovingAverage& mean) {
-        return Checkpoint{.model = *of.model, .optimizer = *of.optimizer, .extra = {{"ema", mean}}};
-      };
-      train(whole, average, 0, saved);
-      checkpoint(whole, average).save(folder / "c");
-      train(whole, average, saved, 6);
-      train(again, resumed, 20, 22);
-      checkpoint(again, resumed).load(folder / "c");
-      EXPECT_EQ(resumed.updates(), saved);
-      train(again, resumed, saved, 6);
-      expect_equal_tensors(again.values(), whole.values());
-      expect_equal_tensors(values_of(resumed, *again.model), values_of(average, *whole.model));
-    }
-  }
-}
-
-TEST(CheckpointExtra, MustBeInTheFileAndHaveAName) {
-  const TemporaryFolder folder;
-  Single model;
-  MovingAverage average(model);
-  const auto with = [&](const std::string& name) {
-    return Checkpoint{.model = model, .extra = {{name, average}}};
-  };
-  for (const char* name : {"", "a/b"}) {
-    EXPECT_THAT(failure([&] { with(name).save(folder / "c"); }),
-                HasSubstr("': expected a name without '/'"));
-  }
-  with("ema").save(folder / "c");
-  with("ema").load(folder / "c");
-  EXPECT_THAT(failure([&] { with("em").load(folder / "c"); }),
-              HasSubstr("c: extra 'em': is in the program, but not in the file"));
-  Checkpoint{.model = model}.load(folder / "c");  // without the object, which is ignored
-}
+// Objects of Checkpoint::extra.
 
 /// An object of a program that has no state before its first use.
 struct Collected {
@@ -102,131 +56,65 @@ struct Collected {
   State values = {};
 };
 
-TEST(CheckpointExtra, MayHaveNoStateYet) {
+TEST(CheckpointExtra, HasANameAndIsInTheFileUnlessItHasNoStateYet) {
   const TemporaryFolder folder;
   Single model;
   Collected sampler, own;
-  const Checkpoint checkpoint{.model = model, .sampler = sampler, .extra = {{"own", own}}};
-  checkpoint.save(folder / "c");
-  checkpoint.load(folder / "c");
+  const auto with = [&](const std::string& name) {
+    return Checkpoint{.model = model, .sampler = sampler, .extra = {{name, own}}};
+  };
+  with("own").save(folder / "c");
+  with("own").load(folder / "c");
   EXPECT_TRUE(sampler.values.empty() && own.values.empty());
   own.values.emplace("a", at::ones({2}));
-  EXPECT_THAT(failure([&] { checkpoint.load(folder / "c"); }),
+  for (const char* name : {"", "a/b"}) {
+    EXPECT_THAT(failure([&] { with(name).save(folder / "d"); }),
+                HasSubstr("': expected a name without '/'"));
+  }
+  EXPECT_THAT(failure([&] { with("own").load(folder / "c"); }),
               HasSubstr("c: extra 'own': is in the program, but not in the file"));
+  with("own").save(folder / "c");
+  Checkpoint{.model = model}.load(folder / "c");  // without the object, which is ignored
 }
 
-/// Trains on ranks and returns each rank's averaged and trained parameters.
-std::vector<std::vector<at::Tensor>> averages_of_ranks(int ranks, bool share_memory) {
-  std::vector<std::vector<at::Tensor>> result(static_cast<std::size_t>(ranks));
-  run_groups(ranks, [&](const Group& group) {
-    at::set_num_threads(1);
-    std::shared_ptr<Net> model;
-    group.in_turn([&] {
-      torch::manual_seed(5);
-      model = std::make_shared<Net>(7);
-    });
-    FusedSgd sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    DistributedOptimizer optimizer(sgd, *model, group, {.share_memory = share_memory});
-    MovingAverage average(*model, {.decay = 0.75});
-    for (int step = 0; step < 6; ++step) {
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(
-          static_cast<std::uint64_t>(step * ranks + group.rank()));
-      const at::Tensor x = torch::randn({4, 4}, generator);
-      optimizer.backward_and_update((model->forward(x) - 1).square().mean());
-      average.update();
-      if (step % 2 == 0) {
-        // Other ranks train on in the memory of the parameters, or have not come so far.
-        const at::NoGradGuard no_grad;
-        const auto averaged = average.apply();
-        const auto before = model->first->weight.clone();
-        model->forward(x);
-        EXPECT_TRUE(model->first->weight.equal(before));
-      }
-    }
-    auto& own = result[static_cast<std::size_t>(group.rank())];
-    const auto add_parameters = [&] {
-      for (const auto& tensor : model->parameters()) own.push_back(tensor.detach().clone());
-    };
-    {
+/// Trains and returns the averaged and the trained parameters.
+std::vector<at::Tensor> averaged_training(const Group& group, bool share_memory) {
+  Net model(7);
+  set_values(model, 5);
+  FusedSgd sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, model, group, {.share_memory = share_memory});
+  MovingAverage average(model, {.decay = 0.75});
+  for (int step = 0; step < 6; ++step) {
+    const auto x = random({4, 4}, static_cast<std::uint64_t>(step * group.size() + group.rank()));
+    optimizer.backward_and_update((model.forward(x) - 1).square().mean());
+    average.update();
+    if (step % 2 == 0) {
+      // Other ranks train on in the memory of the parameters, or have not come so far.
+      const at::NoGradGuard no_grad;
       const auto averaged = average.apply();
-      add_parameters();
+      const auto before = model.first->weight.clone();
+      model.forward(x);
+      EXPECT_TRUE(model.first->weight.equal(before));
     }
-    add_parameters();
-    group.barrier().wait();
-  });
+  }
+  std::vector<at::Tensor> result;
+  {
+    const auto averaged = average.apply();
+    result = copies_of(model.parameters());
+  }
+  for (const auto& tensor : copies_of(model.parameters())) result.push_back(tensor);
+  group.barrier().wait();
   return result;
 }
 
-TEST(MovingAverage, IsTheSameOnEveryRankAlsoOfSharedMemory) {
-  for (const int ranks : {1, 2, 3}) {
-    std::vector<at::Tensor> of_replicas;
-    for (const bool share_memory : {false, true}) {
-      const auto of_ranks = averages_of_ranks(ranks, share_memory);
-      for (const auto& values : of_ranks) expect_equal_tensors(values, of_ranks[0]);
-      if (!share_memory) of_replicas = of_ranks[0];
-      for (std::size_t i = 0; i < of_replicas.size(); ++i)
-        EXPECT_TRUE(of_replicas[i].allclose(of_ranks[0][i], 1e-4, 1e-5)) << i;
-    }
+TEST_ON_RANKS(MovingAverage, IsTheSameOnEveryRankAlsoOfSharedMemory, 1, 2, 3) {
+  const auto of_replica = averaged_training(world, false);
+  const auto of_shared = averaged_training(world, true);
+  for (std::size_t i = 0; i < of_replica.size(); ++i) {
+    EXPECT_TRUE(same_on_all_ranks(of_replica[i], world)) << i;
+    EXPECT_TRUE(same_on_all_ranks(of_shared[i], world)) << i;
+    EXPECT_TRUE(of_replica[i].allclose(of_shared[i], 1e-4, 1e-5)) << i;
   }
-}
-
-// Checkpoints of one model that two optimizers train.
-
-/// A rank's model, whose first layer Adam trains and whose last SGD.
-struct TwoOptimizers {
-  explicit TwoOptimizers(const Group& group) : world(group) { set_values(*model, 3); }
-
-  void step(int number) {
-    const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * number + world.rank()));
-    model->forward(x).square().mean().backward();
-    for (auto* one : {&of_first, &of_last}) {
-      one->step();
-      one->zero_grad();
-    }
-  }
-  Checkpoint checkpoint() {
-    return {.model = *model, .optimizer = adam, .strategy = both, .extra = {{"last", further}}};
-  }
-
-  Group world;
-  std::shared_ptr<Mlp> model = std::make_shared<Mlp>();
-  torch::optim::Adam adam{model->layers[0]->parameters(), torch::optim::AdamOptions(0.01)};
-  torch::optim::SGD sgd{std::vector<at::Tensor>{model->layers[1]->weight, model->layers[2]->weight},
-                        torch::optim::SGDOptions(0.1).momentum(0.9)};
-  DistributedOptimizer of_first{adam, *model, world, {.optimized_only = true}};
-  DistributedOptimizer of_last{
-      sgd, *model, world, {.strategy = TopK{.ratio = 0.3}, .optimized_only = true}};
-  StatefulOptimizer further{sgd, *model};
-  SeveralStateful both{std::vector<Stateful>{of_first, of_last}};
-};
-
-SUITE_ON_RANKS(SeveralOptimizersCheckpoint, 1, 2, 3);
-
-TEST_P(SeveralOptimizersCheckpoint, GoesOnAsIfItHadNeverStopped) {
-  const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    TwoOptimizers whole(world);
-    for (int number = 0; number < 3; ++number) whole.step(number);
-    whole.checkpoint().save(folder / "c", {.epoch = 1}, world);
-    TwoOptimizers fresh(world);
-    // With another optimizer, the load is refused and changes nothing.
-    torch::optim::RMSprop other(fresh.model->layers[1]->parameters());
-    StatefulOptimizer further(other, *fresh.model);
-    auto checkpoint = fresh.checkpoint();
-    checkpoint.extra = {{"last", further}};
-    const auto before = fresh.model->layers[0]->weight.detach().clone();
-    EXPECT_THAT(failure([&] { checkpoint.load(folder / "c", world); }),
-                HasSubstr("optimizer: expected torch::optim::RMSprop, found torch::optim::SGD"));
-    EXPECT_TRUE(at::equal(fresh.model->layers[0]->weight, before));
-    EXPECT_TRUE(fresh.adam.state().empty());
-    fresh.step(9);
-    EXPECT_EQ(fresh.checkpoint().load(folder / "c", world).changes, "");
-    for (int number = 3; number < 6; ++number) {
-      whole.step(number);
-      fresh.step(number);
-    }
-    expect_equal_models(*fresh.model, *whole.model);
-  });
 }
 
 TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInPartsAndReplicasThatDiffer) {
@@ -245,6 +133,44 @@ TEST(SeveralOptimizersCheckpoints, RefuseAFurtherOptimizerInPartsAndReplicasThat
     DistributedOptimizer local(plain, replica, world, LocalSgd{.period = 2});
     EXPECT_THROW(SeveralStateful({local}), InvalidArgument);
   });
+}
+
+// Errors name what the program called, where the library issued the collective.
+
+using Call = std::function<void(const Group&)>;
+
+std::string error_of(const Call& of_rank_0, const Call& of_rank_1) {
+  return message_of<CommError>([&] {
+    spawn(2, [&](const Group& group) { (group.rank() == 0 ? of_rank_0 : of_rank_1)(group); });
+  });
+}
+
+void save_linear(const Group& group) {
+  torch::nn::Linear model(1, 1);
+  Checkpoint{.model = model}.save("collective_names.safetensors", {}, group);
+}
+
+TEST(CollectiveNames, AreInErrorsOfOperationsThatDifferAndOfARankThatLeft) {
+  const Call combine = [](const Group& group) { compute(group, Sum()); };
+  const Call condition = [](const Group& group) { group.any(false); };
+  const Call check = [](const Group& group) { all_or_none(group, [] {}); };
+  const Call next = [](const Group& group) {
+    std::vector<int> batches(1);
+    for (const int batch : join_uneven(batches, group)) static_cast<void>(batch);
+  };
+  const auto expect = [](const Call& of_rank_0, std::string_view name_0, const Call& of_rank_1,
+                         std::string_view name_1) {
+    EXPECT_THAT(error_of(of_rank_0, of_rank_1),
+                AllOf(HasSubstr(" for " + std::string(name_0) + " as on rank 0"),
+                      HasSubstr(" for " + std::string(name_1) + ", expected")));
+  };
+  expect(combine, "the metrics", condition, "Group::mean(), any() or all()");
+  expect(condition, "Group::mean(), any() or all()", combine, "the metrics");
+  expect(save_linear, "a checkpoint", check, "all_or_none()");
+  expect(next, "join_uneven()", save_linear, "a checkpoint");
+  EXPECT_THAT(error_of(save_linear, [](const Group&) {}),
+              HasSubstr("rank 1 left the world (returned) before all_gather #1 (a checkpoint); "
+                        "end loops on all ranks together: reduce their condition over"));
 }
 
 }  // namespace

@@ -106,7 +106,17 @@ struct OwnSgd : torch::optim::SGD {
   bool refuses = false;
 };
 
-TEST(Checkpoint, AnOptimizerOfAProgramLoadsItself) {
+/// A learning rate of a program's own.
+struct OwnRate {
+  std::string state() const { return text; }
+  void check_state(const std::string& state) const {
+    if (state != "halved") throw CheckpointError("expected 'halved', found '" + state + "'");
+  }
+  void load_state(const std::string& state) { text = state; }
+  std::string text;
+};
+
+TEST(Checkpoint, AnOptimizerAndARateOfAProgramLoadThemselves) {
   const TemporaryFolder folder;
   const auto kind = kind_of<OwnSgd>("", torch::optim::SGDOptions(0.1).momentum(0.9));
   Training saved(kind), loaded(kind);
@@ -122,6 +132,16 @@ TEST(Checkpoint, AnOptimizerOfAProgramLoadsItself) {
   loaded.load(folder / "c");
   EXPECT_EQ(own->loads, 2);
   expect_equal_tensors(loaded.values(), saved.values());
+
+  OwnRate rate{.text = "halved"};
+  const Checkpoint checkpoint{.model = *saved.model, .rate = rate};
+  checkpoint.save(folder / "good");
+  rate.text = "lost";
+  checkpoint.save(folder / "bad");
+  checkpoint.load(folder / "good");
+  EXPECT_EQ(rate.text, "halved");
+  EXPECT_THAT(failure([&] { checkpoint.load(folder / "bad"); }), HasSubstr("expected 'halved'"));
+  EXPECT_EQ(rate.text, "halved");
 }
 
 /// A model of many tensors, each of which has two names.
@@ -169,30 +189,6 @@ TEST(Checkpoint, WhatCannotBeSavedIsAnErrorAndNoFile) {
   EXPECT_THAT(failure([&] { checkpoint.save(folder / "c", {.epoch = -1}); }),
               HasSubstr("epoch: got -1, expected 0 or more"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-}
-
-/// A learning rate of a program's own.
-struct OwnRate {
-  std::string state() const { return text; }
-  void check_state(const std::string& state) const {
-    if (state != "halved") throw CheckpointError("expected 'halved', found '" + state + "'");
-  }
-  void load_state(const std::string& state) { text = state; }
-  std::string text;
-};
-
-TEST(Checkpoint, KeepsARateOfAProgramsOwnType) {
-  const TemporaryFolder folder;
-  Net net;
-  OwnRate rate{.text = "halved"};
-  const Checkpoint checkpoint{.model = net, .rate = rate};
-  checkpoint.save(folder / "good");
-  rate.text = "lost";
-  checkpoint.save(folder / "bad");
-  checkpoint.load(folder / "good");
-  EXPECT_EQ(rate.text, "halved");
-  EXPECT_THAT(failure([&] { checkpoint.load(folder / "bad"); }), HasSubstr("expected 'halved'"));
-  EXPECT_EQ(rate.text, "halved");
 }
 
 /// A checkpoint, and ways to spoil it.
@@ -263,7 +259,7 @@ TEST_F(Spoilt, AFlippedBitAnywhereIsAnError) {
   training.load(path);
 }
 
-TEST_F(Spoilt, ABadDescriptionOfTheOptimizerIsAnError) {
+TEST_F(Spoilt, ABadDescriptionOfTheOptimizerAndBadMetadataAreErrors) {
   const std::string text = content.metadata["optimizer"];
   const auto good = nlohmann::json::parse(text);
   const auto error_with = [&](const std::string& description) {
@@ -296,9 +292,7 @@ TEST_F(Spoilt, ABadDescriptionOfTheOptimizerIsAnError) {
   without["groups"][0]["options"].erase("lr");
   EXPECT_THAT(error_with(without.dump()),
               HasSubstr("option 'lr': is in the optimizer, but not in the file"));
-}
-
-TEST_F(Spoilt, BadMetadataIsAnError) {
+  content.metadata["optimizer"] = text;
   for (const char* epoch : {"", "x", "1x", "-1", "99999999999999999999"}) {
     content.metadata["epoch"] = epoch;
     EXPECT_THAT(error(), HasSubstr("epoch: expected a number"));

@@ -185,7 +185,7 @@ TEST_ON_RANKS(Metrics, NoSamplesAndTensorsOfAnyRealType, 1, 2, 3, 7) {
   EXPECT_EQ(large.value(), 1) << "no float64 holds the first";
 }
 
-TEST(Metrics, WeightsOfElements) {
+TEST(Metrics, WeightsOfElementsAndLazyNegatives) {
   Mean mean;
   const double nan = std::nan("");
   mean.add(torch::tensor({{1.0, 2.0}, {nan, 8.0}}), torch::tensor({{1, 1}, {0, 2}}));
@@ -196,16 +196,13 @@ TEST(Metrics, WeightsOfElements) {
   EXPECT_EQ(rows.value(), (3 * 3.0 + 13) / 8);
   rows.add(nan);
   EXPECT_TRUE(std::isnan(rows.value()));
-}
-
-TEST(Metrics, LazyNegativesKeepTheirSign) {
-  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kLong}) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kLong, torch::kHalf}) {
     const auto values = torch::_neg_view(torch::arange(4, dtype));
-    Mean mean;
+    Mean of_negatives;
     Sum sum;
-    mean.add(values);
+    of_negatives.add(values);
     sum.add(values);
-    EXPECT_EQ(mean.value(), -1.5) << dtype;
+    EXPECT_EQ(of_negatives.value(), -1.5) << dtype;
     EXPECT_EQ(sum.value(), -6) << dtype;
   }
 }
@@ -215,12 +212,12 @@ TEST(Metrics, WhatIsRefused) {
   Sum sum;
   for (const double weight : {-1.0, infinity, std::nan("")})
     EXPECT_THROW(mean.add(1, weight), InvalidArgument);
-  EXPECT_THROW(mean.add(torch::ones(2), torch::tensor({1, -1})), InvalidArgument);
-  EXPECT_THROW(mean.add(torch::ones(2), torch::ones(3)), InvalidArgument);
+  for (const auto& weights : {torch::tensor({1, -1}), torch::ones(3)})
+    EXPECT_THROW(mean.add(torch::ones(2), weights), InvalidArgument);
   EXPECT_THROW(mean.add(at::Tensor()), InvalidArgument);
-  EXPECT_THROW(sum.add(at::Tensor()), InvalidArgument);
-  EXPECT_THROW(sum.add(torch::ones(2, torch::kComplexFloat)), InvalidArgument);
-  EXPECT_THROW(sum.add(torch::ones(2).to_sparse()), InvalidArgument);
+  for (const auto& values :
+       {at::Tensor(), torch::ones(2, torch::kComplexFloat), torch::ones(2).to_sparse()})
+    EXPECT_THROW(sum.add(values), InvalidArgument);
   EXPECT_EQ(mean.weight(), 0) << "nothing was added before the refusal";
 }
 

@@ -34,27 +34,24 @@ TEST(ModelDict, LoadsTheNamesThatBothHave) {
   EXPECT_TRUE(net.norm->running_mean.eq(2).all().item<bool>());
 }
 
-TEST(ModelDict, ChecksShapesAlsoWithoutStrict) {
+TEST(ModelDict, ChecksShapesAlsoWithoutStrictAndRenamesAsInAWrappedModel) {
   Net net(7);
-  const auto before = net.unused.detach().clone();
+  const auto unused = net.unused.detach().clone();
   EXPECT_THAT(failure([&] { load_state_dict(net, changed_state(), {.strict = false}); }),
               HasSubstr("tensor 'first.weight': expected Float [7, 4], found Float [6, 4]"));
-  EXPECT_TRUE(torch::equal(net.unused, before));
+  EXPECT_TRUE(torch::equal(net.unused, unused));
   // Without the tensors that do not fit.
   const auto only_unused = [](const auto& name) { return name == "unused" ? name : ""; };
-  const auto left = load_state_dict(net, changed_state(), {.strict = false, .rename = only_unused});
+  auto left = load_state_dict(net, changed_state(), {.strict = false, .rename = only_unused});
   EXPECT_EQ(left.missing.size(), 9U);
   EXPECT_THAT(left.unexpected, IsEmpty());
   EXPECT_TRUE(net.unused.eq(2).all().item<bool>());
-}
 
-TEST(ModelDict, RenamesAsInAWrappedModel) {
-  Net net;
   std::map<std::string, at::Tensor> wrapped;
   for (const auto& [name, tensor] : detail::tensors_of(net))
     wrapped["module." + name] = at::full_like(tensor, 4);
   const auto unwrap = [](const std::string& name) { return name.substr(7); };
-  const auto left = load_state_dict(net, wrapped, {.rename = unwrap});
+  left = load_state_dict(net, wrapped, {.rename = unwrap});
   EXPECT_THAT(left.missing, IsEmpty());
   EXPECT_THAT(left.unexpected, IsEmpty());
   EXPECT_TRUE(net.unused.eq(4).all().item<bool>());
@@ -166,7 +163,7 @@ TEST(TiedModel, LoadsAFileThatHasBothNamesUnlessTheyHaveOtherValues) {
               HasSubstr("alias.third: expected the name of a tensor, found 'fourth'"));
 }
 
-TEST(TiedModel, LoadsAStateDictWithOneOfTheNames) {
+TEST(TiedModel, LoadsAStateDictWithOneOfTheNamesOrOfItsOwnTensors) {
   const Twofold source(1);
   for (const bool second : {false, true}) {
     std::map<std::string, at::Tensor> dict;
@@ -183,20 +180,16 @@ TEST(TiedModel, LoadsAStateDictWithOneOfTheNames) {
     EXPECT_THAT(failure([&] { load_state_dict(loaded, dict); }),
                 HasSubstr("': is in the model, but not in the state dict"));
   }
-}
-
-TEST(TiedModel, LoadsADictOfItsOwnTensors) {
   // A dict that exchanges two tensors of the model.
+  using Tensors = std::map<std::string, at::Tensor>;
   const auto a = at::full({2}, 1.0), b = at::full({2}, 2.0);
-  const ModelView view({{"a", a}, {"b", b}});
-  load_state_dict(view, std::map<std::string, at::Tensor>{{"a", b}, {"b", a}});
+  load_state_dict(ModelView({{"a", a}, {"b", b}}), Tensors{{"a", b}, {"b", a}});
   EXPECT_EQ(a[0].item<float>(), 2);
   EXPECT_EQ(b[0].item<float>(), 1);
   // Values that overlap with the tensor which they are for.
   const auto memory = at::arange(5.0);
-  const auto first = memory.narrow(0, 0, 4);
-  load_state_dict(ModelView({{"first", first}}),
-                  std::map<std::string, at::Tensor>{{"first", memory.narrow(0, 1, 4)}});
+  load_state_dict(ModelView({{"first", memory.narrow(0, 0, 4)}}),
+                  Tensors{{"first", memory.narrow(0, 1, 4)}});
   EXPECT_TRUE(at::equal(memory, at::tensor({1.0, 2.0, 3.0, 4.0, 4.0}).to(memory.dtype())));
 }
 

@@ -81,16 +81,12 @@ TEST(Progress, ABarShowsTheNoteAndIsDrawnTenTimesASecondAtMost) {
   EXPECT_LE(asked, 2 + 10 * seconds.count());
   Progress lines(out, ProgressStyle::lines, "x", 4, "images");
   lines.advance(1, [&]() -> std::string { throw Error("nobody sees this note"); });
-}
-
-TEST(Progress, ABarIsColouredUnlessTheUserRefusesColours) {
   for (const bool refused : {false, true}) {
     const Variable variable("NO_COLOR", refused ? "1" : nullptr);
-    std::ostringstream out;
-    Progress progress(out, ProgressStyle::bar, "x", 4, "images");
-    progress.advance(2);
-    EXPECT_THAT(out.str(), HasSubstr(refused ? "x [########........]"
-                                             : "x [\x1b[36m########\x1b[0m........]"));
+    std::ostringstream coloured;
+    Progress(coloured, ProgressStyle::bar, "x", 4, "images").advance(2);
+    EXPECT_THAT(coloured.str(), HasSubstr(refused ? "x [########........]"
+                                                  : "x [\x1b[36m########\x1b[0m........]"));
   }
 }
 
@@ -162,9 +158,9 @@ TEST(Efficiency, IsNotShownWhereItIsNotReliable) {
     const auto found = efficiency_of(alone, one, other_load);
     EXPECT_FALSE(found.reliable());
     EXPECT_THAT(found.doubt, HasSubstr(doubt));
-    const auto text = to_text(found, 2);
-    EXPECT_THAT(text, HasSubstr("efficiency not measured reliably: " + found.doubt));
-    EXPECT_THAT(text, Not(HasSubstr("a step takes")));
+    EXPECT_THAT(to_text(found, 2),
+                AllOf(HasSubstr("efficiency not measured reliably: " + found.doubt),
+                      Not(HasSubstr("a step takes"))));
   }
   EXPECT_TRUE(efficiency_of(one, one, 0.1).reliable());
 }
@@ -239,6 +235,16 @@ TEST(Tally, CountsRightAnswers) {
   EXPECT_EQ(score.samples, 4);
   EXPECT_DOUBLE_EQ(score.accuracy, 3.0 / 4);
   EXPECT_DOUBLE_EQ(score.loss, (3 * 2.0 + 1 * 6.0) / 4) << "a short batch weighs less";
+  // Neither an empty batch counts nor one of shapes that do not belong together.
+  Tally empty(2);
+  const auto targets = [](int count) { return torch::zeros({count}, torch::kLong); };
+  for (const auto& [outputs, of] :
+       {std::pair(torch::zeros({3, 2}), targets(2)), {torch::zeros({3}), targets(3)}})
+    EXPECT_THROW(empty.add(torch::tensor(1.0F), outputs, of), InvalidArgument);
+  empty.add(torch::tensor(NAN), torch::zeros({0, 3}), targets(0));
+  EXPECT_EQ(empty.score().samples, 0);
+  EXPECT_EQ(empty.score().loss, 0);
+  EXPECT_EQ(empty.score().accuracy, 0);
 }
 
 TEST(Tally, CountsAnswersAmongTheBest) {
@@ -256,19 +262,6 @@ TEST(Tally, CountsAnswersAmongTheBest) {
     EXPECT_DOUBLE_EQ(tally.score().top, (4 * expected[k - 1] + (k == 1 ? 1 : 2)) / 6) << k;
   }
   EXPECT_THROW(Tally(0), InvalidArgument);
-}
-
-TEST(Tally, CountsNothingOfAnEmptyBatchOrOfShapesThatDoNotBelongTogether) {
-  Tally tally(2);
-  EXPECT_THROW(
-      tally.add(torch::tensor(1.0F), torch::zeros({3, 2}), torch::zeros({2}, torch::kLong)),
-      InvalidArgument);
-  EXPECT_THROW(tally.add(torch::tensor(1.0F), torch::zeros({3}), torch::zeros({3}, torch::kLong)),
-               InvalidArgument);
-  tally.add(torch::tensor(NAN), torch::zeros({0, 3}), torch::zeros({0}, torch::kLong));
-  EXPECT_EQ(tally.score().samples, 0);
-  EXPECT_EQ(tally.score().loss, 0);
-  EXPECT_EQ(tally.score().accuracy, 0);
 }
 
 TEST_ON_RANKS(Tally, IsExactOverRanksOfUnequalSizes, 1, 2, 3, 7) {
@@ -290,10 +283,9 @@ TEST_ON_RANKS(Tally, IsExactOverRanksOfUnequalSizes, 1, 2, 3, 7) {
 }
 
 TEST_ON_RANKS(Throughput, IsOfAllSamplesInTheSlowestRanksTime, 1, 2, 3, 7) {
-  const int ranks = world.size();
   // Rank r has 10 r samples and takes 8 - r seconds: rank 0 is the slowest.
   const double rate = throughput(10 * world.rank(), 8.0 - world.rank(), world);
-  EXPECT_DOUBLE_EQ(rate, 10 * ranks * (ranks - 1) / 2 / 8.0);
+  EXPECT_DOUBLE_EQ(rate, 10 * world.size() * (world.size() - 1) / 2 / 8.0);
   EXPECT_EQ(throughput(0, 0, world), 0) << "nothing was done, in no time";
 }
 

@@ -140,6 +140,19 @@ TEST(RunLog, IsContinuedAndDiscardsTheStepsAfterTheCheckpoint) {
     EXPECT_EQ(discarded[0]["continued_at_step"], 4);
     EXPECT_EQ(discarded[3]["discarded_from"], "intervals.jsonl");
   }
+  // Values of the checkpoint's step stay.
+  const TemporaryFolder folder;
+  record_part(folder.path(), 1, 0, 6);
+  run_groups(1, [&](const Group& world) {
+    RunLog log(world, {.folder = folder.path().string()});
+    log.scalar("test_loss", 4, 204);  // the model is evaluated before the training goes on
+    log.begin_interval(4);
+    log.scalar("loss", 5, 205);
+    log.end_interval(5);
+  });
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 205));
+  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "test_loss"), ElementsAre(204));
+  EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 5));
 }
 
 TEST(RunLog, ARunFromTheFirstStepOnOrWithOverwriteKeepsNothing) {
@@ -161,21 +174,6 @@ TEST(RunLog, ARunFromTheFirstStepOnOrWithOverwriteKeepsNothing) {
     for (const char* name : {"discarded.jsonl", "trace.json"})
       EXPECT_EQ(std::filesystem::exists(folder / name), !overwrite) << name;
   }
-}
-
-TEST(RunLog, ValuesOfTheCheckpointsStepStay) {
-  const TemporaryFolder folder;
-  record_part(folder.path(), 1, 0, 6);
-  run_groups(1, [&](const Group& world) {
-    RunLog log(world, {.folder = folder.path().string()});
-    log.scalar("test_loss", 4, 204);  // the model is evaluated before the training goes on
-    log.begin_interval(4);
-    log.scalar("loss", 5, 205);
-    log.end_interval(5);
-  });
-  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 205));
-  EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "test_loss"), ElementsAre(204));
-  EXPECT_THAT(numbers_in(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 5));
 }
 
 /// A dataset that is quick to read.
@@ -207,7 +205,7 @@ TEST(RunLog, CountsTheTimeOfALoader) {
 }
 
 // Training goes on where the lines of an earlier part cannot be moved, and nothing of them is lost.
-TEST(RunLog, KeepsWhatItCannotMove) {
+TEST(RunLog, KeepsWhatItCannotMoveAndDoesNothingWithoutAFolder) {
   const TemporaryFolder folder;
   record_part(folder.path(), 1, 0, 4);
   std::filesystem::create_directory(folder / "discarded.jsonl");
@@ -217,9 +215,6 @@ TEST(RunLog, KeepsWhatItCannotMove) {
     EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: Is a directory"));
   });
   EXPECT_THAT(numbers_in(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 203));
-}
-
-TEST(RunLog, WithoutAFolderNothingHappens) {
   run_groups(2, [](const Group& world) {
     RunLog log(world, {});
     EXPECT_FALSE(log.on());

@@ -16,16 +16,6 @@ except ImportError as error:
     sys.exit(77)
 
 
-def deep_state():
-    """The state dict of layers within layers."""
-    blocks = [torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, bias=False), torch.nn.BatchNorm2d(64)) for _ in range(20)]
-    state = torch.nn.Sequential(collections.OrderedDict(
-        conv1=torch.nn.Conv2d(3, 64, 7, bias=False), layer=torch.nn.Sequential(*blocks), fc=torch.nn.Linear(64, 10))).state_dict()
-    for number, value in enumerate(state.values()):
-        value.normal_() if value.is_floating_point() else value.fill_(number)
-    return state
-
-
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -79,8 +69,7 @@ def train(model, optimizer, batches):
 
 def write(folder):
     torch.manual_seed(0)
-    model = deep_state()
-    torch.save(model, folder / "deep.pt")
+    model = torch.nn.ModuleDict({"layer": torch.nn.ModuleList([Net()])}).state_dict()
     sums = {name: float(tensor.double().sum()) for name, tensor in model.items()}
     torch.save({"model": model, "epoch": 3, "best": 0.5, "name": "r\u00e9snet", "ok": True,
                 "none": None, "sizes": [torch.Size([2, 3]), (1, -2**40)], "sums": sums},

@@ -27,11 +27,12 @@ struct WholeRun {
     for (int number = 0; number <= seed + 1; ++number) step(number);
   }
   void step(int number) {
-    distributed.backward_and_update(
-        net.forward(random({4, 4}, static_cast<std::uint64_t>(10 * number + world.rank())))
-            .pow(2)
-            .mean());
-    further.step();
+    net.forward(random({4, 4}, static_cast<std::uint64_t>(10 * number + world.rank())))
+        .pow(2)
+        .mean()
+        .backward();
+    of_first.step();
+    of_second.step();
     net.zero_grad();
     rate.step();
     average.update();
@@ -45,7 +46,7 @@ struct WholeRun {
             .optimizer = adam,
             .rate = rate,
             .sampler = sampler,
-            .strategy = distributed,
+            .strategy = both,
             .generator = generator,
             .extra = {{"average", average},
                       {"stopping", stopping},
@@ -60,7 +61,7 @@ struct WholeRun {
     for (const auto& [name, tensor] : tensors_of(net)) all[name] = tensor.detach().clone();
     add("optimizer/", StatefulOptimizer(adam, net).state());
     add("sampler/", sampler.state());
-    add("strategy/", distributed.state());
+    add("strategy/", both.state());
     add("average/", average.state());
     add("stopping/", stopping.state());
     add("further/", stateful.state());
@@ -73,9 +74,12 @@ struct WholeRun {
   Net net{5};
   torch::optim::Adam adam{net.first->parameters(), torch::optim::AdamOptions(0.01)};
   torch::optim::SGD further{net.second->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
-  DistributedOptimizer distributed{adam, net, world, TopK{.ratio = 0.3}};
+  DistributedOptimizer of_first{
+      adam, net, world, {.strategy = TopK{.ratio = 0.3}, .optimized_only = true}};
+  DistributedOptimizer of_second{further, net, world, {.optimized_only = true}};
+  SeveralStateful both{std::vector<Stateful>{of_first, of_second}};
   LearningRate rate{adam, CosineDecay{.steps = 50}};
-  MovingAverage average{net, {.decay = 0.5, .average_buffers = true}};
+  MovingAverage average{net, {.decay = 0.5, .bias_correction = true, .average_buffers = true}};
   EarlyStopping stopping{{}};
   DistributedSampler sampler{40, world};
   StatefulOptimizer stateful{further, net};
