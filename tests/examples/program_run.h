@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/big_endian.h"
 #include "tests/matchers.h"
 #include "tests/temporary_folder.h"
 
@@ -35,13 +36,6 @@ inline int complaints(const std::string& err, const std::string& begin) {
     times += line.starts_with(begin) ? 1 : 0;
   }
   return times;
-}
-
-inline std::string big_endian(std::initializer_list<std::uint32_t> values) {
-  std::string bytes;
-  for (const std::uint32_t value : values)
-    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
 }
 
 /// A folder with MNIST's four files of so many digits. Each class is a bright bar in a row of its

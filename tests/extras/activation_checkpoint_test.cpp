@@ -288,6 +288,19 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForwardOrHasABackward) {
               HasSubstr("recompute: got a backward within the segment's forward"));
 }
 
+/// A buffer that a segment changes and then multiplies by.
+struct ScaledImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      const at::NoGradGuard no_grad;
+      scale.mul_(2);
+    }
+    return x * scale;
+  }
+  at::Tensor scale = register_buffer("scale", at::full({features}, 1.5));
+};
+TORCH_MODULE(Scaled);
+
 TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
   const auto weight = at::ones({features}).requires_grad_();
   const auto function = [&](const at::Tensor& y) { return (y * weight).exp() * weight; };
@@ -315,25 +328,10 @@ TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
       x);
   EXPECT_THAT(refusal([&] { inside.sum().backward(); }),
               HasSubstr("changed in place after autograd saved it"));
-}
-
-/// A buffer that a segment changes and then multiplies by.
-struct ScaledImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
-    {
-      const at::NoGradGuard no_grad;
-      scale.mul_(2);
-    }
-    return x * scale;
-  }
-  at::Tensor scale = register_buffer("scale", at::full({features}, 1.5));
-};
-TORCH_MODULE(Scaled);
-
-TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
+  // By another forward.
   for (const bool recomputes : {false, true}) {
     Scaled module;
-    const auto x = random_input(1).requires_grad_();
+    x.mutable_grad().reset();
     const auto forward = [&] { return recomputes ? recompute(module, x) : module(x); };
     const auto first = forward(), second = forward();
     const auto error = message_of<std::exception>([&] { first.sum().backward(); });
@@ -346,7 +344,7 @@ TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
   }
 }
 
-TEST(Recompute, LeavesTheVersionsOfBuffers) {
+TEST(Recompute, LeavesTheVersionsOfBuffersAndPlainBatchNormsOfCallables) {
   Scaled module;
   const auto x = random_input(1).requires_grad_();
   const auto weight = at::ones({features}).requires_grad_();
@@ -361,6 +359,13 @@ TEST(Recompute, LeavesTheVersionsOfBuffers) {
   weight.mutable_grad().reset();
   later.backward();
   EXPECT_TRUE(at::equal(weight.grad(), module->scale));
+  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(features).momentum(0.3));
+  const auto output =
+      recompute([&](const at::Tensor& input) { return norm->forward(input).exp(); }, x);
+  const auto mean = norm->running_mean.clone(), variance = norm->running_var.clone();
+  output.sum().backward();
+  EXPECT_TRUE(at::equal(norm->running_mean, mean));
+  EXPECT_TRUE(at::equal(norm->running_var, variance));
 }
 
 /// The samples of a rank, of different number.
@@ -410,16 +415,6 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
       }
     });
   }
-}
-
-TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {
-  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(features).momentum(0.3));
-  const auto output =
-      recompute([&](const at::Tensor& x) { return norm->forward(x).exp(); }, random_input(1));
-  const auto mean = norm->running_mean.clone(), variance = norm->running_var.clone();
-  output.sum().backward();
-  EXPECT_TRUE(at::equal(norm->running_mean, mean));
-  EXPECT_TRUE(at::equal(norm->running_var, variance));
 }
 
 }  // namespace

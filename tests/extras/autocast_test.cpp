@@ -11,7 +11,7 @@
 namespace lockstep::testing {
 namespace {
 
-TEST(Autocast, LastsAsLongAsItLives) {
+TEST(Autocast, LastsAsLongAsItLivesAndIsOfOneDevice) {
   // A layer, because casts of parameters are cached.
   torch::nn::Linear layer(8, 4);
   const auto dtype_of_products = [&] { return layer(at::ones({3, 8})).scalar_type(); };
@@ -36,9 +36,6 @@ TEST(Autocast, LastsAsLongAsItLives) {
   EXPECT_EQ(dtype_of_products(), at::kFloat);
   EXPECT_THROW(Autocast{at::kDouble}, InvalidArgument);
   EXPECT_EQ(dtype_of_products(), at::kFloat);
-}
-
-TEST(Autocast, IsOfOneDevice) {
   {
     const Autocast lower(at::kBFloat16, at::kCUDA);  // whose default is half
     EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));

@@ -172,16 +172,13 @@ TEST(Augment, DependsOnSeedEpochAndIndexAlone) {
   EXPECT_FALSE(torch::equal(augment(source, indices, 3, {.seed = 8}), whole));
 }
 
-TEST(Augment, WithoutPaddingAndFlippingChangesNothing) {
+TEST(Augment, ChangesNothingWithoutPaddingAndFlippingAndRefusesWhatIsNoImage) {
   const at::Tensor source = images(9);
   EXPECT_TRUE(
       torch::equal(augment(source, up_to<std::size_t>(9), 0, {.pad = 0, .flip = false}), source));
   const at::Tensor cropped = augment(source, up_to<std::size_t>(9), 0, {.pad = 1, .flip = false});
   for (int i = 0; i < 9; ++i) EXPECT_FALSE(crop_of(source[i], cropped[i], 1)->flipped);
   EXPECT_EQ(augment(images(0), {}, 0, {}).numel(), 0);
-}
-
-TEST(Augment, RefusesWhatIsNoImage) {
   const std::vector<std::size_t> one{0};
   for (const auto& none : {torch::zeros({1, 5, 5}), torch::zeros({1, 1, 5, 5}, at::kByte),
                            torch::zeros({1, 1, 5, 5}, at::kMeta), torch::zeros({2, 1, 5, 5})})

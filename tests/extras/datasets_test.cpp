@@ -32,7 +32,6 @@ std::string records(const std::vector<int>& labels) {
 
 class Cifar10Files : public ::testing::Test {
  protected:
-  void write(const std::string& name, const std::string& bytes) const { folder.write(name, bytes); }
   std::string error(Cifar10::Split split = Cifar10::Split::train) const {
     return message_of<DataError>([&] { Cifar10(folder.path(), split); });
   }
@@ -42,7 +41,7 @@ class Cifar10Files : public ::testing::Test {
 };
 
 TEST_F(Cifar10Files, GivesTheImagesAsScaledBatches) {
-  write("data_batch_1.bin", records({6, 9, 0}));
+  folder.write("data_batch_1.bin", records({6, 9, 0}));
   Cifar10 data(folder.path());
   ASSERT_EQ(data.size(), 3u);
   const std::vector<std::size_t> wanted{1, 2, 1};
@@ -64,41 +63,41 @@ TEST_F(Cifar10Files, BatchesThatAreThereAreJoinedAndMissingOnesAndGapsAreNamed) 
   EXPECT_THAT(error(Cifar10::Split::test), HasSubstr(path("test_batch.bin")));
   std::filesystem::create_directory(folder / "test_batch.bin");
   EXPECT_EQ(error(Cifar10::Split::test), path("test_batch.bin") + ": is not a regular file");
-  write("data_batch_1.bin", records({1, 2}));
-  write("data_batch_3.bin", records({4, 5, 6}));
+  folder.write("data_batch_1.bin", records({1, 2}));
+  folder.write("data_batch_3.bin", records({4, 5, 6}));
   EXPECT_EQ(error(), "found " + path("data_batch_3.bin") + ", but not " + path("data_batch_2.bin"));
-  write("data_batch_2.bin", records({3}));
+  folder.write("data_batch_2.bin", records({3}));
   EXPECT_TRUE(Cifar10(folder.path()).targets().equal(torch::arange(1, 7)));
   std::filesystem::remove(folder / "test_batch.bin");
-  write("test_batch.bin", records({7}));
+  folder.write("test_batch.bin", records({7}));
   EXPECT_TRUE(
       Cifar10(folder.path(), Cifar10::Split::test).targets().equal(torch::tensor({7}, at::kLong)));
 }
 
-TEST_F(Cifar10Files, ATruncationAndALabelBeyondNineNameFileAndOffset) {
+TEST_F(Cifar10Files, WrongImagesAndLabelsAreRefusedInFilesWithTheirOffset) {
   const std::string whole = records({1, 2});
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, record - 1, record + 1, 2 * record - 1}) {
-    write("data_batch_1.bin", whole.substr(0, size));
+    folder.write("data_batch_1.bin", whole.substr(0, size));
     const std::size_t start = size / record * record;
     EXPECT_EQ(error(), path("data_batch_1.bin") + ": offset " + std::to_string(start) +
                            ": expected an image of 3073 bytes, found the end after " +
                            std::to_string(size - start));
   }
-  write("data_batch_1.bin", whole);
-  write("data_batch_2.bin", records({3, 10}));
+  folder.write("data_batch_1.bin", whole);
+  folder.write("data_batch_2.bin", records({3, 10}));
   EXPECT_EQ(error(),
             path("data_batch_2.bin") + ": offset 3073: expected a label from 0 to 9, found 10");
-}
-
-TEST_F(Cifar10Files, HoldsTensorsToo) {
   const at::Tensor images = torch::zeros({2, 3, 32, 32}, at::kByte);
-  EXPECT_EQ(Cifar10(images, torch::tensor({9, 0}, at::kLong)).size(), 2u);
-  for (const auto& targets : {torch::tensor({10, 0}, at::kLong), torch::tensor({-1, 0}, at::kLong),
-                              torch::tensor({1}, at::kLong), torch::tensor({1, 1}, at::kInt)})
+  const auto labels = [](int first, int second) {
+    return torch::tensor({first, second}, at::kLong);
+  };
+  EXPECT_EQ(Cifar10(images, labels(9, 0)).size(), 2u);
+  for (const auto& targets :
+       {labels(10, 0), labels(-1, 0), labels(1, 1).slice(0, 1), labels(1, 1).to(at::kInt)})
     EXPECT_THROW(Cifar10(images, targets), InvalidArgument);
-  EXPECT_THROW(Cifar10(images.to(at::kFloat), torch::tensor({1, 1}, at::kLong)), InvalidArgument);
-  EXPECT_THROW(Cifar10(images[0], torch::tensor({1, 1}, at::kLong)), InvalidArgument);
+  for (const auto& wrong : {images.to(at::kFloat), images[0]})
+    EXPECT_THROW(Cifar10(wrong, labels(1, 1)), InvalidArgument);
 }
 
 TEST(ColouredShapes, AreTenClassesThatDifferAndRepeat) {
@@ -142,6 +141,12 @@ TEST_F(CsvFiles, ColumnsAreChosenByNameAndIndexAndAllOthersAreFeatures) {
   EXPECT_TRUE(rest.features().equal(torch::tensor({{1, 3}, {4, 6}}, at::kDouble)));
   EXPECT_TRUE(rest.targets().equal(torch::tensor({2, 5}, at::kLong)));
   EXPECT_EQ(read("a,b\n1,2\n").targets().sizes(), at::IntArrayRef({1, 0}));
+  CsvFile rows = read("x,y\n0,0\n1,10\n2,20\n", {.targets = {"y"}});
+  const auto batch = rows.get_batch(std::vector<std::size_t>{2, 0, 2});
+  EXPECT_TRUE(batch.data.equal(torch::tensor({{2.0F}, {0.0F}, {2.0F}})));
+  EXPECT_TRUE(batch.target.equal(10 * batch.data));
+  EXPECT_EQ(rows.get_batch({}).data.sizes(), at::IntArrayRef({0, 1}));
+  EXPECT_THROW(rows.get_batch(3), DataError);
 }
 
 TEST_F(CsvFiles, AcceptsWhatOtherProgramsWrite) {
@@ -190,58 +195,43 @@ TEST_F(CsvFiles, WrongFieldsLinesAndColumnsAreNamed) {
   EXPECT_THROW(read("a,b\n1,2\n", {.dtype = at::kLong}), InvalidArgument);
 }
 
-TEST_F(CsvFiles, BatchesAreTheRowsOfTheirIndices) {
-  CsvFile data = read("x,y\n0,0\n1,10\n2,20\n", {.targets = {"y"}});
-  const std::vector<std::size_t> wanted{2, 0, 2};
-  const auto batch = data.get_batch(wanted);
-  EXPECT_TRUE(batch.data.equal(torch::tensor({{2.0F}, {0.0F}, {2.0F}})));
-  EXPECT_TRUE(batch.target.equal(10 * batch.data));
-  EXPECT_EQ(data.get_batch({}).data.sizes(), at::IntArrayRef({0, 1}));
-  EXPECT_THROW(data.get_batch(3), DataError);
-}
-
 /// Rows [first + t, −(first + t)], with targets 1000 + first + t.
 Series series_of(std::int64_t rows, double first = 0) {
   const at::Tensor value = torch::arange(rows, at::kDouble) + first;
   return {torch::stack({value, -value}, 1), value + 1000};
 }
 
-TEST(SeriesWindows, AreTheRowsOfTheDefinition) {
+TEST(SeriesWindows, AreTheRowsOfTheDefinitionAndCrossNoTwoSeries) {
   for (const std::int64_t rows : {0, 1, 4, 5, 23}) {
     for (const SeriesWindowOptions options : std::vector<SeriesWindowOptions>{
              {},
              {.length = 3, .horizon = 2},
              {.length = 4, .horizon = 0, .stride = 3},
              {.length = 2, .horizon = 1, .stride = 5, .target_length = 3}}) {
-      const auto [data, target] = series_of(rows);
-      SeriesWindows windows({data, target}, options);
+      const std::vector<Series> all{series_of(rows), series_of(2, 100), series_of(0),
+                                    series_of(7, 200)};
+      SeriesWindows windows(all, options);
       const std::int64_t target_rows = std::max<std::int64_t>(1, options.target_length);
       std::size_t count = 0;
-      for (std::int64_t start = 0;; start += options.stride, ++count) {
-        const std::int64_t ahead = start + options.length - 1 + options.horizon;
-        if (ahead + target_rows > rows) break;
-        const Series got = windows.get_batch(count);
-        ASSERT_TRUE(got.data.equal(data.slice(0, start, start + options.length).unsqueeze(0)));
-        const at::Tensor rows_ahead = target.slice(0, ahead, ahead + target_rows);
-        ASSERT_TRUE(
-            got.target.equal(options.target_length > 0 ? rows_ahead.unsqueeze(0) : rows_ahead));
+      for (const auto& [data, target] : all) {
+        for (std::int64_t start = 0;; start += options.stride, ++count) {
+          const std::int64_t ahead = start + options.length - 1 + options.horizon;
+          if (ahead + target_rows > data.size(0)) break;
+          const Series got = windows.get_batch(count);
+          ASSERT_TRUE(got.data.equal(data.slice(0, start, start + options.length).unsqueeze(0)));
+          const at::Tensor rows_ahead = target.slice(0, ahead, ahead + target_rows);
+          ASSERT_TRUE(
+              got.target.equal(options.target_length > 0 ? rows_ahead.unsqueeze(0) : rows_ahead));
+        }
       }
       EXPECT_EQ(windows.size(), count);
       EXPECT_THROW(windows.get_batch(count), DataError);
       EXPECT_EQ(windows.get_batch({}).data.sizes(), at::IntArrayRef({0, options.length, 2}));
+      const Series two = windows.get_batch(std::vector<std::size_t>{count - 1, 0});
+      EXPECT_TRUE(two.data[0].equal(windows.get_batch(count - 1).data[0]));
+      EXPECT_TRUE(two.target[1].equal(windows.get_batch(0).target[0]));
     }
   }
-}
-
-TEST(SeriesWindows, CrossNoTwoSeries) {
-  SeriesWindows windows({series_of(5, 0), series_of(2, 100), series_of(0), series_of(4, 200)},
-                        {.length = 3});
-  ASSERT_EQ(windows.size(), 3u);
-  const Series all = windows.get_batch(std::vector<std::size_t>{2, 0, 1});
-  EXPECT_EQ(all.data.sizes(), at::IntArrayRef({3, 3, 2}));
-  EXPECT_TRUE(
-      all.data.select(2, 0).select(1, 0).equal(torch::tensor({200.0, 0.0, 1.0}, at::kDouble)));
-  EXPECT_TRUE(all.target.equal(torch::tensor({1203.0, 1003.0, 1004.0}, at::kDouble)));
 }
 
 TEST(SeriesWindows, PartsOfASplitHaveNoRowInCommon) {

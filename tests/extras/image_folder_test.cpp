@@ -79,7 +79,6 @@ std::string jpeg_file(int height, int width, J_COLOR_SPACE colours, const std::s
 
 class ImageFolders : public ::testing::Test {
  protected:
-  void write(const std::string& name, const std::string& bytes) const { folder.write(name, bytes); }
   at::Tensor only_image(ImageFolderOptions options = {}) const {
     ImageFolder data(folder.path(), options);
     EXPECT_EQ(data.size(), 1u);
@@ -104,11 +103,11 @@ class ImageFolders : public ::testing::Test {
 
 TEST_F(ImageFolders, ClassesAndFilesAreInTheOrderOfTheirNames) {
   for (const char* name : {"zebra/1.png", "ant/b.PNG", "ant/a.png", "Bee/2.png", "Bee/10.png"})
-    write(name, png_of(ramp(4, 5)));
-  write("ant/notes.txt", "no image");
-  write("ant/.hidden.png", "no image");
-  write(".cache/x.png", "no class");
-  write("readme.png", "no class");
+    folder.write(name, png_of(ramp(4, 5)));
+  folder.write("ant/notes.txt", "no image");
+  folder.write("ant/.hidden.png", "no image");
+  folder.write(".cache/x.png", "no class");
+  folder.write("readme.png", "no class");
   ImageFolder data(folder.path());
   EXPECT_EQ(data.classes(), (std::vector<std::string>{"Bee", "ant", "zebra"}));
   EXPECT_EQ(data.size(), 5u);
@@ -127,7 +126,7 @@ TEST_F(ImageFolders, PngImagesOfEveryKindBecomeColours) {
   const at::Tensor gray = image.narrow(0, 0, 1);
   const auto expect_image = [&](const std::string& bytes, const at::Tensor& expected,
                                 double tolerance = 1e-4) {
-    write("c/a.png", bytes);
+    folder.write("c/a.png", bytes);
     expect_near(only_image(), expected.expand({3, -1, -1}), tolerance);
   };
   expect_image(png_of(image), image);
@@ -145,17 +144,17 @@ TEST_F(ImageFolders, PngImagesOfEveryKindBecomeColours) {
 
 TEST_F(ImageFolders, JpegImagesOfEveryKindBecomeColours) {
   const at::Tensor image = ramp(40, 64);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_RGB, pixels_of(image)));
+  folder.write("c/a.jpg", jpeg_file(40, 64, JCS_RGB, pixels_of(image)));
   expect_near(only_image(), image, 8);
   const at::Tensor gray = image.narrow(0, 1, 1);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_GRAYSCALE, pixels_of(gray)));
+  folder.write("c/a.jpg", jpeg_file(40, 64, JCS_GRAYSCALE, pixels_of(gray)));
   expect_near(only_image(), gray.expand({3, 40, 64}), 3);
   // Adobe's form, which libjpeg writes: 255 is no ink. Black halves everything.
   const at::Tensor black = torch::full({1, 40, 64}, 128);
-  write("c/a.jpg", jpeg_file(40, 64, JCS_CMYK, pixels_of(torch::cat({image, black}))));
+  folder.write("c/a.jpg", jpeg_file(40, 64, JCS_CMYK, pixels_of(torch::cat({image, black}))));
   expect_near(only_image(), image * (128.0 / 255), 4);
   // The first bytes tell what it is, as names in ImageNet do not.
-  write("c/a.jpg", png_of(image));
+  folder.write("c/a.jpg", png_of(image));
   expect_near(only_image(), image, 1e-4);
 }
 
@@ -164,24 +163,24 @@ TEST_F(ImageFolders, TheMiddleIsShownInTheSizeWanted) {
   // Rows 4 to 59 and columns 12 to 67 of it: 0.875 of 64 pixels are 56.
   const at::Tensor middle = image.narrow(1, 4, 56).narrow(2, 12, 56);
   const at::Tensor smaller = torch::avg_pool2d(middle, 2);
-  write("c/a.png", png_of(image));
+  folder.write("c/a.png", png_of(image));
   expect_near(only_image({.size = 56}), middle, 1e-3);
   // A ramp stays a ramp whatever the filter, but at the edges.
   const auto inner = [](const at::Tensor& x) { return x.slice(1, 2, -2).slice(2, 2, -2); };
   expect_near(inner(only_image({.size = 28})), inner(smaller), 1);
   expect_near(only_image({.size = 64, .centre = 1}), image.narrow(2, 8, 64), 1e-3);
-  write("c/a.png", jpeg_file(64, 80, JCS_RGB, pixels_of(image)));
+  folder.write("c/a.png", jpeg_file(64, 80, JCS_RGB, pixels_of(image)));
   // libjpeg decodes a quarter of it: no worse than what it loses.
   expect_near(inner(only_image({.size = 14})), inner(torch::avg_pool2d(middle, 4)), 10);
-  write("c/a.png", png_of(ramp(1, 3)));
+  folder.write("c/a.png", png_of(ramp(1, 3)));
   EXPECT_EQ(only_image({.size = 7}).sizes(), (std::vector<std::int64_t>{3, 7, 7}));
 }
 
 TEST_F(ImageFolders, RandomPartsDependOnSeedEpochAndIndexAlone) {
   for (int i = 0; i < 9; ++i)
-    write("c/" + std::to_string(i) + ".png",
-          i % 2 ? png_of(ramp(30, 40 + i))
-                : jpeg_file(64, 50 + i, JCS_RGB, pixels_of(ramp(64, 50 + i))));
+    folder.write("c/" + std::to_string(i) + ".png",
+                 i % 2 ? png_of(ramp(30, 40 + i))
+                       : jpeg_file(64, 50 + i, JCS_RGB, pixels_of(ramp(64, 50 + i))));
   const ImageFolderOptions options{.size = 12, .crop = ImageCrop::random, .seed = 5};
   std::vector<at::Tensor> by_workers;
   for (const std::size_t workers : {0, 1, 3}) {
@@ -204,28 +203,28 @@ TEST_F(ImageFolders, RandomPartsDependOnSeedEpochAndIndexAlone) {
 TEST_F(ImageFolders, DamagedFilesAreNamed) {
   const std::string png = png_of(ramp(30, 30));
   const std::string jpeg = jpeg_file(30, 30, JCS_RGB, pixels_of(ramp(30, 30)));
-  write("c/0.png", png);
+  folder.write("c/0.png", png);
   const std::string file = (folder / "c/1.jpg").string();
   for (const std::string& whole : {png, jpeg}) {
     for (const std::size_t size : {20, 30, 100, 200, 300}) {
       ASSERT_LT(size + 20, whole.size());
-      write("c/1.jpg", whole.substr(0, size));
+      folder.write("c/1.jpg", whole.substr(0, size));
       EXPECT_THAT(error(), HasSubstr(file + ": is a damaged or truncated ")) << size;
     }
   }
-  write("c/1.jpg", jpeg.substr(0, jpeg.size() - 3));
+  folder.write("c/1.jpg", jpeg.substr(0, jpeg.size() - 3));
   EXPECT_THAT(error(), HasSubstr(file + ": is a damaged or truncated JPEG image: Premature end"));
   std::string flipped = png;
   flipped[60] = static_cast<char>(flipped[60] ^ 4);
-  write("c/1.jpg", flipped);
+  folder.write("c/1.jpg", flipped);
   EXPECT_THAT(error(), HasSubstr(file + ": is a damaged or truncated PNG image: "));
-  write("c/1.jpg", "");
+  folder.write("c/1.jpg", "");
   EXPECT_EQ(error(), file + ": offset 0: expected a JPEG or PNG image, found the end");
-  write("c/1.jpg", "<html>");
+  folder.write("c/1.jpg", "<html>");
   EXPECT_EQ(error(), file + ": offset 0: expected a JPEG or PNG image, found 3c 68 74 6d");
   std::string vast = png;
   vast[16] = 0x7f;  // the width's first byte; its check sum is wrong then, too
-  write("c/1.jpg", vast);
+  folder.write("c/1.jpg", vast);
   EXPECT_THAT(error(), HasSubstr(file + ": is "));
   std::filesystem::remove(file);
   std::filesystem::create_symlink("nowhere", file);
@@ -240,33 +239,30 @@ TEST_F(ImageFolders, SizesThatTheFileCannotHoldAreRefused) {
   const std::size_t frame = jpeg.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   jpeg.replace(frame + 5, 4, std::string("\x40\0\x40\0", 4));
-  write("c/0.jpg", jpeg);
+  folder.write("c/0.jpg", jpeg);
   EXPECT_THAT(error(), HasSubstr(refusal));
   jpeg[frame + 1] = '\xc9';  // arithmetic coding
-  write("c/0.jpg", jpeg);
+  folder.write("c/0.jpg", jpeg);
   EXPECT_THAT(error(), HasSubstr(refusal));
-  write("c/0.jpg", png_file(16384, 16384, PngColour::gray, ""));
+  folder.write("c/0.jpg", png_file(16384, 16384, PngColour::gray, ""));
   EXPECT_THAT(error(), HasSubstr(refusal));
   // An image of one colour is as small as a file of its size gets.
-  write("c/0.jpg", png_file(2000, 2000, PngColour::gray, std::string(2000 * 250, '\0'), "", 1));
+  folder.write("c/0.jpg",
+               png_file(2000, 2000, PngColour::gray, std::string(2000 * 250, '\0'), "", 1));
   EXPECT_EQ(error(), "");
-  write("c/0.jpg", jpeg_file(2000, 2000, JCS_GRAYSCALE, std::string(2000 * 2000, '\0')));
+  folder.write("c/0.jpg", jpeg_file(2000, 2000, JCS_GRAYSCALE, std::string(2000 * 2000, '\0')));
   EXPECT_EQ(error(), "");
 }
 
-TEST_F(ImageFolders, ImagesOfSeveralSizesNeedASize) {
-  write("c/0.png", png_of(ramp(30, 20)));
-  write("c/1.png", png_of(ramp(30, 21)));
-  EXPECT_EQ(error(), (folder / "c/1.png").string() + ": is 21x30, expected 20x30 as " +
+TEST_F(ImageFolders, FoldersWithoutClassesOrImagesAndSeveralSizesAreNamed) {
+  EXPECT_EQ(error(), folder.path().string() + ": expected a folder for each class, found none");
+  folder.write("c/0.png", png_of(ramp(3, 3)));
+  folder.write("c/1.png", png_of(ramp(3, 4)));
+  EXPECT_EQ(error(), (folder / "c/1.png").string() + ": is 4x3, expected 3x3 as " +
                          (folder / "c/0.png").string() +
                          "; set ImageFolderOptions::size to scale all images to one size");
   EXPECT_EQ(error({.size = 16}), "");
-}
-
-TEST_F(ImageFolders, FoldersWithoutClassesOrImagesAreNamed) {
-  EXPECT_EQ(error(), folder.path().string() + ": expected a folder for each class, found none");
-  write("c/0.png", png_of(ramp(3, 3)));
-  write("empty/readme.txt", "x");
+  folder.write("empty/readme.txt", "x");
   EXPECT_EQ(error(), (folder / "empty").string() +
                          ": expected .jpg, .jpeg or .png images of the class, found none");
   EXPECT_THROW(ImageFolder(folder / "none"), DataError);

@@ -2,11 +2,11 @@
 #include <zlib.h>
 
 #include <functional>
-#include <initializer_list>
 #include <random>
 #include <tuple>
 
 #include "lockstep/datasets.h"
+#include "tests/big_endian.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/temporary_folder.h"
@@ -16,13 +16,6 @@ namespace {
 
 constexpr int digits = 5;
 constexpr int pixels = 28 * 28;
-
-std::string big_endian(std::initializer_list<std::uint32_t> values) {
-  std::string bytes;
-  for (const std::uint32_t value : values)
-    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
-}
 
 std::uint8_t pixel_of(int digit, int pixel) {
   return static_cast<std::uint8_t>(digit * 31 + pixel * 7);
@@ -39,10 +32,6 @@ std::string labels_file() {
   return big_endian({0x801, digits}) + std::string("\x09\0\x04\x04\x07", 5);
 }
 
-void write_plain(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
 void write_packed(const std::filesystem::path& path, const std::string& bytes) {
   gzFile out = gzopen(path.c_str(), "wb");
   ASSERT_EQ(gzwrite(out, bytes.data(), static_cast<unsigned>(bytes.size())),
@@ -52,13 +41,17 @@ void write_packed(const std::filesystem::path& path, const std::string& bytes) {
 
 class MnistFiles : public ::testing::Test {
  protected:
+  static void write(const std::filesystem::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+
   const TemporaryFolder folder;
   const std::filesystem::path images = folder / "train-images-idx3-ubyte";
   const std::filesystem::path labels = folder / "train-labels-idx1-ubyte";
 
   void SetUp() override {
-    write_plain(images, images_file());
-    write_plain(labels, labels_file());
+    write(images, images_file());
+    write(labels, labels_file());
   }
   std::string error() const {
     return message_of<DataError>([this] { Mnist data(folder.path()); });
@@ -101,7 +94,7 @@ TEST_F(MnistFiles, MissingFilesAreNamedBothWays) {
   EXPECT_THAT(error(), HasSubstr(images.string()));
 }
 
-TEST_F(MnistFiles, DamageIsNamedWithItsPlace) {
+TEST_F(MnistFiles, DamageAndEveryTruncationAreNamedWithTheirPlace) {
   const std::tuple<const std::filesystem::path*, std::function<void(std::string&)>, const char*>
       cases[] = {
           {&images, [](auto& bytes) { bytes[3] = 1; },
@@ -124,16 +117,13 @@ TEST_F(MnistFiles, DamageIsNamedWithItsPlace) {
     SetUp();
     auto bytes = content(*file);
     damage(bytes);
-    write_plain(*file, bytes);
+    write(*file, bytes);
     EXPECT_THAT(error(), HasSubstr(file->string() + expected));
   }
   EXPECT_THAT(error(), AllOf(HasSubstr(images.string()), HasSubstr("found 4")));
-}
-
-TEST_F(MnistFiles, EveryTruncationIsAnErrorThatNamesTheFile) {
   const std::string whole = labels_file();
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    write_plain(labels, whole.substr(0, size));
+    write(labels, whole.substr(0, size));
     EXPECT_THAT(error(), HasSubstr(labels.string() + ": offset")) << size << " bytes";
   }
 }
@@ -142,7 +132,7 @@ TEST_F(MnistFiles, ReadsCompressedFilesAndComparesCountsBeforeAnyValueIsRead) {
   const auto packed = folder / "train-images-idx3-ubyte.gz";
   std::string bytes = images_file();
   bytes[4] = '\xff';
-  write_plain(images, bytes);
+  write(images, bytes);
   EXPECT_THAT(error(), HasSubstr("which the file can hold"));
   std::filesystem::remove(images);
   write_packed(packed, bytes);
@@ -157,7 +147,7 @@ TEST_F(MnistFiles, ReadsCompressedFilesAndComparesCountsBeforeAnyValueIsRead) {
   write_packed(packed, bytes);
   std::string damaged = content(packed);
   damaged.back() ^= 1;
-  write_plain(packed, damaged);
+  write(packed, damaged);
   EXPECT_THAT(error(), AllOf(HasSubstr("expected 50000 labels"), HasSubstr("found 5")));
 }
 
@@ -172,15 +162,15 @@ TEST_F(MnistFiles, EveryTruncationAndAFlippedBitOfCompressedImagesAreErrorsThatN
   const std::string whole = content(packed);
   ASSERT_EQ(error(), "");
   for (std::size_t size = 0; size < whole.size(); size += size < 30 ? 1 : 97) {
-    write_plain(packed, whole.substr(0, size));
+    write(packed, whole.substr(0, size));
     EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << size << " bytes";
   }
-  write_plain(packed, whole.substr(0, whole.size() - 1));
+  write(packed, whole.substr(0, whole.size() - 1));
   EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "the last byte of the check sum";
   for (const std::size_t place : {whole.size() / 2, whole.size() - 6, whole.size() - 1}) {
     std::string bytes = whole;
     bytes[place] ^= 4;
-    write_plain(packed, bytes);
+    write(packed, bytes);
     EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "at " << place;
   }
 }
