@@ -28,11 +28,13 @@ TEST(BenchCommand, MeasuresProcessesAndThreads) {
   }
 }
 
-TEST(BenchCommand, TakesTheWorldItIsStartedIn) {
-  const auto ended = run_in_shell("run -n 3 " + quoted(lockstep_program()) +
-                                  " bench all_reduce --max 1KiB --repeats 1 --memory group --json");
+TEST(BenchCommand, TakesTheWorldItIsStartedInAndWritesATable) {
+  const auto ended =
+      run_in_shell("run -n 3 " + quoted(lockstep_program()) +
+                   " bench all_reduce --max 1KiB --repeats 1 --memory group --check");
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_THAT(ended.out, HasSubstr("\"ranks\":3"));
+  EXPECT_THAT(ended.out + ended.err,
+              AllOf(HasSubstr("busbw"), HasSubstr("3 ranks"), HasSubstr("# wrong elements: 0")));
 }
 
 TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {

@@ -36,7 +36,7 @@ TEST(PlanCommand, ComparesStrategiesInATable) {
       AllOf(HasSubstr("= 409600000 ranks"), HasSubstr("1000000000000 parameters, batch 1 ")));
 }
 
-TEST(PlanCommand, PutsTheFastestFirst) {
+TEST(PlanCommand, PutsTheFastestFirstAndSaysThatItKnowsNothingOfConvergence) {
   const auto rows = rows_of("--nodes 4 --ranks-per-node 2 --model mlp --step-ms 100");
   EXPECT_EQ(rows.size(), 7u);
   const auto step = [](const nlohmann::json& row) { return row["step_ms"].get<double>(); };
@@ -45,17 +45,12 @@ TEST(PlanCommand, PutsTheFastestFirst) {
   EXPECT_THAT(printed("--parameters 1000 --step-ms 1"),
               AllOf(HasSubstr("local_sgd"), Not(HasSubstr("power_sgd"))));
   EXPECT_THAT(printed("--model cnn --shard optimizer"), Not(HasSubstr("fp16")));
-}
-
-TEST(PlanCommand, SaysThatItKnowsNothingOfConvergenceBeforeItRanks) {
-  const std::string setting = "--nodes 2 --model cnn --step-ms 10 --strategy ";
+  const std::string setting = "--ranks-per-node 1 --model cnn --step-ms 10 --strategy ";
   const std::string caution = "knows nothing of convergence";
   const auto several = printed(setting + "fp32 --strategy local_sgd:8");
   EXPECT_LT(several.find(caution), several.find("local_sgd:8")) << several;
   EXPECT_THAT(printed(setting + "local_sgd:8"), HasSubstr(caution));
-  EXPECT_THAT(printed(setting + "fp32"), Not(HasSubstr(caution)));
-  EXPECT_THAT(printed("--ranks-per-node 1 --model cnn --step-ms 10 --strategy fp32"),
-              HasSubstr("= 1 rank\n"));
+  EXPECT_THAT(printed(setting + "fp32"), AllOf(Not(HasSubstr(caution)), HasSubstr("= 1 rank\n")));
 }
 
 TEST(PlanCommand, WritesOneObjectALine) {
@@ -119,15 +114,12 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--model cnn --parameters 10 --step-ms 1", "one of --model and --parameters"},
       {"--parameters 10", "--step-ms"},
       {"--parameters 0 --step-ms 1", "--parameters"},
-      {"--parameters -5 --step-ms 1", "--parameters"},
       {"--parameters 10 --step-ms 1 --strategy power_sgd", "shapes"},
       {"--model cnn --nodes 0", "--nodes"},
       {"--model cnn --nodes 100001", "1 to 100000"},
       {"--model cnn --ranks-per-node many", "--ranks-per-node"},
       {"--model cnn --link 100", "--link"},
       {"--model cnn --link 0gbit", "--link"},
-      {"--model cnn --link -1gbit", "--link"},
-      {"--model cnn --link fast", "--link"},
       {"--model cnn --latency -1", "--latency"},
       {"--model cnn --latency nan", "--latency"},
       {"--model cnn --memory 0", "--memory"},

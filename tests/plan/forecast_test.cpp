@@ -118,15 +118,13 @@ TEST(Forecast, IsPaddlesExample) {
   const auto foretold = plan::forecast(setting, plan::parse_strategy("fp32"));
   EXPECT_DOUBLE_EQ(foretold.efficiency, 0.8);
   EXPECT_NEAR(foretold.throughput, 6553.6, 1e-9);
-}
-
-TEST(Forecast, CountsSamplesBeyondThoseOfAnInt) {
-  const Setting setting{.model = {.name = "one", .layers = {{.rows = 1, .columns = 1}}},
-                        .keeping = {.nodes = 1000, .ranks_per_node = 8},
-                        .batch = 300'000,
-                        .compute = 1};
-  const auto foretold = plan::forecast(setting, plan::parse_strategy("fp32"));
-  EXPECT_DOUBLE_EQ(foretold.throughput, 2.4e9 / foretold.step);
+  // Samples beyond those of an int.
+  const Setting many{.model = {.name = "one", .layers = {{.rows = 1, .columns = 1}}},
+                     .keeping = {.nodes = 1000, .ranks_per_node = 8},
+                     .batch = 300'000,
+                     .compute = 1};
+  const auto of_many = plan::forecast(many, plan::parse_strategy("fp32"));
+  EXPECT_DOUBLE_EQ(of_many.throughput, 2.4e9 / of_many.step);
 }
 
 double sent(const char* strategy, const std::vector<Layer>& layers, const Placement& placement) {
@@ -244,13 +242,10 @@ TEST(ModelMemory, OfOneCopyIsSharedByTheHost) {
   }
   EXPECT_DOUBLE_EQ(plan::bytes_per_parameter({.share_memory = true, .state_tensors = 1}).of_host(1),
                    12);
-}
-
-TEST(ModelMemory, GivesTheLargestModel) {
-  const Keeping keeping{.state_tensors = adam, .nodes = 2, .ranks_per_node = 4};
   // 4 ranks need 2 bytes each for other things; 16 bytes a parameter and rank.
-  EXPECT_DOUBLE_EQ(plan::largest_model(keeping, 648, 2), 10);
-  EXPECT_EQ(plan::largest_model(keeping, 7, 2), 0);
+  const Keeping apart{.state_tensors = adam, .nodes = 2, .ranks_per_node = 4};
+  EXPECT_DOUBLE_EQ(plan::largest_model(apart, 648, 2), 10);
+  EXPECT_EQ(plan::largest_model(apart, 7, 2), 0);
 }
 
 }  // namespace

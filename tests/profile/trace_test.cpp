@@ -23,39 +23,31 @@ TraceSpan moment(std::int64_t at, Kind kind = Kind::waiting) {
   return {.begin = at, .end = at, .kind = kind};
 }
 
-TEST(Trace, KeepsTheNewestSpans) {
-  Trace trace(4);
-  for (int i = 0; i < 3; ++i) trace.add(moment(i));
-  EXPECT_EQ(trace.spans().size(), 3U);
-  EXPECT_EQ(trace.lost(), 0U);
-  for (int i = 3; i < 10; ++i) trace.add(moment(i));
-  const auto spans = trace.spans();
-  ASSERT_EQ(spans.size(), 4U);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(spans[static_cast<std::size_t>(i)].begin, 6 + i);
-  EXPECT_EQ(trace.lost(), 6U);
-}
-
-TEST(Trace, JoinsWorkThatFollowsUponWork) {
+TEST(Trace, KeepsTheNewestSpansAndJoinsWorkThatFollowsUponWork) {
+  {
+    Trace trace(4);
+    for (int i = 0; i < 3; ++i) trace.add(moment(i));
+    EXPECT_EQ(trace.spans().size(), 3U);
+    EXPECT_EQ(trace.lost(), 0U);
+    for (int i = 3; i < 10; ++i) trace.add(moment(i));
+    const auto spans = trace.spans();
+    ASSERT_EQ(spans.size(), 4U);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(spans[static_cast<std::size_t>(i)].begin, 6 + i);
+    EXPECT_EQ(trace.lost(), 6U);
+  }
   Trace trace(8);
-  const auto work = [&](std::int64_t begin, std::int64_t end) {
+  for (const auto& [begin, end] : {std::pair(0, 5000), {5100, 9000}, {90000, 95000}})
     trace.add({.begin = begin, .end = end, .kind = Kind::working});
-  };
-  work(0, 5000);
-  work(5100, 9000);
-  work(90000, 95000);
   trace.add(moment(95001));
-  work(95002, 96000);
+  trace.add({.begin = 95002, .end = 96000, .kind = Kind::working});
   const auto spans = trace.spans();
   ASSERT_EQ(spans.size(), 4U);
   EXPECT_EQ(spans[0].begin, 0);
   EXPECT_EQ(spans[0].end, 9000);
   EXPECT_EQ(spans[1].begin, 90000);
   EXPECT_EQ(spans[3].begin, 95002);
-}
-
-TEST(Trace, IsOneAThreadAndNobodyElses) {
+  // A thread has one, which is nobody else's.
   EXPECT_THROW(Trace(0), InvalidArgument);
-  Trace trace(4);
   EXPECT_THROW(Trace(4), InvalidArgument);
   std::thread([] {
     EXPECT_EQ(detail::this_threads_trace, nullptr);

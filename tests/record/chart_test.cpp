@@ -1,7 +1,6 @@
 #include "record/page/chart.h"
 
 #include <cmath>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -52,14 +51,6 @@ TEST(Smoothed, IsAMeanOfTheValuesAround) {
   Curve steady;
   for (int i = 0; i < 1000; ++i) steady[i] = std::cos(i / 1000.0);
   EXPECT_EQ(smoothing_of(steady), 0U) << "there is no noise";
-}
-
-TEST(Palette, HasAColourForEachOfMany) {
-  Palette palette;
-  std::set<std::string> colours;
-  for (int i = 0; i < 200; ++i) colours.insert(palette.colour(std::to_string(i)));
-  EXPECT_EQ(colours.size(), 200U);
-  EXPECT_EQ(palette.colour("3"), palette.colour("3"));
 }
 
 TEST(Thinned, KeepsPeaksGapsAndEnds) {

@@ -76,20 +76,6 @@ TEST(Files, FollowNoLinkAndReplaceNoFifo) {
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "page"));
 }
 
-TEST(WriteFile, AppearsWhenItIsWhole) {
-  const TemporaryFolder folder;
-  const auto path = folder / "page";
-  write_file(path, "new");
-  {
-    const FileLimit limit(10);
-    EXPECT_THROW(write_file(path, std::string(100000, 'x')), Error);
-  }
-  EXPECT_EQ(content(path), "new");
-  EXPECT_THROW(write_file("/nonexistent/page", ""), Error);
-  const std::filesystem::directory_iterator files(folder.path());
-  EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
-}
-
 TEST(RunEnvironment, HasNoSecretAndSaysWhetherDenormalsAreFlushed) {
   const TemporaryFolder folder;
   const auto written = [&] {

@@ -49,7 +49,7 @@ TEST_F(Report, GivesAQuantityOneColourOnTheWholePage) {
   EXPECT_EQ(quantities.size(), 1U + 26 + 1 + 5);
 }
 
-TEST_F(Report, ShowsSamplesASecond) {
+TEST_F(Report, ShowsSamplesASecondTheBestNumbersAndStepsThatWereComputedAgain) {
   write("metrics.jsonl", metrics_line(10, 1, std::vector<Scalar>{{"images_per_second", 77}}));
   EXPECT_THAT(page(), HasSubstr("<dt>images_per_second</dt><dd>77<small>the last"));
   // 20 steps of 300 samples of both ranks in 10 s of the slower one.
@@ -57,14 +57,16 @@ TEST_F(Report, ShowsSamplesASecond) {
   const RankInterval slow{.seconds = 5, .samples = 2000};
   write_intervals({fast, slow});
   EXPECT_THAT(page(), HasSubstr("<dt>samples/s</dt><dd>600<small>of all ranks"));
-}
-
-TEST_F(Report, NamesTheBestNumberAlsoAfterAStepWithoutOne) {
+  // The first step has no numbers.
   write("metrics.jsonl",
         "{\"step\": 1, \"loss\": null, \"acc\": null}\n{\"step\": 2, \"loss\": 0.5, \"acc\": 0.9}\n"
         "{\"step\": 3, \"loss\": 0.75, \"acc\": 0.8}\n");
+  write("discarded.jsonl",
+        "{\"discarded_from\":\"metrics.jsonl\",\"continued_at_step\":1}\n"
+        "{\"step\": 2, \"loss\": 2}\n{\"step\": 3, \"loss\": 2}\n");
   EXPECT_THAT(page(), AllOf(HasSubstr("<dt>loss</dt><dd>0.75<small>best 0.5 at step 2<"),
-                            HasSubstr("<dt>acc</dt><dd>0.8<small>best 0.9 at step 2<")));
+                            HasSubstr("<dt>acc</dt><dd>0.8<small>best 0.9 at step 2<"),
+                            HasSubstr("discarded.jsonl has 2 records of steps")));
 }
 
 TEST_F(Report, SaysHowBytesTravel) {
@@ -81,14 +83,6 @@ TEST_F(Report, SaysHowBytesTravel) {
     EXPECT_EQ(text.find("through shared memory") != text.npos, through_memory) << backend;
     EXPECT_THAT(text, Not(HasSubstr("wire")));
   }
-}
-
-TEST_F(Report, TellsOfStepsThatWereComputedAgain) {
-  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
-  write("discarded.jsonl",
-        "{\"discarded_from\":\"metrics.jsonl\",\"continued_at_step\":1}\n"
-        "{\"step\": 2, \"loss\": 2}\n{\"step\": 3, \"loss\": 2}\n");
-  EXPECT_THAT(page(), HasSubstr("discarded.jsonl has 2 records of steps"));
 }
 
 TEST_F(Report, HasALogAxisForLossesOnly) {

@@ -127,14 +127,11 @@ std::vector<std::pair<int, int>> layouts_on(const Topology& topology,
   return all;
 }
 
-const std::string& variable(const launch::Plan& plan, const std::string& name) {
-  static const std::string none;
-  for (const auto* variables : {&plan.ranks.front().variables, &plan.inherited}) {
-    for (const auto& [known, value] : *variables) {
+std::string variable(const launch::Plan& plan, const std::string& name) {
+  for (const auto* variables : {&plan.ranks.front().variables, &plan.inherited})
+    for (const auto& [known, value] : *variables)
       if (known == name) return value;
-    }
-  }
-  return none;
+  return "";
 }
 
 TEST(TuneLayouts, DivideTheCoresAmongRanks) {
@@ -151,18 +148,15 @@ TEST(TuneLayouts, DivideTheCoresAmongRanks) {
                           Pair(12, 1)));
 }
 
-TEST(TuneLayouts, DivideTheGlobalBatch) {
-  EXPECT_THAT(layouts_on(host_of(1, 6), {.name = "true", .global_batch = 4}),
+TEST(TuneLayouts, DivideTheGlobalBatchAndAreThoseThatTheUserWants) {
+  const auto four = host_of(1, 4), six = host_of(1, 6);
+  EXPECT_THAT(layouts_on(six, {.name = "true", .global_batch = 4}),
               ElementsAre(Pair(1, 6), Pair(1, 3), Pair(1, 1), Pair(2, 3)));
-  EXPECT_THAT(
-      [] { layouts_on(host_of(1, 6), {.name = "true", .global_batch = 4}, {.ranks = {3}}); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("--global-batch: got 4")));
-}
-
-TEST(TuneLayouts, AreThoseThatTheUserWantsAndNeedABatchForItsPlace) {
-  EXPECT_THAT(layouts_on(host_of(1, 4), {.name = "true"}, {.ranks = {2, 3}}),
+  EXPECT_THAT([&] { layouts_on(six, {.name = "true", .global_batch = 4}, {.ranks = {3}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("--global-batch: got 4")));
+  EXPECT_THAT(layouts_on(four, {.name = "true"}, {.ranks = {2, 3}}),
               ElementsAre(Pair(2, 2), Pair(3, 1)));
-  EXPECT_THAT([] { layouts_on(host_of(1, 4), {.name = "true"}, {.ranks = {5}}); },
+  EXPECT_THAT([&] { layouts_on(four, {.name = "true"}, {.ranks = {5}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("--ranks: got 5, expected 1 to 4")));
   tune::Program program{.name = "true", .arguments = {"{batch}"}};
   EXPECT_THAT([&] { layouts_on(host_of(1, 1), program); },
@@ -211,9 +205,9 @@ TEST(TuneCommand, IsWhatThePlanRuns) {
   EXPECT_EQ(plan.ranks.size(), 4u);
   EXPECT_EQ(plan.ranks[1].cpus.size(), 8u);
   EXPECT_EQ(variable(plan, "OMP_NUM_THREADS"), "8");
-  EXPECT_EQ(variable(plan, "LOCKSTEP_BUCKET_MIB"), "");
-  EXPECT_EQ(variable(plan, "LOCKSTEP_SHARE_MEMORY"), "");
-  EXPECT_EQ(variable(plan, "LOCKSTEP_FLIGHT_RECORDER"), "");
+  for (const char* removed :
+       {"LOCKSTEP_BUCKET_MIB", "LOCKSTEP_SHARE_MEMORY", "LOCKSTEP_FLIGHT_RECORDER"})
+    EXPECT_EQ(variable(plan, removed), "") << removed;
   EXPECT_EQ(variable(plan, "MINE"), "kept");
   plan = tune::plan_of(changed, program, topology, inherited);
   EXPECT_THAT(plan.ranks[1].cpus, IsEmpty());
