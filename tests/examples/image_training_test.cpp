@@ -24,12 +24,23 @@ class ImageTraining : public ProgramRun {
 
 TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
   const std::string program =
-      "resnet9_cifar10 --batch-size 16 --images 48 --augment --metrics metrics.jsonl ";
-  const Result whole = two_ranks(program + "--epochs 2 --checkpoint-dir whole --quiet");
+      "resnet9_cifar10 --batch-size 16 --images 48 --augment --sync-batchnorm "
+      "--metrics metrics.jsonl ";
+  const Result whole = two_ranks(program + "--epochs 2 --checkpoint-dir whole");
   ASSERT_EQ(whole.code, 0) << whole.err;
-  EXPECT_THAT(whole.out + whole.err, IsEmpty());
+  for (const char* part : {"coloured shapes", "epoch 2", "training took", " images/s", "test loss",
+                           "8 batch norms synchronised over all ranks"})
+    EXPECT_EQ(count(whole.out, part), 1) << part << whole.out;
+  const auto losses = values("train_loss");
+  ASSERT_EQ(losses.size(), 2u);
+  EXPECT_LT(losses[1], losses[0]);
+  EXPECT_EQ(values("test_accuracy").size(), 1u);
+  EXPECT_GT(values("images_per_second").at(0), 0.0);
+  std::filesystem::remove(folder / "metrics.jsonl");
   const std::string parts = program + "--checkpoint-dir parts --run-log log ";
-  ASSERT_EQ(two_ranks(parts + "--epochs 1").code, 0);
+  const Result first = two_ranks(parts + "--epochs 1 --quiet");
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out + first.err, IsEmpty());
   const Result rest = two_ranks(parts + "--epochs 2");
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_EQ(count(rest.out, "parts: 1 epoch is done"), 1) << rest.out;

@@ -132,20 +132,5 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndSharedMemory) {
   EXPECT_TRUE(small_buckets) << result.out;
 }
 
-// Digits that people wrote: others of these tests make their data.
-
-class RealData : public ProgramRun {};
-
-TEST_F(RealData, MnistCnnLearnsTheSampleOfMnist) {
-  const Result result = two_ranks(
-      "mnist_cnn --epochs 2 --quiet --no-efficiency --metrics metrics.jsonl --checkpoint '' "
-      "--data '" LOCKSTEP_SOURCE_DIR "/examples/data/mnist'");
-  ASSERT_EQ(result.code, 0) << result.err;
-  const auto losses = values("train_loss");
-  ASSERT_EQ(losses.size(), 2u);
-  EXPECT_LT(losses[1], losses[0] / 2);
-  EXPECT_GT(values("test_accuracy")[1], 0.9);
-}
-
 }  // namespace
 }  // namespace lockstep::testing

@@ -79,16 +79,6 @@ TEST_P(SequenceTraining, AResumedRunOfProcessesEndsInTheBitsOfThreads) {
 
 class SequencePrograms : public ProgramRun {};
 
-TEST_F(SequencePrograms, TakeAStrategyAndWriteATrace) {
-  const Result result = two_ranks(
-      "forecast --channels 4 --epochs 2 --strategy local_sgd:period=4 --quiet --log-dir log "
-      "--trace --metrics metrics.jsonl");
-  ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out + result.err, IsEmpty());
-  EXPECT_LT(values("test_error").back(), 0.8 * values("test_error").front());
-  EXPECT_THAT(content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
-}
-
 TEST_F(SequencePrograms, TheBaselinesAreThoseOfTheSeries) {
   // The last fifth of 50 values: the 10th to the 1st from the end, forecast two at a time. Line i
   // holds i and the square of i, and every seventh square is missing.
