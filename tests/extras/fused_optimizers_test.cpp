@@ -86,6 +86,8 @@ void expect_steps_as_base(const Options& options, at::ScalarType dtype = at::kFl
       if (step == 20) each->param_groups()[0].options().set_lr(0.002);
       each->step();
     }
+    for (std::size_t i = 0; i < precise.size(); ++i)
+      EXPECT_EQ(model.tensors[i].grad().defined(), precise[i].grad().defined()) << i;
     if ((step + 1) % (rounds ? 40 : 10) != 0) continue;
     for (std::size_t i = 0; i < precise.size(); ++i) {
       const auto& parameter = model.tensors[i];

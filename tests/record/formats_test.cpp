@@ -1,4 +1,3 @@
-#include <bit>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -19,47 +18,7 @@ namespace {
 
 using namespace testing;
 
-TEST(Crc32c, IsThatOfTheStandard) {
-  // RFC 3720, B.4, and the check value of the catalogue of CRC algorithms.
-  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aaU);
-  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43U);
-  std::string up;
-  for (char byte = 0; byte < 32; ++byte) up += byte;
-  EXPECT_EQ(crc32c(up), 0x46dd794eU);
-  EXPECT_EQ(crc32c("123456789"), 0xe3069283U);
-  EXPECT_EQ(crc32c(""), 0U);
-}
-
-TEST(EventRecord, IsAFramedProtocolBuffer) {
-  const std::vector<Scalar> scalars{{"ab", 1.5}, {"c", -2}};
-  const auto record = event_record(1.0, 300, scalars);
-  const std::string wall_time("\x09\x00\x00\x00\x00\x00\x00\xf0\x3f", 9);
-  const std::string step("\x10\xac\x02", 3);
-  const std::string first(
-      "\x0a\x09\x0a\x02"
-      "ab"
-      "\x15\x00\x00\xc0\x3f",
-      11);
-  const std::string second(
-      "\x0a\x08\x0a\x01"
-      "c"
-      "\x15\x00\x00\x00\xc0",
-      10);
-  const auto message = wall_time + step + "\x2a\x15" + first + second;
-  ASSERT_EQ(record.size(), message.size() + 16);
-  EXPECT_EQ(record.substr(0, 8),
-            std::string(1, static_cast<char>(message.size())) + std::string(7, '\0'));
-  EXPECT_EQ(record.substr(12, message.size()), message);
-  const auto checksum = [](const std::string& bytes) {
-    const auto sum = crc32c(bytes);
-    const std::uint32_t masked = ((sum >> 15) | (sum << 17)) + 0xa282ead8U;
-    std::string text;
-    for (const int shift : {0, 8, 16, 24}) text += static_cast<char>(masked >> shift);
-    return text;
-  };
-  EXPECT_EQ(record.substr(8, 4), checksum(record.substr(0, 8)));
-  EXPECT_EQ(record.substr(12 + message.size()), checksum(message));
-}
+// RunLog.TensorBoardReadsItsCurves reads the files of events.
 
 TEST(MetricsLine, IsOneObject) {
   const auto line = metrics_line(7, 0.25, std::vector<Scalar>{{"loss", 0.1}, {"a \"b\"", NAN}});
