@@ -122,20 +122,6 @@ TEST_P_ON_DEVICES(Streams, GradientsOfSeveralStreams) {
   }
 }
 
-TEST_P_ON_DEVICES(Streams, SynchronizeAndAverages) {
-  Net net(group.device());
-  torch::optim::SGD sgd(net.parameters(), 0.1);
-  DistributedOptimizer optimizer(sgd, net, group, parse_strategy("local_sgd:period=3"));
-  for (int step = 0; step < 5; ++step) {
-    optimizer.backward_and_update(loss_of(net.forward(inputs_of(group, step)), group, step));
-  }
-  optimizer.synchronize();
-  const auto mine = net.last->weight.detach().sum().cpu();
-  const auto largest = mine.clone();
-  group.host().all_reduce(largest, ReduceOp::max).wait();
-  EXPECT_EQ(mine.item<float>(), largest.item<float>());
-}
-
 // Also if the program does not call its groups again.
 TEST_P_ON_DEVICES(Streams, CompleteOperationsAreNotPending) {
   group.all_reduce(at::ones({5000}, group.device())).wait();

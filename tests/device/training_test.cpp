@@ -38,6 +38,7 @@ std::vector<at::Tensor> trained(const Group& group, const std::string& strategy,
       optimizer->backward_and_update(loss_of(net->forward(inputs), group, step));
     }
   }
+  if (optimizer) optimizer->synchronize();
   return values(*net);
 }
 

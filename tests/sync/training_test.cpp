@@ -7,6 +7,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "tests/matchers.h"
 #include "tests/refusal.h"
+#include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
 
 // Strategies under the two wrappers.
@@ -174,27 +175,33 @@ TEST_ON_RANKS(Training, UnusedParametersKeepTheirResiduals, 3) {
         torch::nn::Linear a = register_module("a", torch::nn::Linear(8, 8));
         torch::nn::Linear b = register_module("b", torch::nn::Linear(8, 8));
       };
-      auto model = std::make_shared<Two>();
-      DistributedDataParallel ddp(model, world, {.strategy = parse_strategy(text)});
-      const auto owed = [&] {
-        const auto sum = ddp.state().at("b.weight.residual").clone();
-        world.all_reduce(sum).wait();
-        return sum;
-      };
-      const auto x = at::sin(at::arange(32, at::kFloat) * 0.7 + world.rank()).view({4, 8});
-      ddp(x, true).square().mean().backward();
-      const auto before = owed();
-      EXPECT_GT(before.norm().item<double>(), 0) << text;
-      const auto mean = model->b->weight.grad().clone();
-      for (int step = 0; step < 4; ++step) {
-        zeroed ? model->zero_grad() : model->a->zero_grad();
-        ddp(x, false).square().mean().backward();
-        EXPECT_TRUE(owed().allclose(before, 1e-4, 1e-6)) << text;
-      }
-      if (zeroed) {
-        EXPECT_FALSE(model->b->weight.grad().defined()) << text;
-      } else {
-        EXPECT_TRUE(model->b->weight.grad().equal(mean)) << text;
+      // Of several ranks on a host, one keeps the residual.
+      for (const auto& group : {world, on_hosts(world, {0, 0, 1})}) {
+        auto model = std::make_shared<Two>();
+        DistributedDataParallel ddp(model, group, {.strategy = parse_strategy(text)});
+        const auto owed = [&] {
+          auto sum = at::zeros({8, 8});
+          const auto state = ddp.state();
+          if (const auto own = state.find("b.weight.residual"); own != state.end())
+            sum += own->second;
+          world.all_reduce(sum).wait();
+          return sum;
+        };
+        const auto x = at::sin(at::arange(32, at::kFloat) * 0.7 + world.rank()).view({4, 8});
+        ddp(x, true).square().mean().backward();
+        const auto before = owed();
+        EXPECT_GT(before.norm().item<double>(), 0) << text;
+        const auto mean = model->b->weight.grad().clone();
+        for (int step = 0; step < 4; ++step) {
+          zeroed ? model->zero_grad() : model->a->zero_grad();
+          ddp(x, false).square().mean().backward();
+          EXPECT_TRUE(owed().allclose(before, 1e-4, 1e-6)) << text;
+        }
+        if (zeroed) {
+          EXPECT_FALSE(model->b->weight.grad().defined()) << text;
+        } else {
+          EXPECT_TRUE(model->b->weight.grad().equal(mean)) << text;
+        }
       }
     }
   }

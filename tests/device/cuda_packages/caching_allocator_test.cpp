@@ -10,7 +10,6 @@
 #include "tests/device/training.h"
 
 // The caching allocator of CUDA under Lockstep's streams: the memory that training keeps.
-// simulation_test.cpp frees memory while a stream uses it.
 
 namespace lockstep::testing {
 namespace {
