@@ -1,13 +1,12 @@
 #pragma once
 
 #include <ATen/ops/ones.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "tests/matchers.h"
 #include "tests/message_of.h"
 
 namespace lockstep::testing {
@@ -28,7 +27,7 @@ inline void expect_usable(const Group& world) {
 /// Every rank's fn is refused with a message that has the text, and leaves the group usable.
 template <class Fn>
 void expect_refused(const Group& world, const std::string& text, const Fn& fn) {
-  EXPECT_THAT(refusal(fn), ::testing::HasSubstr(text));
+  EXPECT_THAT(refusal(fn), HasSubstr(text));
   expect_usable(world);
 }
 

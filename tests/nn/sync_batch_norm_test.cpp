@@ -1,7 +1,6 @@
 // One layer on N ranks is one layer of one process with the whole batch.
 #include "lockstep/sync_batch_norm.h"
 
-#include "tests/matchers.h"
 #include "tests/nn/whole_batch.h"
 #include "tests/refusal.h"
 

@@ -3,12 +3,34 @@
 
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
-#include "tests/matchers.h"
-#include "tests/parallel/saved_tensors.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
-namespace lockstep::testing::saved_tensors {
+namespace lockstep::testing::buffer_sync {
 namespace {
+
+constexpr double rate = 0.1;
+
+/// Its batch norm uses the buffers in evaluation mode.
+struct Normalised : torch::nn::Module {
+  Normalised() {
+    to(own_device(), at::kDouble);
+    set_values(*this, 5);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return out->forward(norm->forward(in->forward(x)).tanh());
+  }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(4, 4));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(4, 2));
+};
+
+at::Tensor batch(int rank, int index) {
+  return random({6, 4}, static_cast<std::uint64_t>(10 * index + rank), at::kDouble) + rank;
+}
+
+at::Tensor loss_of(const at::Tensor& output) { return output.square().sum(); }
 
 at::Tensor evaluated(DistributedDataParallel<Normalised>& ddp, const at::Tensor& x) {
   ddp.module()->eval();
@@ -188,6 +210,36 @@ TEST_ON_RANKS(BufferSync, OmitsRanksOfWeightZero, 3) {
   }
 }
 
+TEST_ON_RANKS(SavedBuffers, OfSyncBatchNormGiveTheSameGradients, 3) {
+  struct Synchronised : torch::nn::Module {
+    explicit Synchronised(const Group& world)
+        : norm(register_module("norm", SyncBatchNorm(torch::nn::BatchNormOptions(4), world))) {
+      to(at::kDouble);
+    }
+    at::Tensor forward(const at::Tensor& x) { return norm->forward(x * p); }
+    at::Tensor p = register_parameter("p", at::linspace(1, 2, 4, at::kDouble));
+    SyncBatchNorm norm;
+  };
+  const auto norms = world.split(0);
+  const auto plain = std::make_shared<Synchronised>(norms);
+  const auto model = std::make_shared<Synchronised>(norms);
+  DistributedDataParallel ddp(model, world);
+  const auto run = [&](const auto& forward) {
+    const auto first = loss_of(forward(batch(world.rank(), 0)) - 1);
+    const auto second = loss_of(forward(batch(world.rank(), 1)) - 1);
+    first.backward();
+    second.backward();
+  };
+  run([&](const at::Tensor& x) { return ddp(x); });
+  run([&](const at::Tensor& x) { return plain->forward(x); });
+  for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+    const auto expected = plain->parameters()[i].grad();
+    world.all_reduce(expected, ReduceOp::avg).wait();
+    EXPECT_LT(distance(model->parameters()[i].grad(), expected), 1e-12) << i;
+  }
+  EXPECT_TRUE(at::equal(model->norm->running_mean, plain->norm->running_mean));
+}
+
 /// A script with a parameter p and the buffer mean.
 torch::jit::Module script(at::IntArrayRef buffer, const char* definition) {
   torch::jit::Module model("script");
@@ -285,4 +337,4 @@ TEST_ON_RANKS(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing::saved_tensors
+}  // namespace lockstep::testing::buffer_sync

@@ -1,6 +1,5 @@
 // DistributedOptimizer: the same gradients as DistributedDataParallel, and parameters in turns.
 // Over a DistributedDataParallel: the steps of a DistributedOptimizer alone.
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 

@@ -1,6 +1,5 @@
 // Programs that call the own step of an optimizer which a DistributedOptimizer wraps.
 #include "lockstep/strategy.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 

@@ -8,7 +8,6 @@
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/model_files.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
@@ -19,8 +18,6 @@ using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
-
-constexpr int tied_steps = 4;
 
 /// One layer under two names, one weight under two names, one buffer under two names.
 struct Tied : torch::nn::Module {
@@ -52,6 +49,20 @@ const std::vector<DataParallelOptions> all_options{{},
                                                    {.share_memory = true},
                                                    {.optimized_only = true}};
 
+/// A scripted module with one submodule under two names, saved and loaded.
+torch::jit::Module scripted() {
+  torch::jit::Module block("Block");
+  block.register_parameter("w", (random({4, 4}, 7, at::kDouble) / 2).requires_grad_(), false);
+  block.define("def forward(self, x):\n  return torch.tanh(torch.mm(x, self.w))\n");
+  torch::jit::Module model("Model");
+  model.register_module("first", block);
+  model.register_module("second", block);
+  model.define("def forward(self, x):\n  return self.second.forward(self.first.forward(x))\n");
+  std::stringstream file;
+  model.save(file);
+  return torch::jit::load(file);
+}
+
 TEST(TiedParameters, AreListedOnce) {
   Tied model;
   EXPECT_EQ(model.parameters().size(), 7U);
@@ -63,37 +74,13 @@ TEST(TiedParameters, AreListedOnce) {
   EXPECT_TRUE(parameters[3].is_same(model.last->bias));
   const auto w = at::ones({2}).requires_grad_();
   EXPECT_EQ(lockstep::parameters(ModelView({{"w", w}, {"v", w}})).size(), 1U);
+  EXPECT_EQ(lockstep::parameters(scripted()).size(), 1U);
   const ModelView none(std::shared_ptr<torch::nn::Module>{});
   EXPECT_THAT(refusal([&] { lockstep::parameters(none); }), HasSubstr("got no model"));
   EXPECT_THAT(refusal([&] { state_dict(none); }), HasSubstr("got no model"));
 }
 
 SUITE_ON_RANKS(TiedRanks, 2, 3);
-
-TEST_P_ON_RANKS(TiedRanks, HaveTheBitsOfAListWithoutSecondNames) {
-  for (const char* strategy : {"fp16", "bf16", "int8", "topk:0.3", "threshold:0.01", "power_sgd",
-                               "local_sgd:2", "partial_update", "adasum"}) {
-    const auto train = [&](Tied& model, const ModelView& view) {
-      SGD sgd(lockstep::parameters(view), SGDOptions(0.05).momentum(0.9));
-      DistributedOptimizer optimizer(sgd, view, world, parse_strategy(strategy));
-      for (int step = 0; step < tied_steps; ++step) {
-        const auto x = Tied::batch(step, 2 * world.size()).narrow(0, 2 * world.rank(), 2);
-        optimizer.backward_and_update(model.forward(x.to(at::kFloat)).pow(2).mean());
-      }
-      optimizer.synchronize();
-    };
-    Tied tied, listed;
-    for (auto* model : {&tied, &listed}) model->to(at::kFloat);
-    train(tied, tied);
-    train(listed, ModelView({{"tied", listed.tied},
-                             {"layer.weight", listed.layer->weight},
-                             {"layer.bias", listed.layer->bias},
-                             {"last.bias", listed.last->bias}},
-                            {{"scale", listed.scale}}));
-    SCOPED_TRACE(strategy);
-    expect_equal_tensors(lockstep::parameters(tied), lockstep::parameters(listed));
-  }
-}
 
 TEST_P_ON_RANKS(TiedRanks, GivenTwiceToAnOptimizerAreRefused) {
   const auto twice = AllOf(HasSubstr("DistributedOptimizer: got parameter "
@@ -156,30 +143,6 @@ TEST_ON_RANKS(TiedParameters, GivenTwiceToAGradScalerAreRefused, 2) {
   const auto before = model.tied.grad().clone();
   expect_refused(world, "GradScaler::unscale_: got", [&] { scaler.step(sgd); });
   EXPECT_TRUE(at::equal(model.tied.grad(), before));
-}
-
-/// A scripted module with one submodule under two names, saved and loaded.
-torch::jit::Module scripted() {
-  torch::jit::Module block("Block");
-  block.register_parameter("w", (random({4, 4}, 7, at::kDouble) / 2).requires_grad_(), false);
-  block.define("def forward(self, x):\n  return torch.tanh(torch.mm(x, self.w))\n");
-  torch::jit::Module model("Model");
-  model.register_module("first", block);
-  model.register_module("second", block);
-  model.define("def forward(self, x):\n  return self.second.forward(self.first.forward(x))\n");
-  std::stringstream file;
-  model.save(file);
-  return torch::jit::load(file);
-}
-
-TEST_P_ON_RANKS(TiedRanks, OfAScriptedModuleGivenTwiceAreRefused) {
-  auto model = scripted();
-  EXPECT_EQ(lockstep::parameters(model).size(), 1U);
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : model.parameters()) all.push_back(parameter);
-  SGD sgd(all, SGDOptions(0.1));
-  expect_refused(world, "got parameter 'first.w' = 'second.w' twice, as #0 and #1",
-                 [&] { DistributedOptimizer(sgd, model, world); });
 }
 
 struct Layers : torch::nn::Module {

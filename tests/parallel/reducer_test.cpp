@@ -1,6 +1,5 @@
 // Which gradients are averaged, when, and with which weights.
 #include "lockstep/strategies.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 
@@ -58,33 +57,6 @@ TEST_P_ON_RANKS(Reduction, IsNoneOfAutogradGradAndOfChosenInputsOnly) {
     ddp(coefficients(world.rank(), *model)).backward({}, std::nullopt, false, inputs);
     EXPECT_FALSE(model->p[0].grad().defined());
     EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(world.size(), 2, model->p[2])));
-  }
-}
-
-TEST_P_ON_RANKS(Reduction, HeldBackAveragesTheSumLater) {
-  for (const auto& options : one_bucket_or_many) {
-    auto model = make_terms(some_shapes);
-    DistributedDataParallel ddp(model, world, options);
-    const auto terms = coefficients(world.rank(), *model);
-    auto only_third = std::vector<at::Tensor>(some_shapes.size());
-    only_third[2] = terms[2];
-    for (const bool touch_all : {true, false}) {
-      model->zero_grad();
-      {
-        const auto guard = ddp.no_sync();
-        ddp(terms).backward();
-        const auto inner = ddp.no_sync();
-        ddp(terms).backward();
-        EXPECT_TRUE(near(model->p[0].grad(), 2 * terms[0]));
-      }
-      // Those that the synchronised backward does not reach are averaged too.
-      ddp(touch_all ? terms : only_third).backward();
-      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-        const int times = touch_all || i == 2 ? 3 : 2;
-        const auto mean = mean_coefficient(world.size(), i, model->p[i]);
-        EXPECT_TRUE(near(model->p[i].grad(), times * mean));
-      }
-    }
   }
 }
 
@@ -159,31 +131,6 @@ TEST_ON_RANKS(IssueOrder, LetsLaterStagesRunDuringTheBackwardInAnOrderOfPosition
     EXPECT_EQ(issued_at_the_last_hook, 6U);
   }
   EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(world.size(), 1, model->p[1])));
-}
-
-SUITE_ON_RANKS(Weighted, 1, 2, 3, 4, 7);
-
-TEST_P_ON_RANKS(Weighted, GradientIsTheWeightedMean) {
-  const int ranks = world.size();
-  const auto weight = [&](int rank, int step) {
-    return (rank + step) % 3 == 0 ? 0.0 : 1.5 * rank + 1;
-  };
-  auto model = make_terms(some_shapes, at::kDouble);
-  DistributedDataParallel ddp(model, world, one_each);
-  for (int step = 1; step <= 3; ++step) {
-    double sum = 0;
-    for (int rank = 0; rank < ranks; ++rank) sum += weight(rank, step);
-    if (sum == 0) continue;
-    model->zero_grad();
-    ddp.weight(weight(world.rank(), step));
-    ddp(coefficients(world.rank(), *model)).backward();
-    for (std::size_t i = 0; i < some_shapes.size(); ++i) {
-      auto expected = at::zeros(some_shapes[i], at::kDouble);
-      for (int rank = 0; rank < ranks; ++rank)
-        expected += coefficient(rank, i, model->p[i]) * (weight(rank, step) / sum);
-      EXPECT_TRUE(near(model->p[i].grad(), expected));
-    }
-  }
 }
 
 TEST_ON_RANKS(Weight, EqualOnAllRanksChangesNoBit, 3) {

@@ -1,6 +1,5 @@
 // Optimizer state that is divided among the ranks: the same numbers, bit for bit, as when every
 // rank has all of it.
-#include "tests/matchers.h"
 #include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "comm/flight/flight_record.h"
-#include "tests/matchers.h"
 #include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"

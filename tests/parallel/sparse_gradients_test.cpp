@@ -1,5 +1,4 @@
 // Sparse gradients of Embedding and EmbeddingBag are averaged as dense ones are.
-#include "tests/matchers.h"
 #include "tests/parallel/trainings.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -99,6 +98,7 @@ void expect_as_dense(const Group& world, const std::function<void(Words&)>& prog
 
 TEST_P_ON_RANKS(Sparse, SgdWithMomentumAndAdagradTrainAsWithDenseGradients) {
   for (const auto& make : {one_group<SGD>(SGDOptions(0.05).momentum(0.9)),
+                           one_group<FusedSgd>(SGDOptions(0.05).momentum(0.9)),
                            one_group<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05))}) {
     expect_as_dense(world, [&](Words& model) {
       const auto base = make(model.parameters());
@@ -308,35 +308,6 @@ TEST_ON_RANKS(SparseConsistency, ComparesTheRowsThatWereAveraged, 2) {
     for (int i = 0; i < 3; ++i) step();  // one bucket, two sparse parameters
   });
   EXPECT_THAT(error, HasSubstr("parameter words.weight"));
-}
-
-/// The limits of LibTorch that docs/guides/training-recipes.md states.
-TEST_ON_RANKS(SparseOptimizers, OfLibTorch, 1) {
-  namespace optim = torch::optim;
-  const auto error_of = [](const Make& make) {
-    Words model(true);
-    const auto optimizer = make(model.parameters());
-    model.forward(tokens_of(1, 1)).backward();
-    return message_of<c10::Error>([&] { optimizer->step(); });
-  };
-  for (const auto& [make, takes] :
-       {std::pair(one_group<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true)), true),
-        {one_group<FusedSgd>(SGDOptions(0.1).momentum(0.9)), true},
-        {one_group<optim::Adagrad>(optim::AdagradOptions()), true},
-        {one_group<SGD>(SGDOptions(0.1).weight_decay(0.1)), false},
-        {one_group<optim::Adagrad>(optim::AdagradOptions(0.1).weight_decay(0.1)), false},
-        {one_group<optim::Adam>(optim::AdamOptions()), false},
-        {one_group<optim::AdamW>(optim::AdamWOptions()), false},
-        {one_group<FusedAdam>(optim::AdamOptions()), false},
-        {one_group<optim::RMSprop>(optim::RMSpropOptions()), false}}) {
-    EXPECT_EQ(error_of(make).empty(), takes);
-  }
-  // It scales a copy of the values of a sparse gradient.
-  Words model(true);
-  model.forward(tokens_of(1, 1)).backward();
-  const auto before = model.words->weight.grad().to_dense();
-  torch::nn::utils::clip_grad_norm_(model.parameters(), 1e-3);
-  EXPECT_TRUE(torch::equal(model.words->weight.grad().to_dense(), before));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "parallel/agree.h"
 #include "parallel/shared_memory.h"
 #include "tests/comm/failures.h"
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/variable.h"
@@ -108,7 +107,7 @@ TEST_ON_RANKS(Start, OfAModelLargerThanOneBroadcast, 2) {
   expect_usable(world);
 }
 
-TEST_ON_RANKS(Start, RefusesModelsThatDifferAndNamesTheDifference, 3) {
+TEST_ON_RANKS(Start, RefusesModelsAndOptionsThatDifferAndNamesTheDifference, 3) {
   const bool odd_one = world.rank() == 1;
   EXPECT_THAT(
       refused(world, make_terms({{3}, {2, odd_one ? 6 : 5}, {odd_one ? 1 : 2}})),
@@ -124,24 +123,19 @@ TEST_ON_RANKS(Start, RefusesModelsThatDifferAndNamesTheDifference, 3) {
   if (odd_one) model->p[0].set_requires_grad(false);
   EXPECT_THAT(refused(world, model),
               HasSubstr("an error: the model has no parameter that requires a gradient on rank 1"));
-  expect_usable(world);
-}
-
-TEST_ON_RANKS(Start, RefusesOptionsStridesAndFrozenParametersThatDiffer, 2) {
-  const bool second = world.rank() == 1;
   const auto of = [&](const DataParallelOptions& options) {
     return refused(world, make_terms({{3, 3}, {2}}), options);
   };
-  EXPECT_THAT(of({.buckets = {.first = second ? 1U : 2U}}),
+  EXPECT_THAT(of({.buckets = {.first = odd_one ? 1U : 2U}}),
               AllOf(HasSubstr("buckets of 2"), HasSubstr("buckets of 1")));
-  EXPECT_THAT(of({.check_finite = second}), HasSubstr(", check_finite on rank 1"));
-  EXPECT_THAT(of({.strategies = {{second ? "p1" : "p0", Fp16{}}}}),
+  EXPECT_THAT(of({.check_finite = odd_one}), HasSubstr(", check_finite on rank 1"));
+  EXPECT_THAT(of({.strategies = {{odd_one ? "p1" : "p0", Fp16{}}}}),
               AllOf(HasSubstr("p0=fp16"), HasSubstr("p1=fp16")));
-  auto model = make_terms({{3, 3}, {2}});
-  if (second) model->p[0].set_data(at::ones({3, 3}).t());
+  model = make_terms({{3, 3}, {2}});
+  if (odd_one) model->p[0].set_data(at::ones({3, 3}).t());
   EXPECT_THAT(refused(world, model), HasSubstr("p0 Float [3, 3] strides [1, 3] on rank 1"));
   model = make_terms({{3, 3}, {2}});
-  if (second) model->p[1].set_requires_grad(false);
+  if (odd_one) model->p[1].set_requires_grad(false);
   EXPECT_THAT(refused(world, model), HasSubstr("p1 Float [2] frozen on rank 1"));
   expect_usable(world);
 }

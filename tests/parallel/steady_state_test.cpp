@@ -163,7 +163,7 @@ TEST_F(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
       const auto without_shared_memory = std::make_shared<OnHosts>(
           world.communicator(), std::vector<int>(static_cast<std::size_t>(world.size())));
       for (const auto& group : {world, Group(without_shared_memory)}) {
-        constexpr int steps = 6;
+        constexpr int steps = 4;
         const auto cost = cost_of(parse_strategy(text), group, steps, *without_shared_memory);
         EXPECT_EQ(cost.large_requests, 0U) << text;
         EXPECT_EQ(cost.of_group_memory, 0) << text;
@@ -184,7 +184,7 @@ std::size_t requests_of(int steps, const std::function<void()>& step) {
 }
 
 TEST_F(SteadyState, WholeStepsTakeNoMoreThanWithoutLockstep) {
-  constexpr int steps = 6;
+  constexpr int steps = 4;
   on_ranks(2, [](const Group& group) {
     const auto inputs = random({4, matrix_columns}, static_cast<std::uint64_t>(group.rank()));
     const auto requests = [&](const std::string& strategy) {

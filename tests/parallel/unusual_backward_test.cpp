@@ -1,5 +1,4 @@
 // Backwards that are out of the ordinary: within one another, ended by an exception.
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 

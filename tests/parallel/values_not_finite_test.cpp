@@ -1,7 +1,6 @@
 // Gradients with NaN or Inf, which check_finite finds before they are averaged.
 #include <limits>
 
-#include "tests/matchers.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
@@ -145,7 +144,7 @@ TEST_ON_RANKS(CheckFinite, TestsEveryDtypeAndNoFiniteNumberIsRefused, 2) {
   }
 }
 
-TEST_ON_RANKS(CheckFinite, CountsTheOtherParametersAndNamesAllRanks, 3) {
+TEST_ON_RANKS(CheckFinite, TestsWhatIsExchangedAndNamesAllRanks, 3) {
   auto model = make_terms(shapes);
   DistributedDataParallel ddp(model, world, {.check_finite = true});
   const auto own = coefficients(world.rank(), *model);
@@ -156,20 +155,8 @@ TEST_ON_RANKS(CheckFinite, CountsTheOtherParametersAndNamesAllRanks, 3) {
                                       "those of 1 other parameter"));
   EXPECT_EQ(error.rank(), 0);
   EXPECT_EQ(error.operation(), "backward");
-}
-
-TEST_ON_RANKS(CheckFinite, TestsTheSumThatWasAccumulated, 2) {
-  auto model = make_terms(shapes);
-  DistributedDataParallel ddp(model, world, {.check_finite = true});
-  const auto own = coefficients(world.rank(), *model);
-  without_sync(ddp, [&] { ddp(world.rank() == 0 ? with(infinity, own) : own).backward(); });
-  expect_not_finite(world, 0, [&] { ddp(own).backward(); });
-}
-
-TEST_ON_RANKS(CheckFinite, OfARankOfWeightZeroDoesNotMatter, 3) {
-  auto model = make_terms(shapes);
-  DistributedDataParallel ddp(model, world, {.check_finite = true});
-  const auto own = coefficients(world.rank(), *model);
+  model->zero_grad();
+  // Not the gradients of a rank of weight 0.
   const auto mine = world.rank() == 0 ? with(nan, own) : own;
   ddp.weight(world.rank());
   ddp(mine).backward();
@@ -178,6 +165,10 @@ TEST_ON_RANKS(CheckFinite, OfARankOfWeightZeroDoesNotMatter, 3) {
   model->zero_grad();
   ddp.weight(world.rank() + 1);
   expect_not_finite(world, 0, [&] { ddp(mine).backward(); });
+  model->zero_grad();
+  // The sum that was accumulated.
+  without_sync(ddp, [&] { ddp(world.rank() == 0 ? with(infinity, own) : own).backward(); });
+  expect_not_finite(world, 0, [&] { ddp(own).backward(); });
 }
 
 TEST_ON_RANKS(CheckFinite, IsRaisedOnARankWithoutALoss, 3) {

@@ -43,11 +43,11 @@ TORCH_MODULE(Block);
 
 struct ResNet18 : nn::Module {
   explicit ResNet18(int /*rank*/) {
-    int width = 64;
+    int width = 16;
     conv1 = register_module("conv1", convolution(3, width, 7, 2));
     bn1 = register_module("bn1", nn::BatchNorm2d(width));
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      const int outputs = 64 << i;
+      const int outputs = 16 << i;
       layers[i] = nn::Sequential(Block(width, outputs, i == 0 ? 1 : 2), Block(outputs, outputs, 1));
       register_module(concat("layer", i + 1), layers[i]);
       width = outputs;
@@ -62,7 +62,7 @@ struct ResNet18 : nn::Module {
   nn::Conv2d conv1{nullptr};
   nn::BatchNorm2d bn1{nullptr};
   std::array<nn::Sequential, 4> layers;
-  nn::Linear fc{512, 10};
+  nn::Linear fc{128, 10};
 };
 
 /// Two blocks that predict the next of 40 words; the embedding is the output layer too.

@@ -4,8 +4,6 @@
 
 #include <map>
 
-#include "lockstep/strategies.h"
-#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"

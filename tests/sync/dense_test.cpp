@@ -3,7 +3,6 @@
 
 #include <numeric>
 
-#include "lockstep/strategies.h"
 #include "lockstep/types.h"
 #include "tests/kernels/quantized.h"
 #include "tests/sync/on_hosts.h"

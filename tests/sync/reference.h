@@ -19,6 +19,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/exchange.h"
 #include "lockstep/init.h"
+#include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
 #include "sync/bucket_layout.h"
 #include "tests/on_ranks.h"

@@ -1,5 +1,3 @@
-#include "lockstep/strategies.h"
-#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"

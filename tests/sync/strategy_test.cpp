@@ -2,8 +2,6 @@
 
 #include <sstream>
 
-#include "lockstep/strategies.h"
-#include "tests/matchers.h"
 #include "tests/other_numbers.h"
 #include "tests/refusal.h"
 #include "tests/sync/reference.h"

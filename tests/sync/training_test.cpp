@@ -5,7 +5,6 @@
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "tests/matchers.h"
 #include "tests/refusal.h"
 #include "tests/sync/on_hosts.h"
 #include "tests/sync/reference.h"
