@@ -1,19 +1,12 @@
 #include <cmath>
-#include <fstream>
-#include <memory>
 
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/efficiency.h"
-#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/metrics.h"
 #include "lockstep/partition.h"
 #include "lockstep/run_log.h"
 #include "lockstep/samplers.h"
-#include "lockstep/strategy.h"
 #include "tests/device/training.h"
-#include "tests/matchers.h"
 #include "tests/refusal.h"
 
 // What programs use around the wrappers, with a device group.

@@ -1,12 +1,8 @@
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "tests/device/on_devices.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 
 // The program that `lockstep bench --device cuda` starts, on simulated devices.
 

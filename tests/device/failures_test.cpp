@@ -1,16 +1,8 @@
-#include <chrono>
-#include <limits>
 #include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 #include "tests/matchers.h"
-#include "tests/refusal.h"
 
 // Failures of device groups: every rank raises the first cause, and none hangs.
 
@@ -230,21 +222,6 @@ TEST_F(NcclFailures, OfADeviceInABackwardThatThrows) {
     }
   });
   EXPECT_THAT(errors[0], HasSubstr("in the middle"));
-}
-
-TEST(SharedDevices, ByThreadsAreRefused) {
-  if (const auto why = unable(1, DeviceBackend::staged); !why.empty()) GTEST_SKIP() << why;
-  prepare_devices();
-  for (const auto backend : {DeviceBackend::nccl, DeviceBackend::staged}) {
-    spawn(2,
-          [&](const Group& world) {
-            EXPECT_THAT(
-                refusal([&] { (void)device_group(world, device_of(0), {.backend = backend}); }),
-                HasSubstr("ranks 0 and 1 are threads that share device 0"));
-            world.barrier().wait();
-          },
-          {.device = at::kCPU});
-  }
 }
 
 }  // namespace

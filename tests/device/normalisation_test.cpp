@@ -1,7 +1,3 @@
-#include <memory>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
 #include "tests/device/training.h"
 

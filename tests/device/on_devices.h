@@ -9,16 +9,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <functional>
-#include <stdexcept>
-#include <string>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <thread>
 #include <tuple>
 
+#include "comm/communicator.h"
 #include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/device_group.h"
+#include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/device/simulation/nccl_double.h"
 #include "tests/device/simulation/simulation.h"

@@ -1,11 +1,4 @@
-#include <chrono>
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"

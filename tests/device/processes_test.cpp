@@ -1,20 +1,7 @@
-#include <csignal>
-#include <cstdlib>
-#include <limits>
-#include <memory>
 #include <random>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "comm/mpi/mpi.h"
-#include "core/text.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/error.h"
 #include "tests/device/training.h"
 #include "tests/launch/launched.h"
-#include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/mpirun.h"
 #include "tests/ranks.h"

@@ -1,11 +1,5 @@
-#include <memory>
-#include <optional>
-#include <string>
-
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/moving_average.h"
-#include "lockstep/strategy.h"
 #include "tests/device/training.h"
 
 // Checkpoints of models on devices: runs on devices and on the CPU continue each other's files.

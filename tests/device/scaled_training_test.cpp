@@ -1,12 +1,4 @@
-#include <limits>
-#include <memory>
-#include <optional>
-
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/error.h"
 #include "lockstep/grad_scaler.h"
-#include "lockstep/strategy.h"
 #include "tests/device/training.h"
 
 // Training in float16 with a GradScaler, on devices and on the CPU.

@@ -2,19 +2,7 @@
 #include <c10/core/StreamGuard.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <chrono>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "device/device_communicator.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
-#include "lockstep/strategy.h"
 #include "tests/device/training.h"
 
 // The order of work on streams, the life of memory, and what a step costs the host. The simulated
@@ -43,32 +31,23 @@ TEST_P_ON_DEVICES(Streams, OperationsKeepTheirTensors) {
   }
 }
 
-// Inputs and outputs may be made on another stream than that of the collective's caller.
-TEST_P_ON_DEVICES(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
-  const auto tensor = at::ones({5000}, group.device());
-  const auto other = new_stream(group.device());
-  auto work = group.all_reduce(tensor);
-  order(current_stream(group.device()), other);
-  const c10::StreamGuard guard(other);
-  work.wait();
-  EXPECT_EQ(tensor[17].item<float>(), group.size());
-}
-
-TEST_P_ON_DEVICES(Streams, AThreadMayHaveAnotherCurrentDevice) {
+// Inputs and outputs may be made on another stream than that of the collective's caller, a thread
+// may have another current device, and a group ends after its operations.
+TEST_P_ON_DEVICES(Streams, OperationsAreOrderedWithTheStreamThatIsCurrentAtTheWait) {
   const auto tensor = at::ones({5000}, group.device());
   {
     const c10::DeviceGuard other(device_of((group.device().index() + 1) % device_count()));
     group.all_reduce(tensor).wait();
   }
-  EXPECT_EQ(tensor[17].item<float>(), group.size());
-}
-
-TEST_P_ON_DEVICES(Streams, AGroupEndsAfterItsOperations) {
-  const auto tensor = at::ones({5000}, group.device());
   {
     const auto part = group.split(0, group.rank());
-    part.all_reduce(tensor).wait();
+    part.all_reduce(tensor, ReduceOp::max).wait();
   }
+  const auto other = new_stream(group.device());
+  auto work = group.all_reduce(tensor, ReduceOp::max);
+  order(current_stream(group.device()), other);
+  const c10::StreamGuard guard(other);
+  work.wait();
   EXPECT_EQ(tensor[17].item<float>(), group.size());
 }
 

@@ -2,10 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <cstdint>
-#include <functional>
-#include <vector>
-
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategy.h"
 #include "tests/device/on_devices.h"
 
 // A model and data for training on devices and on the CPU, with equal values on both.

@@ -1,16 +1,8 @@
 #include "tests/device/training.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <memory>
-#include <optional>
-#include <string>
 
-#include "comm/communicator.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategies.h"
-#include "lockstep/strategy.h"
 
 // Training on devices, compared with the same training on the CPU in the same world.
 
@@ -23,7 +15,9 @@ const BucketCaps one_each{.first = 0, .rest = 0};
 std::vector<at::Tensor> trained(const Group& group, const std::string& strategy, bool wrapped) {
   auto net = std::make_shared<Net>(group.device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  const DataParallelOptions options{.buckets = one_each, .strategy = parse_strategy(strategy)};
+  DataParallelOptions options{.buckets = one_each, .strategy = parse_strategy(strategy)};
+  // An exchange of buffers makes the caller's stream wait, as that of parameters has to by itself.
+  if (!wrapped) options.buffer_policy = BufferPolicy::none;
   std::optional<DistributedDataParallel<Net>> ddp;
   std::optional<DistributedOptimizer> optimizer;
   if (wrapped) ddp.emplace(net, group, options);

@@ -1,11 +1,3 @@
-#include <cstdlib>
-#include <optional>
-#include <string>
-
-#include "comm/communicator.h"
-#include "core/text.h"
-#include "lockstep/error.h"
-#include "lockstep/init.h"
 #include "tests/device/on_devices.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"

@@ -137,34 +137,10 @@ TEST_ON_RANKS(Bucket, KeepsTheStridesOfDenseParameters, 1) {
 
 // When and what: targets of steps and buckets, and warm-up.
 
-TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
-  using enum SyncTarget;
-  const Strategy strategy = PartialUpdate{};
-  EXPECT_FALSE(strategy.exchanges_every_gradient());
-  for (const std::size_t buckets : {1, 2, 5}) {
-    for (std::int64_t step = 0; step < 11; ++step) {
-      for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
-        const bool turn = static_cast<std::size_t>(step) % buckets == bucket;
-        EXPECT_EQ(strategy.target(step, bucket, buckets), turn ? parameters : none);
-      }
-    }
-  }
-  EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).target(3, 1, 2), gradients);
-}
-
 std::vector<SyncTarget> targets_of(const Strategy& strategy, int steps) {
   std::vector<SyncTarget> targets;
   for (int step = 0; step < steps; ++step) targets.push_back(strategy.target(step, 1, 4));
   return targets;
-}
-
-TEST(LocalSgd, AveragesAfterEveryPeriod) {
-  using enum SyncTarget;
-  EXPECT_EQ(targets_of(LocalSgd{.period = 3}, 6),
-            (std::vector{none, none, parameters, none, none, parameters}));
-  EXPECT_EQ(targets_of(LocalSgd{.period = 1}, 1), std::vector{parameters});
-  EXPECT_EQ(targets_of(PostLocalSgd{.start = 2, .period = 2}, 6),
-            (std::vector{gradients, gradients, none, parameters, none, parameters}));
 }
 
 TEST(Schedule, KnowsWhetherAStepExchangesParameters) {
