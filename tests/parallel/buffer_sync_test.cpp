@@ -102,18 +102,6 @@ TEST_ON_RANKS(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun, 3) {
   }
 }
 
-TEST_ON_RANKS(BufferSync, OfAnOptimizerWritesInItsStep, 3) {
-  const auto model = std::make_shared<Normalised>();
-  torch::optim::SGD sgd(model->parameters(), rate);
-  DistributedOptimizer optimizer(sgd, *model, world);
-  if (world.rank() != 1) {  // which has no loss
-    loss_of(model->forward(batch(world.rank(), 0))).backward();
-    EXPECT_TRUE(at::equal(statistics(*model), statistics_after(world.rank(), 0)));
-  }
-  optimizer.step();
-  EXPECT_TRUE(at::equal(statistics(*model), statistics_after(0, 0)));
-}
-
 TEST_ON_RANKS(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues, 2) {
   const auto model = std::make_shared<Normalised>();
   DistributedDataParallel ddp(model, world);
@@ -180,34 +168,6 @@ TEST_ON_RANKS(BufferSync, KeepsWhatTheProgramWritesMeanwhile, 2) {
   model->norm->running_var.set_data(at::full({4}, 7, at::kDouble));
   kept.reset();
   EXPECT_TRUE(at::equal(statistics(*model), at::full({2, 4}, 7, at::kDouble)));
-}
-
-TEST_ON_RANKS(BufferSync, OmitsRanksOfWeightZero, 3) {
-  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
-    const DataParallelOptions options{.buffer_policy = policy};
-    const auto wrapped = std::make_shared<Normalised>();
-    DistributedDataParallel ddp(wrapped, world, options);
-    Normalised optimized;
-    torch::optim::SGD sgd(optimized.parameters(), rate);
-    DistributedOptimizer optimizer(sgd, optimized, world, options);
-    const auto x = batch(world.rank(), 0);
-    // Ranks 1 and 2 have 5 and 7 samples.
-    const double samples = world.rank() == 0 ? 0 : 2 * world.rank() + 3;
-    ddp.weight(samples);
-    loss_of(ddp(x)).backward();
-    optimizer.weight(samples);
-    optimizer.backward_and_update(world.rank() == 0 ? at::Tensor() : loss_of(optimized.forward(x)));
-    auto expected = statistics_after(1, 0);
-    if (policy == BufferPolicy::average) expected = (expected + statistics_after(2, 0)) / 2;
-    EXPECT_LT(distance(statistics(*wrapped), expected), 1e-15);
-    EXPECT_LT(distance(statistics(optimized), expected), 1e-15);
-    EXPECT_EQ(optimized.norm->num_batches_tracked.item<int>(), 1);
-    // Without weights, all ranks count again.
-    wrapped->norm->running_mean.fill_(world.rank() + 1);
-    wrapped->out->weight.sum().backward();
-    const double all = policy == BufferPolicy::average ? 2 : 1;
-    EXPECT_TRUE(wrapped->norm->running_mean.eq(all).all().item<bool>());
-  }
 }
 
 TEST_ON_RANKS(SavedBuffers, OfSyncBatchNormGiveTheSameGradients, 3) {
