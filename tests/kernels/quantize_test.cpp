@@ -54,47 +54,6 @@ TEST_P(QuantizeOnTarget, EqualsTheReferenceInEveryBit) {
   }
 }
 
-TEST_P(QuantizeOnTarget, KeepsWhatWasNotSaid) {
-  for (const std::size_t count : quantize_counts) {
-    const auto gradient = random_values(count, 1);
-    const auto before = random_values(count + 1, 0.01f);
-    Buffer residual(count * sizeof(float), float_misalignments[count % 5]);
-    std::vector<float> sum;
-    for (std::size_t i = 0; i < count; ++i) {
-      residual.as<float>()[i] = before[i];
-      sum.push_back(gradient[i] + before[i]);
-    }
-    std::vector<QuantizedChunk> chunks(quantized_chunks(count));
-    quantize_with_feedback(gradient, residual.as<float>(), chunks);
-    ASSERT_TRUE(equal(chunks, quantized(sum))) << count;
-    ASSERT_TRUE(residual.guards_untouched());
-    for (std::size_t i = 0; i < count; ++i) {
-      ASSERT_EQ(residual.as<float>()[i], sum[i] - value_of(chunks, i)) << i;
-    }
-  }
-}
-
-TEST_P(QuantizeOnTarget, AveragesInRankOrder) {
-  for (const std::size_t ranks : {1, 2, 3, 7}) {
-    std::vector<QuantizedChunk> inputs;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const auto values = random_values(2 * quantized_chunk, 1e37f * static_cast<float>(rank + 1));
-      const auto chunks = quantized(values);
-      inputs.insert(inputs.end(), chunks.begin(), chunks.end());
-    }
-    std::vector<float> mean(2 * quantized_chunk);
-    const float share = 1.0f / static_cast<float>(ranks);
-    for (std::size_t i = 0; i < mean.size(); ++i) {
-      for (std::size_t rank = 0; rank < ranks; ++rank) {
-        mean[i] += value_of(inputs, 2 * rank * quantized_chunk + i, share);
-      }
-    }
-    std::vector<QuantizedChunk> result(2);
-    quantize_mean(inputs, ranks, result);
-    EXPECT_TRUE(equal(result, quantized(mean))) << ranks;
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Cpu, QuantizeOnTarget, every_target(), target_name);
 
 TEST(Quantize, SaysWhoseAndWhichElementIsNotFinite) {
@@ -153,20 +112,40 @@ std::vector<QuantizedPart> parts_of(RankVectors& values, RankVectors& residuals,
   return parts;
 }
 
+/// What quantized_mean() does, by one kernel after another.
+void mean_in_steps(RankVectors& values, RankVectors& residuals, bool feedback) {
+  const auto chunks = quantized_chunks(values[0].size());
+  std::vector<QuantizedChunk> inputs(values.size() * chunks), mean(chunks);
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    const auto own = std::span(inputs).subspan(r * chunks, chunks);
+    feedback ? quantize_with_feedback(values[r], residuals[r], own) : quantize(values[r], own);
+  }
+  quantize_mean(inputs, values.size(), mean);
+  for (auto& of_rank : values) dequantize(mean, of_rank);
+}
+
 TEST_P(QuantizeOnTarget, GivesTheMeanOfTheReferenceInEveryBit) {
   for (const std::size_t ranks : {1, 2, 3, 4, 7}) {
     for (const std::size_t count : {0, 1, 63, 511, 512, 513, 1024, 3000}) {
       for (const float size : {0.0f, 1e-42f, 1e-36f, 1.0f, 1e37f}) {
         for (const bool feedback : {false, true}) {
-          auto values = vectors_of(ranks, count, size, 1);
-          auto residuals = vectors_of(ranks, count, size / 64, 2);
-          auto expected_residuals = residuals;
-          const auto expected = expected_mean(values, expected_residuals, feedback);
-          ASSERT_FALSE(quantized_mean(parts_of(values, residuals, feedback), count));
-          for (std::size_t r = 0; r < ranks; ++r) {
-            ASSERT_TRUE(same_bits(values[r], expected))
-                << "rank " << r << " of " << ranks << ", " << count << " of size " << size;
-            ASSERT_TRUE(same_bits(residuals[r], expected_residuals[r])) << r;
+          const auto before = vectors_of(ranks, count, size, 1);
+          const auto residuals_before = vectors_of(ranks, count, size / 64, 2);
+          auto expected_residuals = residuals_before;
+          const auto expected = expected_mean(before, expected_residuals, feedback);
+          for (const bool in_steps : {false, true}) {
+            auto values = before;
+            auto residuals = residuals_before;
+            if (in_steps) {
+              mean_in_steps(values, residuals, feedback);
+            } else {
+              ASSERT_FALSE(quantized_mean(parts_of(values, residuals, feedback), count));
+            }
+            for (std::size_t r = 0; r < ranks; ++r) {
+              ASSERT_TRUE(same_bits(values[r], expected))
+                  << "rank " << r << " of " << ranks << ", " << count << " of size " << size;
+              ASSERT_TRUE(same_bits(residuals[r], expected_residuals[r])) << r;
+            }
           }
         }
       }
