@@ -141,7 +141,7 @@ int throw_early() {
 /// - for-ever: ranks print their pids and run until a signal ends them.
 /// - train: ranks train, and compare their parameters bit by bit.
 /// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
-/// denormals-kept asks init() to keep denormals. denormals-mixed does so on rank 1 only.
+/// denormals-kept asks init() to keep denormals.
 /// The program stores errors in the files that the launcher reads.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
@@ -162,11 +162,7 @@ int main(int argc, char** argv) {
   try {
     if (behaviour == "denormals-late") at::sum(at::ones({1 << 20}));  // starts OpenMP's threads
     lockstep::InitOptions options;
-    const char* rank = std::getenv("LOCKSTEP_RANK");
-    const bool is_rank_1 = rank != nullptr && rank == std::string_view("1");
-    if (behaviour == "denormals-kept" || (behaviour == "denormals-mixed" && is_rank_1)) {
-      options.flush_denormals = false;
-    }
+    if (behaviour == "denormals-kept") options.flush_denormals = false;
     if (behaviour == "twice") {
       try {
         lockstep::init(options);
