@@ -76,6 +76,13 @@ TEST(Deadlock, OfMessagesIsFound) {
       from_any_source, 10min);
 }
 
+TEST(Deadlock, AWaitThatIsOverIsNotPublished) {
+  const auto world = host::World::create(1);
+  const auto group = host::create(world, 0, {});
+  EXPECT_THROW(group->recv(floats, 1, DType::f32, 0).wait(), CommError);
+  EXPECT_FALSE(host::live_waits(*world)(0));
+}
+
 /// Publishes a wait of a rank until the end of the scope.
 struct PublishedWait {
   PublishedWait(host::RankState& of_rank, const host::Waited& waited) : state(of_rank) {

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <thread>
 
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
@@ -112,29 +110,6 @@ TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
   EXPECT_EQ(entry.read(257).value().ended_at, 0U);
   entry.end(257, 40);
   EXPECT_EQ(entry.read(257).value().ended_at, 40U);
-}
-
-TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
-  const auto recorder = recorder_of_size(907);
-  const auto group = recorder->add_group(std::array{0});
-  const auto path = record_of_size(907)->path();
-  std::atomic<bool> over{false};
-  std::thread writer([&] {
-    for (std::uint64_t i = 1; !over; ++i) recorder->issued(group, barrier(i), -1, i);
-  });
-  int read = 0;
-  int torn = 0;
-  for (int turn = 0; turn < 2000; ++turn) {
-    const auto record = FlightRecord::read(path);
-    for (const auto& entry : record->entries()) {
-      ++read;
-      torn += entry.number != entry.sequence || entry.number != entry.bytes ? 1 : 0;
-    }
-  }
-  over = true;
-  writer.join();
-  EXPECT_GT(read, 0);
-  EXPECT_EQ(torn, 0) << "of " << read;
 }
 
 /// A path in flight_folder of a recorder that this process makes later.

@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/ranks.h"
-#include "tests/ranks_on_hosts.h"
+#include <cstddef>
+#include <utility>
+#include <vector>
 
 // Values are worked out by hand.
 
@@ -13,40 +14,6 @@ namespace {
 using hierarchical::HostTopology;
 using hierarchical::Shards;
 using Counts = std::vector<std::size_t>;
-
-TEST(HostTopology, CountsHostsAndTheirRanks) {
-  run_ranks(5, [](std::shared_ptr<Communicator> ranks) {
-    OnHosts group(*ranks, {0, 1, 1, 0, 0});
-    const auto topology = HostTopology::of(group);
-    const bool first = ranks->rank() == 0 || ranks->rank() > 2;
-    EXPECT_EQ(topology.size, 5);
-    EXPECT_EQ(topology.hosts, 2);
-    EXPECT_EQ(topology.host, first ? 0 : 1);
-    EXPECT_EQ(topology.local_rank,
-              (std::vector{0, 0, 1, 1, 2}[static_cast<std::size_t>(ranks->rank())]));
-    EXPECT_EQ(topology.local_size, first ? 3 : 2);
-    EXPECT_EQ(topology.shards, 2);
-    EXPECT_DOUBLE_EQ(topology.ranks_per_host(), 2.5);
-    EXPECT_FALSE(topology.has_one_level());
-
-    const auto leaders = topology.inter_node(group);
-    EXPECT_EQ(leaders == nullptr, ranks->rank() == 4) << "the third rank of its host";
-    if (leaders == nullptr) return;
-    EXPECT_EQ(leaders->size(), 2);
-    EXPECT_EQ(leaders->rank(), topology.host);
-    int shard = topology.local_rank;
-    leaders->broadcast(&shard, 1, DType::i32, 0).wait();
-    EXPECT_EQ(shard, topology.local_rank) << "leaders of one shard";
-  });
-}
-
-TEST(HostTopology, HasOneLevelOnOneHostAndOnOneHostEach) {
-  run_ranks(3, [](std::shared_ptr<Communicator> ranks) {
-    EXPECT_TRUE(HostTopology::of(OnHosts(*ranks, {0, 0, 0})).has_one_level());
-    EXPECT_TRUE(HostTopology::of(OnHosts(*ranks, {0, 1, 2})).has_one_level());
-    EXPECT_FALSE(HostTopology::of(OnHosts(*ranks, {0, 1, 0})).has_one_level());
-  });
-}
 
 HostTopology rank_of(int local_rank, int local_size, int shards) {
   return {.size = 2 * local_size,

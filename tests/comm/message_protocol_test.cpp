@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "comm/announcement.h"
-#include "comm/messages/collective_protocol.h"
 #include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
 
-// send() and recv() over a transport whose messages end in the order that a test chooses.
+// send() and recv() over a transport whose messages end in the order that a test chooses. The
+// conformance suite and tests/simulation exchange messages that are right.
 
 namespace lockstep::testing {
 namespace {
@@ -88,32 +88,6 @@ class MessageProtocol : public ::testing::Test {
   messages::ReceiveProtocol receives_{group_};
 };
 
-TEST_F(MessageProtocol, AnEarlyMessageIsKeptForALaterReceive) {
-  Three first{}, second{};
-  const auto of_tag_2 = operation(Collective::recv, 2, second);
-  const auto of_tag_1 = operation(Collective::recv, 1, first);
-  messages::Receive receive(of_tag_2), later(of_tag_1);
-  receives_.add(receive);
-  transport_.end(Channel::offers, 0, terms(1));
-  receives_.advance();
-  EXPECT_EQ(receives_.describe_early(receive), ", expected tag 2, got tag 1 from rank 7");
-  transport_.end(Channel::replies, 0);
-  transport_.end(Channel::offers, 1, terms(2));
-  receives_.advance();
-  // The receive of the early message begins while its payload arrives.
-  receives_.add(later);
-  EXPECT_FALSE(later.complete());
-  transport_.end(Channel::payloads, 0, Three{1, 1, 1});
-  EXPECT_TRUE(later.complete());
-  EXPECT_EQ(first, (Three{1, 1, 1}));
-  transport_.end(Channel::payloads, 1, Three{2, 2, 2});
-  EXPECT_FALSE(receive.complete()) << "its reply has not been sent";
-  transport_.end(Channel::replies, 1);
-  EXPECT_TRUE(receive.complete());
-  EXPECT_EQ(receive.source(), 1);
-  EXPECT_EQ(second, (Three{2, 2, 2}));
-}
-
 TEST_F(MessageProtocol, AReceiverTakesMessagesOnlyForAnOpenReceive) {
   Three memory{};
   const auto recv = operation(Collective::recv, 1, memory);
@@ -141,20 +115,6 @@ TEST_F(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
   receives_.advance();
   transport_.end(Channel::replies, 0);
   EXPECT_THROW(receives_.advance(), messages::Mismatch);
-}
-
-TEST_F(MessageProtocol, ASendIsCompleteOnceItsReceiverHasReplied) {
-  Three memory{};
-  const auto operation = this->operation(Collective::send, 1, memory);
-  messages::SendProtocol send(group_, operation);
-  send.begin();
-  transport_.end(Channel::offers, 0);
-  transport_.end(Channel::payloads, 0);
-  send.advance();
-  EXPECT_FALSE(send.complete());
-  transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1), .number = 9});
-  send.advance();
-  EXPECT_TRUE(send.complete());
 }
 
 TEST_F(MessageProtocol, AnAnnouncementHasTheCountOfItsOperationAndNoPayload) {
@@ -240,20 +200,6 @@ TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
   transport.end(Channel::parts, 5);
   EXPECT_TRUE(moves->finished());
   EXPECT_EQ(memory, (std::array<float, 10>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
-}
-
-TEST(CollectiveProtocol, WaitsForMembersWithAnnouncementsInTransit) {
-  ManualTransport transport;
-  const messages::MessageGroup group{.rank = 0, .members = {4, 7, 9}, .network = &transport};
-  const Operation operation{.collective = Collective::barrier};
-  messages::CollectiveProtocol barrier(group, operation);
-  barrier.begin();
-  transport.end(Channel::announcements, 1);
-  EXPECT_EQ(barrier.missing(), (std::vector{1, 2})) << "the announcement to 1 has not been sent";
-  transport.end(Channel::announcements, 2);
-  EXPECT_EQ(barrier.missing(), std::vector{2});
-  transport.end(Channel::announcements, 0);
-  EXPECT_EQ(barrier.missing(), std::vector{2}) << "the announcement to 2 has not been sent";
 }
 
 }  // namespace

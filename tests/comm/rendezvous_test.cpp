@@ -32,21 +32,6 @@ std::string job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", test_process);
 }
 
-TEST(Rendezvous, RanksMeetInOneWorld) {
-  for (const int size : {2, 7}) {
-    std::vector<std::function<void()>> ranks;
-    for (int rank = size; rank-- > 0;) {
-      ranks.emplace_back([=] {
-        const auto group = host::create(host::rendezvous(job("meet"), rank, size, 20s), rank, {});
-        std::int64_t sum = rank;
-        group->all_reduce(&sum, 1, DType::i64, ReduceOp::sum).wait();
-        EXPECT_EQ(sum, size * (size - 1) / 2);
-      });
-    }
-    EXPECT_THAT(what_calls_threw(ranks), Each(""));
-  }
-}
-
 /// A call that joins a job.
 std::function<void()> joins(const std::string& name, int rank, int size,
                             std::chrono::milliseconds timeout = 20s) {

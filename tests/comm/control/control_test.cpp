@@ -59,22 +59,6 @@ TEST(Control, RankThatEndsOrCrashesIsNamedToAll) {
   }
 }
 
-TEST(Control, RankThatHasLeftMayEnd) {
-  {
-    ControlledWorld world("abc", 3);
-    world.rank(1).leave();
-    world.end(1);
-    world.rank(2).fail({.text = "another cause"});
-    EXPECT_EQ(world.failure_at(0).text, "another cause");
-  }
-  ControlledWorld world("abc", 3);
-  world.rank(0).leave();
-  world.end(0);
-  world.rank(1).leave();
-  EXPECT_TRUE(world.knows_of_no_failure(1));
-  EXPECT_TRUE(world.knows_of_no_failure(2));
-}
-
 TEST(Control, SingleRankWakesSeldom) {
   const auto switches = [] {
     rusage used{};
@@ -150,20 +134,6 @@ TEST(Control, NonsenseIsNamed) {
   }
 }
 
-TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
-  const std::string stream = control::encode({.kind = control::Kind::left}) +
-                             control::encode({.kind = control::Kind::failed, .payload = "why"});
-  control::FrameReader reader;
-  std::vector<std::string> found;
-  for (const char byte : stream) {
-    reader.add({&byte, 1});
-    while (const auto frame = reader.next()) {
-      found.push_back(std::to_string(static_cast<int>(frame->kind)) + frame->payload);
-    }
-  }
-  EXPECT_EQ(found, (std::vector<std::string>{"6", "5why"}));
-}
-
 TEST(Connections, SendLostBytesAgainEverySecond) {
   constexpr int rto_max_ms = 44;  // TCP_RTO_MAX_MS
   int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -175,31 +145,6 @@ TEST(Connections, SendLostBytesAgainEverySecond) {
     GTEST_SKIP() << "this kernel is older than Linux 6.15";
   }
   EXPECT_EQ(most, 1000);
-}
-
-TEST(Connections, KeepWhatDoesNotFitTheSocketYet) {
-  std::array<int, 2> sockets{};
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
-  Connection from{Descriptor(sockets[0])};
-  Connection to{Descriptor(sockets[1])};
-  const auto text = [](int number) { return std::to_string(number) + std::string(3000, '.'); };
-  const auto send = [&](int number) { from.send({.kind = Kind::failed, .payload = text(number)}); };
-  int sent = 0;
-  while (from.flush() && sent < 10'000) send(sent++);
-  ASSERT_FALSE(from.flush()) << "it holds what a socket cannot";
-  for (int more = 0; more < 20; ++more) send(sent++);
-  int received = 0;
-  for (bool news = true; news;) {
-    news = false;
-    ASSERT_TRUE(to.receive());
-    while (const auto frame = to.next()) {
-      EXPECT_EQ(frame->payload, text(received++));
-      news = true;
-    }
-    from.flush();
-  }
-  EXPECT_EQ(received, sent);
-  EXPECT_TRUE(from.flush());
 }
 
 TEST(FailureFrames, HaveKindRankAndText) {

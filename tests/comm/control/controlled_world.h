@@ -27,8 +27,12 @@ class ControlledWorld {
     std::vector<control::Settings> others;
     const auto host = [&](int rank) { return hosts.substr(static_cast<std::size_t>(rank), 1); };
     auto rank_0 = rank_of(0, size, host(0));
-    rank_0.heartbeat = heartbeat;
-    for (int rank = 1; rank < size; ++rank) others.push_back(rank_of(rank, size, host(rank)));
+    rank_0.timeout = std::chrono::milliseconds::max();
+    rank_0.heartbeat = heartbeat;  // that of all ranks
+    for (int rank = 1; rank < size; ++rank) {
+      others.push_back(rank_of(rank, size, host(rank)));
+      others.back().timeout = rank_0.timeout;
+    }
     auto met = meet(rank_0, others);
     const auto add_or_keep = [&](int rank, std::vector<control::Member> members) {
       if (rank >= first && rank < first + serving) {

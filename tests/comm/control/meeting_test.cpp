@@ -36,32 +36,6 @@ std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others)
   return all;
 }
 
-TEST(Meeting, BringsAllRanksTogether) {
-  for (const int size : {2, 3, 7}) {
-    std::vector<Settings> others;
-    for (int rank = 1; rank < size; ++rank) {
-      others.push_back(rank_of(rank, size, "host" + std::to_string(rank)));
-      others.back().timeout = std::chrono::milliseconds::max();
-    }
-    auto rank_0 = rank_of(0, size);
-    rank_0.timeout = std::chrono::milliseconds::max();
-    rank_0.heartbeat = 7s;
-    const auto met = meet(rank_0, others);
-    ASSERT_EQ(met.of_rank_0.size(), others.size());
-    std::set<int> came;
-    for (const auto& member : met.of_rank_0) {
-      came.insert(member.rank);
-      EXPECT_EQ(member.host, "host" + std::to_string(member.rank));
-    }
-    EXPECT_EQ(came.size(), others.size());
-    for (const auto& member : met.is_agreed) {
-      EXPECT_EQ(member.rank, 0);
-      EXPECT_EQ(member.host, "a");
-      EXPECT_EQ(member.heartbeat, 7s) << "rank 0's counts";
-    }
-  }
-}
-
 TEST(Meeting, MissingRanksAreNamedToAllWhoCame) {
   auto rank_0 = rank_of(0, 4);
   rank_0.timeout = 1s;

@@ -109,7 +109,9 @@ TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
 
 TEST_F(OfMpi, CallsAfterTheProgramHasEndedMpiSaySo) {
   expect_well(command(3, "after-own-mpi"),
-              {{3, "ended\n"}, {-3, " is used after the program's MPI_Finalize; call "}});
+              {{3, "ended\n"},
+               {-3, " is used after the program's MPI_Finalize; call "},
+               {0, " is used by two threads at once"}});
 }
 
 TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
