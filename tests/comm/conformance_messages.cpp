@@ -199,24 +199,6 @@ void check_random_exchange(Communicator& group) {
   group.barrier().wait();
 }
 
-void check_order(Communicator& group) {
-  const auto [before, next] = neighbours(group);
-  std::int64_t numbers[] = {3, 7, 30};
-  std::int64_t got[] = {-1, -1, -1};
-  std::vector<Work> sends;
-  sends.push_back(send_number(group, numbers[0], next, 3));
-  sends.push_back(send_number(group, numbers[1], next, 7));
-  sends.push_back(send_number(group, numbers[2], next, 3));
-  recv_number(group, got[1], any_source, 7).wait();
-  recv_number(group, got[0], before, 3).wait();
-  Work last = recv_number(group, got[2], any_source, 3);
-  last.wait();
-  require(last.source() == before, group, "source() after wait()");
-  require(std::ranges::equal(got, numbers), group, "messages of other tags");
-  for (auto& work : sends) work.wait();
-  group.barrier().wait();
-}
-
 /// Rank 0 cancels receives while the others send.
 void check_cancel(Communicator& group) {
   const int size = group.size();
@@ -280,7 +262,6 @@ void check_waits(Communicator& group) {
 }
 
 void check_tags(Communicator& group) {
-  check_order(group);
   check_random_exchange(group);
   check_cancel(group);
 }

@@ -130,15 +130,6 @@ class Waits : public ::testing::Test {
   host::Block block_ = arena_.world_block();
 };
 
-TEST_F(Waits, ForRanksThatComputeOrHaveBegunTheOperationAreNoDeadlock) {
-  const auto first = wait(0, 2);
-  begin(0, 2);
-  EXPECT_FALSE(found_by(0));
-  for (const int rank : {1, 2}) begin(rank, 2);
-  const auto second = wait(1, 2);
-  EXPECT_FALSE(found_by(0));
-}
-
 TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   begin(0, 2);
   const auto first = wait(0, 2);

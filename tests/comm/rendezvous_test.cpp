@@ -56,12 +56,6 @@ TEST(Rendezvous, SecondRankZeroIsRefused) {
                                    HasSubstr("waited 0.5 s for ranks 1")));
 }
 
-TEST(Rendezvous, MissingRanksAreNamed) {
-  EXPECT_THAT(what_calls_threw({joins("late", 0, 3, 100ms), joins("later", 2, 3, 100ms)}),
-              ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
-                          HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
-}
-
 /// An abstract address, and sockets that this process has there.
 class Address {
  public:

@@ -192,9 +192,10 @@ TEST(BackendVariable, IsOneOfFour) {
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "hierarchical").backend, Backend::hierarchical);
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", "mpi").backend, Backend::mpi);
   EXPECT_EQ(read_with("LOCKSTEP_BACKEND", nullptr).backend, Backend::automatic);
-  for (const char* name : {"LOCKSTEP_BACKEND", "LOCKSTEP_PROGRESS"}) {
+  for (const auto& [name, expected] :
+       {std::pair("LOCKSTEP_BACKEND", "auto"), {"LOCKSTEP_PROGRESS", "auto, thread or wait"}}) {
     EXPECT_THAT(message_of<InvalidArgument>([&] { read_with(name, "gloo"); }),
-                HasSubstr(std::string(name) + ": got 'gloo', expected auto"));
+                HasSubstr(std::string(name) + ": got 'gloo', expected " + expected));
   }
 }
 

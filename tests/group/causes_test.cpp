@@ -51,11 +51,6 @@ TEST(Causes, AnErrorThatIsCaughtAfterTheGroupHasGoneIsTheReason) {
   EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such file"));
 }
 
-TEST(Causes, AnErrorThatAllRanksRepeatIsThatOfTheRankThatMetIt) {
-  EXPECT_THAT(run_init_program("disk-full"),
-              ends(1, {"rank 0 of 2 failed first", "Reason: rank 0: No space left on device"}));
-}
-
 TEST(Causes, AGradientThatIsNotFiniteIsTheFaultOfTheRankThatHasIt) {
   for (const auto& [behaviour, strategy] :
        {std::pair("nan", "fp32"), {"nan", "topk:0.5"}, {"nan-printed", "fp32"}}) {

@@ -58,19 +58,6 @@ TEST(Launchers, AnotherRankPrintsTheErrorOfARank0ThatLeftEarly) {
               HasSubstr("rank 1 of 2: rank 0 left the world before barrier #1"));
 }
 
-TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
-  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  auto on_pairs = mpirun(4);  // of ranks that are said to be on one host each
-  on_pairs.insert(
-      on_pairs.end(),
-      {"sh", "-c", "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) exec \"$@\"",
-       "--", init_program, "where"});
-  EXPECT_THAT(Launched(on_pairs, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait(),
-              prints({"rank 0 of 4 over hierarchical: 10\n",
-                      "rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n",
-                      "rank 0 is 0 of 2 on host 0 of 2, locally 3, across 4\n"}));
-}
-
 TEST(Launchers, RanksThatKnowNoLocalSizeShareTheCoresOfTheirHost) {
   const long usable = std::thread::hardware_concurrency();
   const auto share = std::min(usable, std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN) / 2));
@@ -100,16 +87,6 @@ TEST(Launchers, RanksOverUcx) {
               HasSubstr("got LOCKSTEP_TRANSPORT=ucx, but rank 1 offers no UCX"));
 }
 
-TEST(Launchers, TorchrunsVariables) {
-  const auto said = started_by_hand(2, [](const std::string& rank) {
-    return by_hand(rank, {{"LOCAL_WORLD_SIZE", "2"},
-                          {"MASTER_ADDR", "somewhere.example"},
-                          {"TORCHELASTIC_RUN_ID", "none"},
-                          {"TORCHELASTIC_RESTART_COUNT", "1"}});
-  });
-  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
-}
-
 /// Srun's variables of two ranks on so many nodes, with these instead of some.
 VariablesOfRank by_srun(const std::string& nodes, const Variables& variables = {}) {
   return [=](const std::string& rank) {
@@ -123,9 +100,17 @@ VariablesOfRank by_srun(const std::string& nodes, const Variables& variables = {
   };
 }
 
-TEST(Launchers, SrunsVariables) {
-  EXPECT_THAT(started_by_hand(2, by_srun("1")),
-              AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
+TEST(Launchers, VariablesOfSrunAndTorchrun) {
+  const auto by_torchrun = [](const std::string& rank) {
+    return by_hand(rank, {{"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "somewhere.example"},
+                          {"TORCHELASTIC_RUN_ID", "none"},
+                          {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  };
+  for (const auto& variables : {by_srun("1"), VariablesOfRank(by_torchrun)}) {
+    EXPECT_THAT(started_by_hand(2, variables), AllOf(HasSubstr("rank 0 of 2 over host: 3\n"),
+                                                     HasSubstr("rank 1 of 2 over host: 3\n")));
+  }
 }
 
 /// The world of four ranks on two hosts, with srun's variables and what `variables` exports.
@@ -174,7 +159,9 @@ TEST_F(Nodes, OnOneMachineAreHostsOfTheirOwn) {
     const auto ended = wait();
     const auto over = ranks == 1 ? "of 2 over tcp: 3\n" : "of 4 over hierarchical: 10\n";
     for (const auto& one : ended) EXPECT_THAT(one, prints({over, "on host "}));
-    EXPECT_THAT(ended[1].out, HasSubstr(concat("of ", ranks, " on host 1 of 2, locally ")));
+    EXPECT_THAT(ended[1].out,
+                HasSubstr(ranks == 1 ? "of 1 on host 1 of 2, locally 2, across 3"
+                                     : "rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6"));
   }
 }
 
@@ -273,30 +260,28 @@ TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {
   }
 }
 
+/// A rank of two on this machine that is started by hand.
+Launched rank_over(const std::string& backend, const std::string& rank, const char* behaviour,
+                   const std::string& device = "cpu") {
+  return Launched({init_program, behaviour}, by_hand(rank, {{"LOCKSTEP_BACKEND", backend},
+                                                            {"LOCKSTEP_DEVICE", device},
+                                                            {"LOCAL_RANK", rank},
+                                                            {"LOCAL_WORLD_SIZE", "2"}}));
+}
+
 TEST(Launchers, ALateErrorOfTheLastRankIsPrinted) {
   for (const char* backend : {"host", "tcp"}) {
-    const auto rank = [&](const char* number) {
-      const Variables own{
-          {"LOCKSTEP_BACKEND", backend}, {"LOCAL_RANK", number}, {"LOCAL_WORLD_SIZE", "2"}};
-      return Launched({init_program, "late-main"}, by_hand(number, own));
-    };
-    auto first = rank("0");
-    EXPECT_THAT(rank("1").wait().err, HasSubstr("init_program: no such file\n"));
+    auto first = rank_over(backend, "0", "late-main");
+    EXPECT_THAT(rank_over(backend, "1", "late-main").wait().err,
+                HasSubstr("init_program: no such file\n"));
     EXPECT_EQ(first.wait().err, "");
   }
 }
 
 TEST(Launchers, AnErrorOfARankIsNotPrintedByOneThatIsStillInInit) {
   for (const char* backend : {"host", "tcp"}) {
-    const auto rank = [&](const char* number, const char* behaviour) {
-      const Variables own{{"LOCKSTEP_BACKEND", backend},
-                          {"LOCKSTEP_DEVICE", "cuda"},
-                          {"LOCAL_RANK", number},
-                          {"LOCAL_WORLD_SIZE", "2"}};
-      return Launched({init_program, behaviour}, by_hand(number, own));
-    };
-    auto first = rank("0", "sum-main");
-    EXPECT_EQ(rank("1", "throw-early").wait().code, 1);
+    auto first = rank_over(backend, "0", "sum-main", "cuda");
+    EXPECT_EQ(rank_over(backend, "1", "throw-early", "cuda").wait().code, 1);
     const auto ended = first.wait();
     EXPECT_EQ(ended.code, 1);
     EXPECT_EQ(ended.err, "") << backend;

@@ -1,6 +1,7 @@
 #include "tests/comm/control/meeting.h"
 
 #include <fcntl.h>
+#include <poll.h>
 
 #include <atomic>
 #include <filesystem>
@@ -124,6 +125,9 @@ TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
   for (int i = 0; i < 1000; ++i) sockets.push_back(stranger(offer.addresses[0]));
   challenge(sockets.front());
   EXPECT_EQ(heard(sockets.front()), "") << "the oldest is closed, and may connect again";
+  challenge(sockets.back());
+  pollfd last{.fd = sockets.back().get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(::poll(&last, 1, 200), 0) << "the last is still open";
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
   EXPECT_EQ(rank_0.members.get().size(), 1u);
 }

@@ -185,12 +185,6 @@ TEST_F(OfMpi, ProgressIsMadeByAThreadWhereTheProgramsMpiServesAnyNumber) {
                   "MPI_THREAD_SERIALIZED, and a thread needs MPI_THREAD_MULTIPLE"}});
 }
 
-TEST_F(MpiProgress, UnknownNameIsAnError) {
-  const auto ended = Launched(command(1, "overlap"), {{"LOCKSTEP_PROGRESS", "threads"}}).wait();
-  EXPECT_NE(ended.code, 0);
-  EXPECT_THAT(ended.err, HasSubstr("got 'threads', expected auto, thread or wait"));
-}
-
 TEST(NoMpi, SaysWhy) {
   if (mpi::available().empty()) GTEST_SKIP() << "this build has MPI: " << mpi::version();
   EXPECT_THAT(mpi::available(), HasSubstr("LOCKSTEP_WITH_MPI"));

@@ -64,20 +64,6 @@ at::Tensor pids_of(const lockstep::Group& world) {
   return all;
 }
 
-/// Rank 0 alone meets an error, in a call that raises it on both ranks. Rank 1 ends first.
-int meet_error_of_rank_0(const lockstep::Group& world) {
-  const auto pids = pids_of(world);
-  try {
-    lockstep::all_or_none(world, [&] {
-      if (world.rank() == 0) throw lockstep::CheckpointError("No space left on device");
-    });
-  } catch (const lockstep::Error& error) {
-    lockstep::record_error(error);
-    if (world.rank() == 0) await_end(pids[1].item<std::int64_t>());
-  }
-  return 1;
-}
-
 /// Rank 1 alone meets an error of LibTorch, which has a backtrace.
 void meet_error_of_libtorch(const lockstep::Group& world) {
   if (world.rank() == 1) at::ones({2}).view({3});
@@ -135,7 +121,6 @@ int throw_early() {
 /// - throw-early: ends the world by an error, which init() raises on other ranks; sum-main: such a
 /// rank.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
-/// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
 /// STRATEGY: they do not record it.
 /// - for-ever: ranks print their pids and run until a signal ends them.
@@ -186,7 +171,6 @@ int main(int argc, char** argv) {
     if (throws && world.rank() == 1) throw std::runtime_error("no such data");
     if (behaviour == "libtorch") meet_error_of_libtorch(world);
     if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
-    if (behaviour == "disk-full") return meet_error_of_rank_0(world);
     if (behaviour.starts_with("nan")) return train_with_nan(world, argv[2], behaviour == "nan");
     if (behaviour == "for-ever") train_for_ever(world);
     if (behaviour == "train") {
