@@ -26,26 +26,6 @@ using control::Kind;
 using detail::Descriptor;
 using detail::Failure;
 
-TEST(Control, FirstCauseReachesEveryRankThoughCutIfItIsLong) {
-  using Of = Failure::Kind;
-  const std::pair<std::size_t, Of> cases[] = {{0, Of::error}, {1, Of::timeout}, {6, Of::elsewhere}};
-  for (const auto& [from, kind] : cases) {
-    ControlledWorld world("aabbccc", 7);
-    const std::string text(from == 1 ? 100'000 : 10, 'x');
-    world.rank(from).fail({.kind = kind, .rank = 4, .text = text});
-    for (std::size_t rank = 0; rank < 7; ++rank) {
-      if (rank == from) {
-        EXPECT_TRUE(world.knows_of_no_failure(rank)) << "its own";
-        continue;
-      }
-      const auto failure = world.failure_at(rank);
-      EXPECT_EQ(failure.text, text.substr(0, control::longest_failure_text));
-      EXPECT_EQ(failure.rank, 4);
-      EXPECT_EQ(failure.kind, kind);
-    }
-  }
-}
-
 TEST(Control, RankThatEndsOrCrashesIsNamedToAll) {
   for (const bool crashes : {false, true}) {
     ControlledWorld world("aabb", 4);
