@@ -17,7 +17,7 @@ std::vector<std::string> causes_of_ranks(int n, const RankFunction& fn) {
       n, fn, [](const Error& error) { return fields_of(error) + ": " + error.cause(); });
 }
 
-TEST(ErrorFields, OfATimeout) {
+TEST(ErrorFields, OfATimeoutAndOfARankThatLeft) {
   const auto waits = [](const auto& group) {
     // Rank 1 issues nothing, and learns from the world's memory that the other has given up.
     while (group->rank() == 1) group->make_progress();
@@ -26,9 +26,6 @@ TEST(ErrorFields, OfATimeout) {
   EXPECT_THAT(errors_of_ranks(2, waits, fields_of),
               ElementsAre("timeout by rank 1 in barrier #1, cause timeout",
                           "timeout by rank 1 in , cause timeout"));
-}
-
-TEST(ErrorFields, OfARankThatLeft) {
   const auto leaves = [](const auto& group) {
     if (group->rank() != 2) group->barrier().wait();
   };

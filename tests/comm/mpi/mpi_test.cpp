@@ -103,15 +103,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) { expect_one_cause(said(4, "all-give-up")); }
 
-TEST_F(OfMpi, JoinsWhatTheProgramBegan) {
-  expect_well(command(3, "own-mpi"), {{3, "product 6\n"}, {3, "ended\n"}});
-}
-
-TEST_F(OfMpi, CallsAfterTheProgramHasEndedMpiSaySo) {
-  expect_well(command(3, "after-own-mpi"),
-              {{3, "ended\n"},
-               {-3, " is used after the program's MPI_Finalize; call "},
-               {0, " is used by two threads at once"}});
+TEST_F(OfMpi, JoinsWhatTheProgramBeganAndSaysSoWhereItHasEnded) {
+  expect_well(command(3, "own-mpi"), {{3, "product 6\n"},
+                                      {3, "ended\n"},
+                                      {-3, " is used after the program's MPI_Finalize; call "},
+                                      {0, " is used by two threads at once"}});
 }
 
 TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {

@@ -369,19 +369,13 @@ const std::map<std::string_view, Behaviour> behaviours{
      }},
     {"own-mpi",
      [] {
-       return with_own_mpi(MPI_THREAD_FUNNELED, [] {
-         const auto group = join();
-         std::vector<std::int64_t> numbers(1000, group->rank() + 1);
-         group->all_reduce(numbers.data(), numbers.size(), DType::i64, ReduceOp::product).wait();
-         say("product " + std::to_string(numbers.back()));
-       });
-     }},
-    {"after-own-mpi",
-     [] {
        Group group;
        Work barrier;
        with_own_mpi(MPI_THREAD_FUNNELED, [&] {
          group = join();
+         std::vector<std::int64_t> numbers(1000, group->rank() + 1);
+         group->all_reduce(numbers.data(), numbers.size(), DType::i64, ReduceOp::product).wait();
+         say("product " + std::to_string(numbers.back()));
          barrier = group->barrier();
        });
        say_error([&] { barrier.wait(); });
@@ -397,9 +391,7 @@ const std::map<std::string_view, Behaviour> behaviours{
     // Its second process never joins.
     {"late-to-join",
      [] {
-       const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-       if (rank == nullptr) rank = std::getenv("PMI_RANK");
-       if (rank != nullptr && rank == std::string_view("1")) return ::pause();
+       if (own_number() == 1) return ::pause();
        join({.timeout = 1s});
        return 0;
      }},

@@ -39,10 +39,14 @@ inline void await_release() {
   ::close(fd);
 }
 
-/// This process's rank, as MPI's launcher says it.
+/// A number of MPI's launcher, OpenMPI's or Hydra's.
+inline int of_launcher(const char* of_openmpi, const char* of_hydra) {
+  const char* number = std::getenv(of_openmpi);
+  return std::stoi(number != nullptr ? number : std::getenv(of_hydra));
+}
+/// This process's rank.
 inline std::size_t own_number() {
-  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
-  return std::stoul(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK"));
+  return static_cast<std::size_t>(of_launcher("OMPI_COMM_WORLD_RANK", "PMI_RANK"));
 }
 
 /// Whether ranks exchange messages without MPI: over TCP, or over UCX with
@@ -57,12 +61,11 @@ inline Group create_flat(messages::Options options) {
   if (!without_mpi()) return mpi::create(options);
   options.transport = Environment::get().transport;
   const char* master = std::getenv("MASTER_ADDR");
-  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
   const auto port = static_cast<std::uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
   const control::Token token{};
   return tcp::create(
       options, {.rank = static_cast<int>(own_number()),
-                .size = std::stoi(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_SIZE")),
+                .size = of_launcher("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
                 .port = port,
                 .token = token,
                 .find = control::offer_at(master != nullptr ? master : "127.0.0.1", port, token)});
