@@ -85,7 +85,7 @@ TEST(FlightRecorder, KeepsTheLastOperations) {
   EXPECT_EQ(known->issued, count);
 }
 
-TEST(FlightRecorder, KeepsTheTimesOfSteps) {
+TEST(FlightRecorder, KeepsTheTimesOfStepsAndTheFirstFailure) {
   const auto recorder = recorder_of_size(908);
   EXPECT_FALSE(record_of_size(908)->last_step());
   double last = 0;
@@ -98,6 +98,10 @@ TEST(FlightRecorder, KeepsTheTimesOfSteps) {
     last = *record->last_step();
   }
   EXPECT_GT(last, 0);
+  recorder->fail("the first", 7);
+  recorder->fail("the second", 8);
+  EXPECT_EQ(record_of_size(908)->failure(), "the first");
+  EXPECT_EQ(record_of_size(908)->file().failed_rank.load(), 7);
 }
 
 /// A reader copies the file while the rank overwrites it.
@@ -184,14 +188,6 @@ TEST(FlightRecorder, NamesGroupsOfTheSameMembers) {
   ASSERT_EQ(entries.size(), 3U);
   EXPECT_EQ(detail::operation_text(*record, entries[1]), "barrier #2 of group 2 of ranks 0, 1");
   EXPECT_EQ(detail::operation_text(*record, entries[2]), "barrier #3 of group 3 of ranks 0, 1");
-}
-
-TEST(FlightRecorder, KeepsTheFirstFailure) {
-  const auto recorder = recorder_of_size(905);
-  recorder->fail("the first", 7);
-  recorder->fail("the second", 8);
-  EXPECT_EQ(record_of_size(905)->failure(), "the first");
-  EXPECT_EQ(record_of_size(905)->file().failed_rank.load(), 7);
 }
 
 TEST(FlightRecord, OtherFilesAreRefused) {

@@ -267,11 +267,15 @@ TEST(Memory, HeapsAreMappedOnFirstUse) {
   run_attached(2, use, heap, false);
 }
 
-TEST(World, SizesOutsideTheRangeAreRefused) {
+TEST(World, RefusesSizesAndRanksOutsideTheRangeAndARankThatHasJoined) {
   EXPECT_THROW(host::World::create(0), InvalidArgument);
   EXPECT_THROW(host::World::create(-1), InvalidArgument);
   EXPECT_THROW(host::World::create(host::max_ranks + 1), InvalidArgument);
   EXPECT_NO_THROW(host::World::create(host::max_ranks));
+  const auto world = host::World::create(1);
+  const auto group = host::create(world, 0, {});
+  EXPECT_THROW(host::create(world, 0, {}), InvalidArgument);
+  EXPECT_THROW(host::create(world, 1, {}), InvalidArgument);
 }
 
 TEST(World, ForeignDescriptorsAreRefused) {
@@ -299,13 +303,6 @@ TEST(World, CannotBeCutOff) {
   EXPECT_EQ(::fcntl(world->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1) << "ranks join later";
   ASSERT_EQ(::fstat(world->fd(), &after), 0);
   EXPECT_EQ(after.st_size, before.st_size);
-}
-
-TEST(World, RanksJoinOnce) {
-  const auto world = host::World::create(1);
-  const auto group = host::create(world, 0, {});
-  EXPECT_THROW(host::create(world, 0, {}), InvalidArgument);
-  EXPECT_THROW(host::create(world, 1, {}), InvalidArgument);
 }
 
 }  // namespace

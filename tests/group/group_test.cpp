@@ -241,13 +241,11 @@ TEST(Group, InTurnTellsTheOthersOfAnException) {
   std::vector<std::string> texts(3);
   EXPECT_THROW(spawn(3,
                      [&](const Group& world) {
-                       try {
+                       texts[static_cast<std::size_t>(world.rank())] = message_of<CommError>([&] {
                          world.in_turn([&] {
                            if (world.rank() == 1) throw std::range_error("mine alone");
                          });
-                       } catch (const CommError& error) {
-                         texts[static_cast<std::size_t>(world.rank())] = error.what();
-                       }
+                       });
                      }),
                std::range_error);
   EXPECT_THAT(texts[0], HasSubstr("rank 1: in_turn: mine alone"));

@@ -175,12 +175,9 @@ TEST_F(Nodes, SecondInitAfterAnErrorSaysSo) {
   }
 }
 
-TEST(Launchers, SrunsVariablesOnTwoHosts) {
+TEST(Launchers, SrunsVariablesOnTwoHostsWithMpiAndWithout) {
   // MPI finds its processes by PMIx, as it does under srun; who they are init() reads from srun's.
   expect_world_by_srun("");
-}
-
-TEST(Launchers, SrunsVariablesOnTwoHostsWithoutMpi) {
   const TemporaryFolder folder;
   expect_world_by_srun(
       "unset PMIX_NAMESPACE; SLURM_STEP_NODELIST='10.77.0.[1-2]' "

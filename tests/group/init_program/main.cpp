@@ -23,9 +23,8 @@
 #include "lockstep/init.h"
 #include "tests/group/denormal_threads.h"
 
-/// Fifty steps from the same start, each rank with data of its own. Returns all parameters.
-at::Tensor train(const lockstep::Group& world) {
-  torch::manual_seed(0);
+/// Fifty steps, each rank with data of its own.
+void train(const lockstep::Group& world) {
   torch::nn::Sequential model(torch::nn::Linear(20, 3000), torch::nn::ReLU(),
                               torch::nn::Linear(3000, 10));
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
@@ -35,17 +34,6 @@ at::Tensor train(const lockstep::Group& world) {
     const at::Tensor outputs = model->forward(torch::rand({8, 20}));
     optimizer.backward_and_update(torch::nn::functional::mse_loss(outputs, torch::rand({8, 10})));
   }
-  std::vector<at::Tensor> flat;
-  for (const auto& parameter : model->parameters()) flat.push_back(parameter.detach().flatten());
-  return torch::cat(flat);
-}
-
-bool same_on_all(const at::Tensor& values, const lockstep::Group& world) {
-  const auto least = values.clone();
-  const auto most = values.clone();
-  world.all_reduce(least, lockstep::ReduceOp::min).wait();
-  world.all_reduce(most, lockstep::ReduceOp::max).wait();
-  return least.equal(values) && most.equal(values);
 }
 
 /// Returns once the process has ended; it need not have been reaped.
@@ -124,7 +112,7 @@ int throw_early() {
 /// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
 /// STRATEGY: they do not record it.
 /// - for-ever: ranks print their pids and run until a signal ends them.
-/// - train: ranks train, and compare their parameters bit by bit.
+/// - train: ranks train.
 /// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
 /// denormals-kept asks init() to keep denormals.
 /// The program stores errors in the files that the launcher reads.
@@ -173,10 +161,7 @@ int main(int argc, char** argv) {
     if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
     if (behaviour.starts_with("nan")) return train_with_nan(world, argv[2], behaviour == "nan");
     if (behaviour == "for-ever") train_for_ever(world);
-    if (behaviour == "train") {
-      if (!same_on_all(train(world), world)) throw std::runtime_error("replicas differ");
-      return 0;
-    }
+    if (behaviour == "train") return train(world), 0;
     const auto tensor = at::full({5000}, world.rank() + 1.0);
     world.all_reduce(tensor).wait();
     std::cout << "rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
