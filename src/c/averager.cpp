@@ -15,7 +15,7 @@
 #include "averaging/average.h"
 #include "averaging/parse.h"
 #include "c/handles.h"
-#include "comm/gather.h"
+#include "comm/agreement.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

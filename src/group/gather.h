@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/gather.h"
+#include "comm/agreement.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2::detail {

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/gather.h"
+#include "comm/agreement.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"

@@ -1,4 +1,4 @@
-#include "comm/gather.h"
+#include "comm/agreement.h"
 
 #include <algorithm>
 #include <cstddef>
