@@ -278,7 +278,8 @@ void become_remote_node() {
   }
   std::vector<std::string> words{"lockstep"};
   for (std::string word; std::getline(fields, word, '\0');) words.push_back(word);
-  execv("/proc/self/exe", pointers_to(words).data());
+  // By its own path: by that of /proc the process would be named exe.
+  execv(std::filesystem::canonical("/proc/self/exe").c_str(), pointers_to(words).data());
   throw_system("execute itself");
 }
 

@@ -42,15 +42,15 @@ TEST(Hosts, AreRefusedWithTheEntry) {
 
 TEST_F(HostsBySsh, StartOneWorld) {
   const auto script =
-      "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $PWD $OMP_MINE$NCCL_MINE $FOO $BAR "
-      "$LOCKSTEP_HOST$LOCKSTEP_NODE_TOKEN.; cat";
+      "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE $(hostname) $(cat /proc/$PPID/comm) $PWD "
+      "$OMP_MINE$NCCL_MINE $FOO $BAR $LOCKSTEP_HOST$LOCKSTEP_NODE_TOKEN.; cat";
   const auto ended =
       Launched(hosts_.command({"--hosts", hosts_.list(), "-x", "FOO", "--export=BAR=a b",
                                "--export=LOCKSTEP_HOST=a", "--log-dir", "", "sh", "-c", script}),
                {{"OMP_MINE", "se"}, {"NCCL_MINE", "nt"}, {"FOO", "named"}, {"OTHER", "not sent"}})
           .wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
-  const auto folder = std::filesystem::current_path().string();
+  const auto folder = concat("lockstep ", std::filesystem::current_path().string());
   for (const auto& [rank, host] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 2)}) {
     EXPECT_THAT(ended.out,
                 HasSubstr(concat('[', rank, ' ', hosts_.name(host), "] ", rank, "/4 ",
