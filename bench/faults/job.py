@@ -181,8 +181,8 @@ class Job:
             return process.parent in by_pid and is_rank(by_pid[process.parent])
 
         def is_other_launcher(process):
-            """Or a child that it has forked and that has executed nothing yet. The first launcher's words have --hosts."""
-            return process is not None and process.name == "lockstep" and "--hosts" not in words_of(process.pid, "cmdline")
+            """Whether it has the words of the second host's launcher, as a child has that it forked and that has executed nothing yet."""
+            return process is not None and "--end-with-stdin" in words_of(process.pid, "cmdline")
 
         choice = {
             "rank": is_rank,
@@ -190,7 +190,8 @@ class Job:
             "launcher": lambda process: process is launcher,
             "guardian": lambda process: process.name == "lockstep-guard",
             "launcher and guardian": lambda process: process is launcher or process.name == "lockstep-guard",
-            "other launcher": lambda process: is_other_launcher(process) and not is_other_launcher(by_pid.get(process.parent)),
+            "other launcher": lambda process: is_other_launcher(process) and process.name != "lockstep-guard"
+            and not is_other_launcher(by_pid.get(process.parent)),
             "child": lambda process: process.name == "bench_victim" and is_child(process),
         }[kill.victim]
         return [process for process in found if choice(process)]

@@ -30,7 +30,7 @@ def state_of(pid):
 
 
 def words_of(pid, file):
-    """Of /proc/PID/cmdline or /proc/PID/environ; none of a process that has ended."""
+    """The words of /proc/PID/cmdline or /proc/PID/environ; none of a process that has ended."""
     try:
         words = pathlib.Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:

@@ -51,7 +51,7 @@ def _undisturbed(job, victims, code):
 
 def _launcher_ended(job, code):
     kill, number = job.kill, job.kill.signal
-    # Ranks of another host name node 0.
+    # The launcher of another host names node 0.
     if re.search(r"\brank \d+ of \d+ failed first", job.err):
         return f"a rank is named, expected {number.name} of the launcher"
     if kill.launcher == "run":
