@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <latch>
+#include <thread>
 
 #include "comm/flight/diagnosis.h"
 #include "comm/flight/flight_record.h"
@@ -104,7 +106,6 @@ TEST(FlightRecorder, KeepsTheTimesOfStepsAndTheFirstFailure) {
   EXPECT_EQ(record_of_size(908)->file().failed_rank.load(), 7);
 }
 
-/// A reader copies the file while the rank overwrites it.
 TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
   detail::FlightEntry entry{};
   const detail::FlightOperation operation{};
@@ -114,6 +115,32 @@ TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
   EXPECT_EQ(entry.read(257).value().ended_at, 0U);
   entry.end(257, 40);
   EXPECT_EQ(entry.read(257).value().ended_at, 40U);
+}
+
+/// A reader copies the file while the rank overwrites it.
+TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
+  const auto recorder = recorder_of_size(907);
+  const auto group = recorder->add_group(std::array{0});
+  const auto path = record_of_size(907)->path();
+  std::latch begun(1);
+  const std::jthread writer([&](const std::stop_token& over) {
+    for (std::uint64_t i = 1; !over.stop_requested(); ++i) {
+      recorder->issued(group, barrier(i), -1, i);
+      if (i == 1) begun.count_down();
+    }
+  });
+  begun.wait();
+  int read = 0;
+  int torn = 0;
+  for (int turn = 0; turn < 200; ++turn) {
+    const auto record = FlightRecord::read(path);
+    for (const auto& entry : record->entries()) {
+      ++read;
+      torn += entry.number != entry.sequence || entry.number != entry.bytes ? 1 : 0;
+    }
+  }
+  EXPECT_GT(read, 0);
+  EXPECT_EQ(torn, 0) << "of " << read;
 }
 
 /// A path in flight_folder of a recorder that this process makes later.

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -23,8 +24,8 @@
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 
-// Rank 0 of a TcpTransport. The conformance suite and tests/simulation exchange messages and end
-// streams.
+// Rank 0 of a TcpTransport: what no correct rank sends. The conformance suite and tests/simulation
+// exchange messages.
 
 namespace lockstep::testing {
 namespace {
@@ -55,17 +56,39 @@ TEST(TcpTransportTest, ASleepLastsOnAnOldKernelToo) {
   });
 }
 
+/// Connects rank 0 with another, which sends so many bytes of a message of 22 bytes. Returns the
+/// other's end.
+detail::Descriptor receive_from(TcpTransport& transport, int rank, ssize_t bytes) {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+  transport.connect(rank, detail::Descriptor(ends[0]), {});
+  const std::uint64_t message[] = {6, 7, 0};  // the length, the tag, and six bytes of these
+  EXPECT_EQ(::send(ends[1], message, static_cast<std::size_t>(bytes), MSG_NOSIGNAL), bytes);
+  return detail::Descriptor(ends[1]);
+}
+
 TEST(TcpTransportTest, AMessageLongerThanItsReceiveIsAnError) {
   TcpTransport transport(0, 2, 1);
-  std::array<int, 2> ends{};
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
-  const detail::Descriptor other(ends[1]);
-  transport.connect(1, detail::Descriptor(ends[0]), {});
   std::byte memory[4];
   transport.receive(memory, sizeof memory, 1, 7, [](std::size_t) {});
-  const std::uint64_t message[] = {6, 7, 0};  // the length, the tag, and six bytes of these
-  ASSERT_EQ(::send(other.get(), message, 22, MSG_NOSIGNAL), 22);
+  const auto other = receive_from(transport, 1, 22);
   EXPECT_THROW(transport.progress(), CommError);
+}
+
+TEST(TcpTransportTest, AnEndInAMessageIsAnErrorThatNamesTheRankAndOneBetweenMessagesIsNone) {
+  TcpTransport in_header(0, 3, 1), in_content(0, 3, 1);
+  for (auto* one : {&in_header, &in_content}) {
+    receive_from(*one, 1, 22).reset();
+    receive_from(*one, 2, one == &in_header ? 3 : 18).reset();
+  }
+  std::array<std::string, 2> errors;
+  for (int i = 0; i < 300 && (errors[0].empty() || errors[1].empty()); ++i) {
+    if (errors[0].empty()) errors[0] = message_of<CommError>([&] { in_header.progress(); });
+    if (errors[1].empty()) errors[1] = message_of<CommError>([&] { in_content.progress(); });
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("tcp: the stream of rank 0 to rank 2 at "),
+                                 HasSubstr(" ended: the other side closed it"))));
 }
 
 const messages::Options options{.timeout = 20s, .transport = TransportKind::tcp, .records = false};

@@ -247,7 +247,7 @@ TEST_P_ON_DEVICES(Collectives, RefuseOtherDevices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Collectives,
-                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3, 7)),
+                         ::testing::Combine(both_backends, ::testing::Values(1, 2, 3, 4, 7)),
                          name_of_case);
 
 }  // namespace

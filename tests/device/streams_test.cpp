@@ -2,8 +2,11 @@
 #include <c10/core/StreamGuard.h>
 #include <sys/resource.h>
 
+#include <cmath>
+
 #include "device/device_communicator.h"
 #include "tests/device/training.h"
+#include "tests/matchers.h"
 
 // The order of work on streams, the life of memory, and what a step costs the host. The simulated
 // device reports an access that no event orders, also where the result happens to be right.
@@ -117,6 +120,59 @@ TEST_P_ON_DEVICES(Streams, CompleteOperationsAreNotPending) {
 INSTANTIATE_TEST_SUITE_P(Devices, Streams,
                          ::testing::Combine(both_backends, ::testing::Values(1, 2, 3)),
                          name_of_case);
+
+/// The simulated device itself: the other tests rely on its reports.
+class Simulation : public OnSimulation {};
+
+TEST_F(Simulation, AMissingWaitIsARace) {
+  const auto x = at::zeros({1024}, device_of(0));
+  simulation::synchronize_all();
+  simulation::slow_down(0, 3000);
+  x.add_(1);
+  {
+    const c10::StreamGuard on(new_stream(x.device()));
+    (void)x.sum().item<double>();  // the sum may be right all the same
+  }
+  simulation::slow_down(0, 0);
+  simulation::synchronize_all();
+  EXPECT_THAT(simulation::take_races(), Contains(HasSubstr("reads memory that aten::add.out")));
+}
+
+TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
+  // CUDA's caching allocator does not release memory, but gives it to the same stream again.
+  const bool caches = simulation::device_type() == at::kCUDA;
+  constexpr std::int64_t elements = 300'000;
+  for (const bool recorded : {true, false}) {
+    const auto stream = new_stream(device_of(0));
+    auto x = at::ones({elements}, device_of(0));
+    const auto sum = at::zeros({}, x.options());
+    simulation::synchronize_all();
+    const void* const at = x.const_data_ptr();
+    simulation::slow_down(0, 20'000);
+    {
+      const c10::StreamGuard on(stream);
+      sum.add_(x.sum());
+    }
+    if (recorded) x.record_stream(stream);
+    x.reset();
+    at::Tensor next;
+    if (caches) {
+      next = at::zeros({elements}, sum.options());
+      EXPECT_EQ(next.const_data_ptr() == at, !recorded);
+    }
+    simulation::synchronize_all();
+    simulation::slow_down(0, 0);
+    const auto races = simulation::take_races();
+    if (recorded) {
+      EXPECT_EQ(sum.item<double>(), elements);
+      EXPECT_THAT(races, IsEmpty());
+    } else {
+      EXPECT_TRUE(caches || std::isnan(sum.item<double>()));
+      EXPECT_THAT(races, Contains(HasSubstr(caches ? "the allocation of memory"
+                                                   : "the release of memory")));
+    }
+  }
+}
 
 class CostOfAStep : public OnSimulation {};
 

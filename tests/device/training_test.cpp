@@ -22,12 +22,23 @@ std::vector<at::Tensor> trained(const Group& group, const std::string& strategy,
   std::optional<DistributedOptimizer> optimizer;
   if (wrapped) ddp.emplace(net, group, options);
   if (!wrapped) optimizer.emplace(sgd, *net, group, options);
+  const bool weighs = !wrapped && strategy == "fp32";
   for (int step = 0; step < 4; ++step) {
     const auto inputs = inputs_of(group, step);
     if (wrapped) {
       sgd.zero_grad();
       loss_of((*ddp)(inputs), group, step).backward();
       sgd.step();
+    } else if (weighs && step < 3) {
+      // All ranks but rank 0 run out of batches.
+      const bool has_batch = group.rank() == 0 || step < group.rank();
+      optimizer->weight(has_batch ? 6 - group.rank() : 0);
+      optimizer->backward_and_update(has_batch ? loss_of(net->forward(inputs), group, step)
+                                               : at::Tensor());
+    } else if (weighs) {
+      loss_of(net->forward(inputs), group, step).backward();
+      EXPECT_GT(torch::nn::utils::clip_grad_norm_(net->parameters(), 0.05), 0.05);
+      optimizer->step();
     } else {
       optimizer->backward_and_update(loss_of(net->forward(inputs), group, step));
     }

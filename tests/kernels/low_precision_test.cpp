@@ -80,6 +80,14 @@ TEST(Philox, GivesThePublishedNumbers) {
             (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
+TEST(Reference, RoundsToTheNearestBfloat16) {
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808000U)), 0x3f80);  // ties
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f818000U)), 0x3f82);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808001U)), 0x3f81);
+  EXPECT_EQ(to_bf16(std::numeric_limits<float>::max()), 0x7f80);
+  EXPECT_TRUE(std::isnan(from_bf16(to_bf16(std::bit_cast<float>(0x7f800001U)))));
+}
+
 TEST_P(LowPrecisionOnTarget, RoundsStochasticallyAsTheReference) {
   const RandomStream stream{.step = 12, .parameter = 3, .tensor = 2};
   for (const auto count : counts) {

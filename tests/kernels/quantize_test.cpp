@@ -103,25 +103,38 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
                             std::bit_cast<std::uint32_t, float>);
 }
 
-std::vector<QuantizedPart> parts_of(RankVectors& values, RankVectors& residuals, bool feedback) {
+/// Copies of the vectors, each at another misalignment.
+std::vector<Buffer> buffers_of(const RankVectors& vectors) {
+  std::vector<Buffer> buffers;
+  for (const auto& vector : vectors) {
+    const auto misalignment = float_misalignments[(vector.size() + buffers.size()) % 5];
+    buffers.emplace_back(vector.size() * sizeof(float), misalignment)
+        .assign(std::as_bytes(std::span(vector)));
+  }
+  return buffers;
+}
+
+std::vector<QuantizedPart> parts_of(std::vector<Buffer>& values, std::vector<Buffer>& residuals,
+                                    bool feedback) {
   std::vector<QuantizedPart> parts;
   for (std::size_t r = 0; r < values.size(); ++r) {
-    parts.push_back(
-        {.values = values[r].data(), .residual = feedback ? residuals[r].data() : nullptr});
+    parts.push_back({.values = values[r].as<float>().data(),
+                     .residual = feedback ? residuals[r].as<float>().data() : nullptr});
   }
   return parts;
 }
 
 /// What quantized_mean() does, by one kernel after another.
-void mean_in_steps(RankVectors& values, RankVectors& residuals, bool feedback) {
-  const auto chunks = quantized_chunks(values[0].size());
+void mean_in_steps(std::vector<Buffer>& values, std::vector<Buffer>& residuals, bool feedback) {
+  const auto chunks = quantized_chunks(values[0].as<float>().size());
   std::vector<QuantizedChunk> inputs(values.size() * chunks), mean(chunks);
   for (std::size_t r = 0; r < values.size(); ++r) {
     const auto own = std::span(inputs).subspan(r * chunks, chunks);
-    feedback ? quantize_with_feedback(values[r], residuals[r], own) : quantize(values[r], own);
+    const auto from = values[r].as<float>();
+    feedback ? quantize_with_feedback(from, residuals[r].as<float>(), own) : quantize(from, own);
   }
   quantize_mean(inputs, values.size(), mean);
-  for (auto& of_rank : values) dequantize(mean, of_rank);
+  for (auto& of_rank : values) dequantize(mean, of_rank.as<float>());
 }
 
 TEST_P(QuantizeOnTarget, GivesTheMeanOfTheReferenceInEveryBit) {
@@ -134,17 +147,18 @@ TEST_P(QuantizeOnTarget, GivesTheMeanOfTheReferenceInEveryBit) {
           auto expected_residuals = residuals_before;
           const auto expected = expected_mean(before, expected_residuals, feedback);
           for (const bool in_steps : {false, true}) {
-            auto values = before;
-            auto residuals = residuals_before;
+            auto values = buffers_of(before);
+            auto residuals = buffers_of(residuals_before);
             if (in_steps) {
               mean_in_steps(values, residuals, feedback);
             } else {
               ASSERT_FALSE(quantized_mean(parts_of(values, residuals, feedback), count));
             }
             for (std::size_t r = 0; r < ranks; ++r) {
-              ASSERT_TRUE(same_bits(values[r], expected))
+              ASSERT_TRUE(same_bits(values[r].as<float>(), expected))
                   << "rank " << r << " of " << ranks << ", " << count << " of size " << size;
-              ASSERT_TRUE(same_bits(residuals[r], expected_residuals[r])) << r;
+              ASSERT_TRUE(same_bits(residuals[r].as<float>(), expected_residuals[r])) << r;
+              ASSERT_TRUE(values[r].guards_untouched() && residuals[r].guards_untouched()) << r;
             }
           }
         }
@@ -157,22 +171,22 @@ TEST_P(QuantizeOnTarget, SaysWhoseAndWhichElementOfAMeanIsNotFinite) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const bool feedback : {false, true}) {
     for (const std::size_t count : {1024, 1100}) {
-      auto values = vectors_of(3, count, 1, 5);
-      auto residuals = vectors_of(3, count, 0.01f, 6);
-      const auto before = values;
-      values[0][count - 1] = std::numeric_limits<float>::quiet_NaN();
-      values[2][40] = -infinity;
-      values[2][30] = infinity;
-      values[1][35] = infinity;
+      const auto before = vectors_of(3, count, 1, 5);
+      auto values = buffers_of(before);
+      auto residuals = buffers_of(vectors_of(3, count, 0.01f, 6));
+      values[0].as<float>()[count - 1] = std::numeric_limits<float>::quiet_NaN();
+      values[2].as<float>()[40] = -infinity;
+      values[2].as<float>()[30] = infinity;
+      values[1].as<float>()[35] = infinity;
       const auto bad = quantized_mean(parts_of(values, residuals, feedback), count);
       ASSERT_TRUE(bad.has_value());
       EXPECT_EQ(bad->element, 35U);
       EXPECT_EQ(bad->rank, 1);
       // The chunk keeps its values, and those that were finite say theirs.
-      EXPECT_EQ(values[0][50], before[0][50]);
-      EXPECT_EQ(residuals[1][50] == 0, feedback);
+      EXPECT_EQ(values[0].as<float>()[50], before[0][50]);
+      EXPECT_EQ(residuals[1].as<float>()[50] == 0, feedback);
       if (feedback) {
-        EXPECT_LE(std::fabs(residuals[0][50]), 0.02f);
+        EXPECT_LE(std::fabs(residuals[0].as<float>()[50]), 0.02f);
       }
     }
   }

@@ -184,7 +184,7 @@ TEST_F(Nodes, KillTheRanksAtASecondSignal) {
 TEST_F(Nodes, PassSignalsOnToAllRanksAndTreatOneToAllAsOne) {
   for (const auto& [name, signal, node] : {std::tuple("USR1", SIGUSR1, 1), {"TERM", SIGTERM, 0}}) {
     launchers_.clear();
-    start_all(shell(concat("trap 'echo told; sleep 1; echo saved; exit 0' ", name,
+    start_all(shell(concat("trap 'echo told; sleep 2; echo saved; exit 0' ", name,
                            "; echo pid $$; while :; do sleep 0.05; done")));
     launcher(node).send(signal);
     launcher(1 - node).await_output("told");

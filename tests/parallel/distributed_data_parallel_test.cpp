@@ -94,8 +94,21 @@ struct Later {
   at::Tensor operator*() const { return values; }
 };
 
-// Random programs have tuples, lists, optionals and maps.
+// Random programs have tuples, vectors, optionals and maps of tensors, none of them nested.
 TEST(Outputs, OfAnyShapeAreWatched) {
+  using Tuple =
+      std::tuple<std::vector<at::Tensor>, std::pair<int, std::optional<at::Tensor>>, std::string>;
+  expect_watched<Tuple>(
+      [](const at::Tensor& x) {
+        return Tuple{{at::Tensor(), x}, {7, std::nullopt}, "text"};
+      },
+      [](const Tuple& tuple) { return std::get<0>(tuple)[1]; });
+  using Map = std::map<std::string, std::vector<at::Tensor>>;
+  expect_watched<Map>(
+      [](const at::Tensor& x) {
+        return Map{{"x", {x}}};
+      },
+      [](const Map& map) { return map.at("x")[0]; });
   using Pointer = std::shared_ptr<at::Tensor>;
   expect_watched<Pointer>([](const at::Tensor& x) { return std::make_shared<at::Tensor>(x); },
                           [](const Pointer& pointer) { return *pointer; });

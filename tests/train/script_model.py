@@ -1,6 +1,6 @@
 """Exports the model of script_model_test.cpp from Python.
 
-    script_models.py FOLDER
+    script_model.py FOLDER
 
 Exits 77, with the reason on stdout, when a package is missing.
 """

@@ -104,7 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) { expect_one_cause(said(4, "all-give-up")); }
 
 TEST_F(OfMpi, JoinsWhatTheProgramBeganAndSaysSoWhereItHasEnded) {
-  expect_well(command(3, "own-mpi"), {{3, "product 6\n"},
+  expect_well(command(3, "own-mpi"), {{3, " is used outside the main thread; the program "},
+                                      {3, "product 6\n"},
                                       {3, "ended\n"},
                                       {-3, " is used after the program's MPI_Finalize; call "},
                                       {0, " is used by two threads at once"}});

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <future>
 #include <map>
+#include <thread>
 
 #include "lockstep/denormals.h"
 #include "tests/comm/mpi/rank_program/measured.h"
@@ -373,6 +374,8 @@ const std::map<std::string_view, Behaviour> behaviours{
        Work barrier;
        with_own_mpi(MPI_THREAD_FUNNELED, [&] {
          group = join();
+         // Refused: MPI serves the main thread alone. The group stays usable.
+         std::jthread([&] { say_error([&] { group->barrier().wait(); }); });
          std::vector<std::int64_t> numbers(1000, group->rank() + 1);
          group->all_reduce(numbers.data(), numbers.size(), DType::i64, ReduceOp::product).wait();
          say("product " + std::to_string(numbers.back()));
