@@ -32,7 +32,7 @@ at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& tensor,
   if (tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
       tensor.scalar_type() == dtype && !tensor.is_neg())
     return tensor;
-  return at::empty_like(parameter, parameter.options().dtype(dtype)).copy_(tensor);
+  return at::empty_like(parameter, parameter.options().dtype(dtype)).copy_(tensor.resolve_neg());
 }
 
 }  // namespace

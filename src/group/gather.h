@@ -8,13 +8,15 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The same over the ranks of a Group, also on devices.
+/// Gathers the values of all ranks of a Group on every rank, also on devices. Blocks.
+/// Ranks: all.
 template <class Value>
 std::vector<Value> gather_values(const Value& own, const Group& group) {
   return gather_values(own, group.host().communicator());
 }
 
-/// The same over the ranks of a Group, also on devices.
+/// Gathers the texts of all ranks of a Group on every rank, also on devices. Blocks.
+/// Ranks: all.
 inline std::vector<std::string> gather(const std::string& own, const Group& group) {
   return gather(own, group.host().communicator());
 }

@@ -87,7 +87,7 @@ class GradientRecord {
 /// The participation flag of a parameter. The largest of all ranks counts.
 enum GradientFlag : std::uint8_t {
   unchanged,
-  changed_without_weight,  ///< by ranks of weight 0 only, while no other has the gradient
+  changed_without_weight,  ///< by ranks of weight 0 only
   changed_by_rank,
   not_finite,    ///< changed, with NaN or Inf: FiniteCheck
   wrong_layout,  ///< changed, to a sparse gradient that its bucket lacks
