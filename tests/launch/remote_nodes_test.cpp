@@ -123,7 +123,7 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   for (const auto pid : pids) {
     const auto status =
         Launched({"/bin/sh", "-c",
-                  "exec nsenter --target \"$1\" --mount --net --uts \"$0\" status $1",
+                  "exec nsenter --target \"$1\" --mount --net --uts --root \"$0\" status $1",
                   lockstep_program(), std::to_string(pid)})
             .wait();
     EXPECT_THAT(status, prints({"4 ranks", hosts_.name(0), hosts_.name(1), hosts_.name(2)},
