@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "comm/agreement.h"
 #include "core/failure.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -65,8 +65,7 @@ void throw_first_error(Communicator& group, const std::exception* own) {
   auto source = group.source();
   if (source == Source()) source.content = Source::Content::all_or_none;
   const SourceScope scope(group, source);
-  std::vector<ErrorHeader> all(static_cast<std::size_t>(group.size()));
-  group.all_gather(&message.header, all.data(), sizeof(ErrorHeader), DType::u8).wait();
+  const auto all = gather_values(message.header, group);
   const auto first =
       std::ranges::find_if(all, [](const ErrorHeader& header) { return header.length > 0; });
   if (first == all.end()) return;
