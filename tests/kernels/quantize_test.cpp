@@ -124,7 +124,7 @@ std::vector<QuantizedPart> parts_of(std::vector<Buffer>& values, std::vector<Buf
   return parts;
 }
 
-/// What quantized_mean() does, by one kernel after another.
+/// Computes what quantized_mean() does, by one kernel after another.
 void mean_in_steps(std::vector<Buffer>& values, std::vector<Buffer>& residuals, bool feedback) {
   const auto chunks = quantized_chunks(values[0].as<float>().size());
   std::vector<QuantizedChunk> inputs(values.size() * chunks), mean(chunks);

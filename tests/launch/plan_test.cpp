@@ -111,7 +111,7 @@ TEST(Plan, GivesEachRankItsPlace) {
   }
 }
 
-/// What a rank gets beside the user's variables and in place of an outer job's, with options.
+/// A rank gets these for options, beside the user's variables and in place of an outer job's.
 TEST(Plan, GivesTheVariablesThatUserAndOptionsAskFor) {
   struct Case {
     const char* variable;

@@ -46,7 +46,7 @@ TEST(Trace, KeepsTheNewestSpansAndJoinsWorkThatFollowsUponWork) {
   EXPECT_EQ(spans[0].end, 9000);
   EXPECT_EQ(spans[1].begin, 90000);
   EXPECT_EQ(spans[3].begin, 95002);
-  // A thread has one, which is nobody else's.
+  // A thread has one trace, which no other thread uses.
   EXPECT_THROW(Trace(0), InvalidArgument);
   EXPECT_THROW(Trace(4), InvalidArgument);
   std::thread([] {

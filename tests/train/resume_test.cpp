@@ -1,4 +1,4 @@
-// What one run saves and the next, maybe of another number of ranks, loads.
+// One run saves a checkpoint, and the next one, on as many ranks or another number, loads it.
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -43,7 +43,7 @@ struct Trainee {
     const torch::NoGradGuard no_grad;
     return at::cat({model->weight.flatten(), model->bias});
   }
-  /// What this rank has not sent.
+  /// The residuals, which this rank has not sent.
   at::Tensor unsent() const {
     const auto state = optimizer.state();
     return at::cat({state.at("weight.residual").flatten(), state.at("bias.residual")});
