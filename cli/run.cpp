@@ -251,9 +251,9 @@ void add_run(CLI::App& app, int& exit_code) {
   add_value(command, "--timeout", options.timeout, "SECONDS",
             "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)");
   add_value(command, "--stall-warning", options.stall_warning, "SECONDS",
-            "Time in one operation after which a rank reports who is missing, and after which the "
-            "launcher reports a rank that goes on when it has left the world; 0: never (default: "
-            "LOCKSTEP_STALL_WARNING, else 30)");
+            "Time of a wait after which a rank or launcher reports who is missing, and after which "
+            "the launcher reports a rank that goes on when it has left the world; 0: never "
+            "(default: LOCKSTEP_STALL_WARNING, else 30)");
   add_value(
       command, "--interface", options.interface, "NAME",
       "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, else all)");

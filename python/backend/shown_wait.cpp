@@ -13,7 +13,10 @@ using lockstep::detail::BackendRequest;
 
 ShownWait::ShownWait(const BackendWork& work, std::shared_ptr<const BackendRequest> operation,
                      lockstep::detail::FlightRecorder& recorder)
-    : work_(work), operation_(std::move(operation)), recorder_(recorder) {
+    : work_(work),
+      operation_(std::move(operation)),
+      recorder_(recorder),
+      warnings_(recorder.stall_warning()) {
   // Another thread may begin an operation that ends this wait.
   recorder_.begin_wait(operation_->recorded(), false);
 }
@@ -37,10 +40,8 @@ void ShownWait::show(std::optional<ShownWait>& shown, const BackendWork& work) n
     }
     recorder->poll_wait();
     recorder->set_missing(operations.front().missing());
-    const auto warning = recorder->stall_warning() * shown->next_warning_;
-    if (warning.count() == 0 || Clock::now() - shown->begun_ < warning) return;
-    recorder->warn_of_stall(warning / 2.0);
-    shown->next_warning_ *= 2;
+    if (const auto time = shown->warnings_.due(Clock::now() - shown->begun_))
+      recorder->warn_of_stall(*time / 2.0);
   } catch (const std::exception&) {
     // Of a world that has failed, which Progress raises.
   }

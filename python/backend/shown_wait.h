@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "backend/progress_work.h"
+#include "core/deadline.h"
 #include "core/system/process.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -34,7 +35,7 @@ class ShownWait {
   std::shared_ptr<const lockstep::detail::BackendRequest> operation_;
   lockstep::detail::FlightRecorder& recorder_;
   Clock::time_point begun_ = Clock::now();
-  int next_warning_ = 1;  ///< in units of the recorder's stall_warning()
+  lockstep::detail::ReportTimes warnings_;
   lockstep::detail::ForkGuard process_;
 };
 

@@ -92,9 +92,8 @@ struct RankContext::LongWait {
   Clock::time_point recorded = last_progress;
   std::optional<Clock::time_point> searched;
   std::optional<Deadlock> deadlock;  ///< result of the last search
-  /// Time in this wait after which the rank warns next. 0: never.
-  std::chrono::milliseconds warning =
-      is_recorded() ? context.recorder_->stall_warning() : std::chrono::milliseconds(0);
+  ReportTimes warnings{is_recorded() ? context.recorder_->stall_warning()
+                                     : std::chrono::milliseconds(0)};
 };
 
 RankContext::RankContext(const Settings& settings) : settings_(settings), pid_(::getpid()) {}
@@ -323,9 +322,8 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
   wait.recorded = now;
   recorder_->poll_wait();
   recorder_->set_missing(wait.operation.missing());
-  if (wait.warning.count() == 0 || wait.deadline.elapsed() < wait.warning) return;
-  recorder_->warn_of_stall(wait.warning / 2.0);
-  wait.warning *= 2;
+  if (const auto time = wait.warnings.due(wait.deadline.elapsed()))
+    recorder_->warn_of_stall(*time / 2.0);
 }
 
 void RankContext::check_time(const BackendRequest& operation, std::chrono::nanoseconds waited) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -39,6 +40,23 @@ class Deadline {
   Clock::duration limit_;
   Clock::duration elapsed_{};
   Clock::time_point polled_ = Clock::now();
+};
+
+/// The times at which a long wait is reported: a first one, and each doubled one.
+class ReportTimes {
+ public:
+  /// first: 0 for never.
+  explicit ReportTimes(std::chrono::milliseconds first) : next_(first) {}
+
+  /// The time that has passed since the last call, after a wait of that length.
+  std::optional<std::chrono::milliseconds> due(std::chrono::steady_clock::duration waited) {
+    std::optional<std::chrono::milliseconds> passed;
+    for (; next_.count() > 0 && next_ <= waited; next_ *= 2) passed = next_;
+    return passed;
+  }
+
+ private:
+  std::chrono::milliseconds next_;
 };
 
 }  // namespace lockstep::detail

@@ -76,8 +76,8 @@ struct Environment {
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: longest wait in seconds, default 600
   /// LOCKSTEP_FLUSH_DENORMALS: 0 or 1; default 1 where supported
   bool flush_denormals = detail::can_flush_denormals;
-  /// LOCKSTEP_STALL_WARNING: time in one operation after which a rank reports who is missing, in
-  /// seconds; default 30, 0 for never.
+  /// LOCKSTEP_STALL_WARNING: time of a wait for others after which a rank reports who is missing,
+  /// in seconds; default 30, 0 for never.
   std::chrono::milliseconds stall_warning;
   bool flight_recorder = true;        ///< LOCKSTEP_FLIGHT_RECORDER: 0 or 1
   bool crash_handler = true;          ///< LOCKSTEP_CRASH_HANDLER: 0 or 1

@@ -13,11 +13,11 @@
 
 namespace lockstep::inline v0_2::detail {
 
-std::string rank_list(std::span<const int> ranks,
-                      const std::function<std::string_view(int)>& note) {
+std::string rank_list(std::span<const int> ranks, const std::function<std::string_view(int)>& note,
+                      std::string_view noun) {
   constexpr std::size_t most = 16;
-  if (ranks.empty()) return "no rank";
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  if (ranks.empty()) return concat("no ", noun);
+  std::string text = concat(noun, ranks.size() == 1 ? " " : "s ");
   for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
     text += concat(i == 0 ? "" : ", ", ranks[i], note ? note(ranks[i]) : "");
   }

@@ -37,9 +37,10 @@ std::string joined(const Range& items, std::string_view separator, const Text& t
 }
 
 /// "rank 1", "ranks 0, 2", or "ranks 0, 1, … and 5 more" for more than sixteen. note returns a text
-/// that follows a rank. "no rank" for an empty list.
+/// that follows a rank. "no rank" for an empty list. noun: "node" for nodes.
 std::string rank_list(std::span<const int> ranks,
-                      const std::function<std::string_view(int)>& note = {});
+                      const std::function<std::string_view(int)>& note = {},
+                      std::string_view noun = "rank");
 
 /// Hexadecimal, with at least so many digits.
 std::string hex(std::uint64_t number, int digits = 1);

@@ -236,12 +236,34 @@ TEST(Launchers, MasterPortThatAnotherProgramHasIsNamed) {
                           HasSubstr("the listening program did not answer")));
 }
 
-TEST(Launchers, MasterNameThatDoesNotResolveIsNamed) {
-  const auto said = started_by_hand(2, [](const std::string& rank) {
-    return by_hand(rank, {{"MASTER_ADDR", "no-such-host.invalid"}, {"LOCKSTEP_TIMEOUT", "1"}});
-  });
-  EXPECT_THAT(said, AllOf(HasSubstr("waited 1 s for rank 1"),
-                          HasSubstr("to reach rank 0: the name 'no-such-host.invalid': ")));
+TEST(Launchers, WaitForAnotherRankIsReportedBeforeItsTimeout) {
+  const auto by_name = [](const std::string& rank) {
+    return by_hand(rank, {{"MASTER_ADDR", "no-such-host.invalid"}});
+  };
+  const auto on_host = [](const std::string& rank) {
+    return by_srun("1", {{"SLURM_JOB_ID", own_port() + rank}})(rank);
+  };
+  struct Wait {
+    Variables variables;
+    std::string verb;
+    std::string what;
+  };
+  const std::vector<Wait> waits{
+      {by_name("0"), "waited", "for rank 1"},
+      {by_name("1"), "tried for", "to reach rank 0: the name 'no-such-host.invalid': "},
+      {on_host("0"), "waited", "for ranks 1 to call init"},
+      {on_host("1"), "waited", "for rank 0 to call init"}};
+  std::deque<Launched> ranks;
+  for (auto [variables, verb, what] : waits) {
+    variables["LOCKSTEP_STALL_WARNING"] = "0.5";
+    variables["LOCKSTEP_TIMEOUT"] = "1";
+    ranks.emplace_back(Words{init_program}, variables);
+  }
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    const auto ended = ranks[i].wait();
+    EXPECT_THAT(ended.err, HasSubstr(concat(" has ", waits[i].verb, " 0.5 s ", waits[i].what)));
+    EXPECT_THAT(ended.out, HasSubstr(concat(' ', waits[i].verb, " 1 s ", waits[i].what)));
+  }
 }
 
 TEST(Launchers, RanksByHandOnSeveralHostsFormAHierarchyOverTcp) {

@@ -217,9 +217,11 @@ TEST_F(Nodes, HeedSignalsThatCameBeforeAllHaveJoined) {
 }
 
 TEST_F(Nodes, NameThoseThatDoNotJoin) {
-  count_ = 3;
-  for (const int node : {0, 1}) start(node, 1, {"--timeout", "2", "true"});
-  for (const auto& one : wait()) EXPECT_THAT(one, ends(1, {"waited 2 s for node 2"}, {"rank"}));
+  count_ = 4;
+  for (const int node : {0, 1}) start(node, 1, {"--timeout", "2", "--stall-warning", "1", "true"});
+  const auto ended = wait();
+  for (const auto& one : ended) EXPECT_THAT(one, ends(1, {"waited 2 s for nodes 2, 3"}, {"rank"}));
+  EXPECT_THAT(ended[0].err, HasSubstr("has waited 1 s for nodes 2, 3"));
 }
 
 TEST_F(Nodes, RefuseAnotherToken) {
@@ -234,10 +236,10 @@ TEST_F(Nodes, RefuseAnotherToken) {
   variables_["LOCKSTEP_TOKEN_FILE"] = with_token('1');
   start(0, 1, {"--timeout", "4", "true"});
   variables_["LOCKSTEP_TOKEN_FILE"] = with_token('2');
-  start(1, 1, {"--timeout", "2", "true"});
+  start(1, 1, {"--timeout", "2", "--stall-warning", "1", "true"});
   const auto ended = wait();
   EXPECT_THAT(ended[0], ends(1, {"node 1", "its token differs"}));
-  EXPECT_THAT(ended[1], ends(1, {"node 1 of 2"}));
+  EXPECT_THAT(ended[1], ends(1, {"node 1 of 2", "has tried for 1 s to reach node 0 at "}));
 }
 
 TEST_F(Nodes, WaitForANameThatAppearsLater) {

@@ -76,8 +76,13 @@ bool Gathering::listen_on(const Address& address) {
 
 std::vector<Member> Gathering::wait() {
   detail::Deadline until(settings_.timeout);
+  detail::ReportTimes reports(settings_.stall_warning);
   while (!all_here()) {
     check_world();
+    if (const auto time = reports.due(until.elapsed())) {
+      log::notice(of_own(settings_, "has waited ", time->count() / 1000.0, " s for ",
+                         missing_text(), last_refusal_));
+    }
     if (until.passed()) {
       end({.kind = Failure::Kind::timeout,
            .rank = missing().front(),
@@ -87,7 +92,7 @@ std::vector<Member> Gathering::wait() {
     process_connections(until);
   }
   listening_.clear();
-  for (auto& pending : pending_) refuse(pending, "all ranks have joined");
+  for (auto& pending : pending_) refuse(pending, concat("all ", settings_.noun, "s have joined"));
   pending_.clear();
   std::ranges::sort(members_, {}, &Member::rank);
   if (settings_.offer) {
@@ -168,9 +173,9 @@ void Gathering::accept_connections(int listening) {
     } else if (pending_.empty()) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
-      end({.text =
-               of_own(settings_, "cannot open more files for the connections of ", missing_text(),
-                      ": raise ulimit -n, now ", limit.rlim_cur, ", by the number of ranks")});
+      end({.text = of_own(settings_, "cannot open more files for the connections of ",
+                          missing_text(), ": raise ulimit -n, now ", limit.rlim_cur,
+                          ", by the number of ", settings_.noun, 's')});
     }
     evict();
   }
@@ -227,7 +232,8 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
   }
   pending.connection.authenticate(macs.to_joiner, macs.to_gatherer);
   const std::string host = text_of(hello.host), version = text_of(hello.version);
-  const auto who = concat(settings_.purpose, ": rank ", hello.rank, " on host ", host);
+  const auto who =
+      concat(settings_.purpose, ": ", settings_.noun, ' ', hello.rank, " on host ", host);
   auto same = std::ranges::find(members_, hello.rank, &Member::rank);
   if (same != members_.end() && same->process == hello.process && same->attempt > hello.attempt)
     return report(pending, "its process has connected again since");
@@ -245,18 +251,20 @@ void Gathering::admit(PendingConnection& pending, Frame& frame) {
                 .process = hello.process,
                 .attempt = hello.attempt,
                 .offer = hello.offer};
-  const auto own = concat(", rank ", settings_.rank, " on host ", settings_.host);
+  const auto own = concat(", ", settings_.noun, ' ', settings_.rank, " on host ", settings_.host);
   std::string wrong;
   if (version != settings_.version) {
     wrong = concat(who, " runs Lockstep ", version, own, " runs ", settings_.version);
   } else if (hello.size != settings_.size) {
-    wrong = concat(who, " expects a world of ", detail::plural(hello.size, "rank"), own, " one of ",
-                   settings_.size);
+    wrong = concat(who, " expects a world of ", detail::plural(hello.size, settings_.noun), own,
+                   " one of ", settings_.size);
   } else if (hello.rank <= settings_.rank || hello.rank >= settings_.size) {
-    wrong = concat(who, " joined, expected ranks ", settings_.rank + 1, " to ", settings_.size - 1);
+    wrong = concat(who, " joined, expected ", settings_.noun, "s ", settings_.rank + 1, " to ",
+                   settings_.size - 1);
   } else if (same != members_.end()) {
-    wrong = concat(settings_.purpose, ": two processes say that they are rank ", hello.rank, " of ",
-                   settings_.size, ": on host ", same->host, " and on host ", host);
+    wrong =
+        concat(settings_.purpose, ": two processes say that they are ", settings_.noun, ' ',
+               hello.rank, " of ", settings_.size, ": on host ", same->host, " and on host ", host);
   }
   if (!wrong.empty()) {
     members_.push_back(std::move(member));  // so that it also receives the failure
@@ -288,7 +296,8 @@ bool Gathering::watch(Member& member) {
   }
   if (open) return true;
   lost_[member.rank] = concat(" (its connection from host ", member.host, ' ', why, ")");
-  log::warn(of_own(settings_, "waits again for rank ", member.rank, lost_[member.rank]));
+  log::warn(
+      of_own(settings_, "waits again for ", settings_.noun, ' ', member.rank, lost_[member.rank]));
   return false;
 }
 
@@ -325,10 +334,11 @@ std::vector<int> Gathering::missing() const {
 }
 
 std::string Gathering::missing_text() const {
-  return detail::rank_list(missing(), [this](int rank) -> std::string_view {
+  const auto note = [this](int rank) -> std::string_view {
     const auto found = lost_.find(rank);
     return found == lost_.end() ? std::string_view() : found->second;
-  });
+  };
+  return detail::rank_list(missing(), note, settings_.noun);
 }
 
 }  // namespace lockstep::control

@@ -68,7 +68,9 @@ class Joining {
       : source_(source),
         settings_(settings),
         offers_(offers),
-        until_(std::min(settings.timeout, Deadline::longest) + precedence) {
+        limit_(std::min(settings.timeout, Deadline::longest) + precedence),
+        until_(limit_),
+        reports_(settings.stall_warning) {
     fill_random(&process_, sizeof process_);
   }
   ~Joining() { erase(offer_.token); }
@@ -105,7 +107,7 @@ class Joining {
     return text;
   }
 
-  std::string gatherer() const { return concat("rank ", offer_.rank); }
+  std::string gatherer() const { return concat(settings_.noun, ' ', offer_.rank); }
 
   /// Reads the present offer. The time of a call that blocks counts whole. The routes of an offer
   /// that is the same stay as they are.
@@ -129,6 +131,9 @@ class Joining {
 
   void check_world() {
     settings_.on_wait();
+    if (const auto time = reports_.due(limit_ - until_.left())) {
+      log::notice(unreachable(concat("has tried for ", time->count() / 1000.0, " s to reach")));
+    }
     if (until_.passed()) {
       throw TimeoutError(
           unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
@@ -267,7 +272,7 @@ class Joining {
 
   /// Waits until all ranks have joined. False if the connection ended before.
   bool await_all(Route& route, Member& member) {
-    const auto prefix = of_own(settings_, "waited for all ranks to join: ");
+    const auto prefix = of_own(settings_, "waited for all ", settings_.noun, "s to join: ");
     if (offers_ != nullptr) offers_->clear();
     try {
       for (bool open = true;; open = member.connection.receive()) {
@@ -331,7 +336,9 @@ class Joining {
   std::vector<Offer>* offers_;
   Offer offer_;          ///< the last one
   std::string missing_;  ///< why there is no offer
+  std::chrono::milliseconds limit_;
   Deadline until_;
+  detail::ReportTimes reports_;
   std::uint64_t process_ = 0;
   std::uint64_t attempts_ = 0;
   std::chrono::milliseconds pause_ = poll_interval;

@@ -65,6 +65,7 @@ inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seco
 /// Settings of one rank's connections to others.
 struct Settings {
   std::string purpose = "control";  ///< what the connections are for, in texts
+  std::string noun = "rank";        ///< what texts call those that join: rank or node
   int rank = 0;
   int size = 1;
   std::string host = {};  ///< name of this rank's host in error texts
@@ -75,6 +76,9 @@ struct Settings {
   std::chrono::milliseconds heartbeat =
       default_heartbeat;  ///< longest time without one; rank 0's value is used
   std::string version = std::string(lockstep::version());  ///< must be the same on both sides
+  /// Time of a wait for other ranks after which this rank reports it, and after each doubled time;
+  /// 0: never.
+  std::chrono::milliseconds stall_warning{};
   /// Called every 20 ms during a wait. An exception from it ends the wait.
   std::function<void()> on_wait = [] {};
   /// Whether so many ranks are enough for the one that gathers, although others have not joined.
@@ -91,8 +95,8 @@ struct Settings {
 /// "control: rank 1 of 2 on host a ", and what the rank does or is, for texts.
 template <class... What>
 std::string of_own(const Settings& settings, const What&... what) {
-  return detail::concat(settings.purpose, ": rank ", settings.rank, " of ", settings.size,
-                        " on host ", settings.host, ' ', what...);
+  return detail::concat(settings.purpose, ": ", settings.noun, ' ', settings.rank, " of ",
+                        settings.size, " on host ", settings.host, ' ', what...);
 }
 
 /// A rank's first message to the one that listens.

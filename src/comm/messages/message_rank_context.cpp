@@ -14,6 +14,7 @@
 
 #include "comm/cost/cost.h"
 #include "comm/flight/flight_record.h"
+#include "core/environment.h"
 #include "core/log.h"
 #include "core/numeric/digest.h"
 #include "core/system/crash_handler.h"
@@ -57,7 +58,8 @@ control::Settings control_settings(const Options& options, int rank, int size) {
           .network = detail::digest(std::as_bytes(std::span(network))),
           .interface = options.interface,
           .timeout = options.timeout,
-          .heartbeat = options.heartbeat};
+          .heartbeat = options.heartbeat,
+          .stall_warning = Environment::get().stall_warning};
 }
 
 MessageRankContext::MessageRankContext(const Options& options, std::unique_ptr<Network> network)

@@ -16,6 +16,7 @@
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "core/deadline.h"
+#include "core/environment.h"
 #include "core/log.h"
 #include "core/system/process.h"
 #include "core/text.h"
@@ -73,13 +74,17 @@ std::jthread init_timeout(std::chrono::milliseconds longest) {
     std::mutex mutex;
     std::condition_variable_any stopped;
     std::unique_lock lock(mutex);
+    const auto* awaited = " s for other processes of this job";
+    detail::ReportTimes reports(Environment::get().stall_warning);
     for (detail::Deadline deadline(timeout); !deadline.passed();) {
       stopped.wait_for(lock, stop, deadline.nap(), [] { return false; });
       if (stop.stop_requested()) return;
+      if (const auto time = reports.due(deadline.elapsed())) {
+        log::notice(concat("init: MPI_Init has waited ", time->count() / 1000.0, awaited));
+      }
     }
     const std::chrono::duration<double> waited = timeout;
-    std::cerr << concat("init: MPI_Init waited ", waited.count(),
-                        " s for other processes of this job; this process ends\n")
+    std::cerr << concat("init: MPI_Init waited ", waited.count(), awaited, "; this process ends\n")
               << std::flush;
     std::_Exit(1);
   });

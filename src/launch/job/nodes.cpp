@@ -40,45 +40,43 @@ std::string interface_of(const Options& options) {
   return options.interface.empty() ? Environment::get().interface : options.interface;
 }
 
-/// Joins or gathers the nodes. The rendezvous calls its members ranks.
+std::optional<milliseconds> of_seconds(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  return milliseconds(static_cast<long>(*seconds * 1000));
+}
+
+/// Joins or gathers the nodes.
 std::vector<control::Member> join_nodes(const Options& options, const control::Token& token,
                                         std::function<void()> on_wait,
                                         std::function<bool(int)> enough) {
   const auto& node = options.node;
   const control::Settings settings{.purpose = "run",
+                                   .noun = "node",
                                    .rank = node.number,
                                    .size = node.count,
                                    .host = detail::host_name(),
                                    .interface = interface_of(options),
                                    .timeout = rendezvous_time(options),
                                    .heartbeat = Environment::get().heartbeat,
+                                   .stall_warning = stall_time(options),
                                    .on_wait = std::move(on_wait),
                                    .enough = std::move(enough),
                                    .port = node.number == 0 ? node.port : std::uint16_t{0},
                                    .token = token};
-  const auto named = [](std::string text) {
-    for (auto at = text.find("rank "); at != std::string::npos; at = text.find("rank ", at)) {
-      text.replace(at, 4, "node");
-    }
-    return text;
-  };
-  try {
-    if (node.number == 0) return control::Gathering(settings).wait();
-    std::vector<control::Member> members;
-    members.push_back(control::join(control::offer_at(node.host, node.port, token), settings));
-    return members;
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(named(error.what()));
-  } catch (const CommError& error) {
-    throw CommError(named(error.what()));
-  }
+  if (node.number == 0) return control::Gathering(settings).wait();
+  std::vector<control::Member> members;
+  members.push_back(control::join(control::offer_at(node.host, node.port, token), settings));
+  return members;
 }
 
 }  // namespace
 
 milliseconds rendezvous_time(const Options& options) {
-  return options.timeout ? milliseconds(static_cast<long>(*options.timeout * 1000))
-                         : Environment::get().timeout;
+  return of_seconds(options.timeout).value_or(Environment::get().timeout);
+}
+
+milliseconds stall_time(const Options& options) {
+  return of_seconds(options.stall_warning).value_or(Environment::get().stall_warning);
 }
 
 Nodes::Nodes(const Options& options, std::function<void()> on_wait, std::function<bool(int)> enough)

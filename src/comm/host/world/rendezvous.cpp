@@ -20,6 +20,7 @@
 #include "comm/control/address.h"
 #include "comm/host/peer_watch.h"
 #include "core/deadline.h"
+#include "core/environment.h"
 #include "core/log.h"
 #include "core/system/process.h"
 #include "core/text.h"
@@ -49,6 +50,7 @@ using detail::concat;
 using detail::Deadline;
 using detail::Descriptor;
 using detail::plural;
+using detail::ReportTimes;
 
 /// Time until a connection without a Hello is closed.
 constexpr auto hello_timeout = std::chrono::seconds(5);
@@ -146,6 +148,12 @@ class Admission {
   }
 
   std::shared_ptr<World> run(Deadline& until, std::chrono::milliseconds timeout) {
+    const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
+      return concat(call_, ": rank 0 of ", size_, ' ', verb, ' ', time.count() / 1000.0,
+                    " s for ranks ", detail::joined(missing(), ", "), " to call ", call_,
+                    dropped_text());
+    };
+    ReportTimes reports(Environment::get().stall_warning);
     while (!missing().empty()) {
       await_any(until);
       accept_connections();
@@ -161,11 +169,12 @@ class Admission {
       if (const auto why = check_ ? check_() : std::nullopt) {
         fail({.text = concat(call_, " rank 0 of ", size_, ": ", *why)});
       }
-      if (!absent.empty() && until.passed()) {
+      if (absent.empty()) break;
+      if (const auto time = reports.due(until.elapsed())) log::notice(waits("has waited", *time));
+      if (until.passed()) {
         fail({.kind = Failure::Kind::timeout,
               .rank = absent.front(),
-              .text = concat(call_, ": rank 0 of ", size_, " waited ", timeout.count() / 1000.0,
-                             " s for ranks ", list, " to call ", call_, dropped_text())});
+              .text = waits("waited", timeout)});
       }
     }
     return world_;
@@ -298,17 +307,22 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
                                    const std::string& call) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
   const UnixAddress address(name);
-  const auto late = [&](std::string_view what) {
-    return TimeoutError(concat(call, ": rank ", rank, " of ", size, " waited ",
-                               timeout.count() / 1000.0, " s for rank 0 ", what),
-                        {.rank = 0, .operation = call});
+  auto awaited = concat("to call ", call);
+  const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
+    return concat(call, ": rank ", rank, " of ", size, ' ', verb, ' ', time.count() / 1000.0,
+                  " s for rank 0 ", awaited);
   };
+  const auto late = [&] {
+    return TimeoutError(waits("waited", timeout), {.rank = 0, .operation = call});
+  };
+  ReportTimes reports(Environment::get().stall_warning);
   auto nap = std::chrono::microseconds(100);
   const auto expect_joining = [&] {
     // The launcher may have started this rank only.
     if (const auto why = check ? check() : std::nullopt) {
       throw CommError(concat(call, " rank ", rank, " of ", size, ": ", *why));
     }
+    if (const auto time = reports.due(until.elapsed())) log::notice(waits("has waited", *time));
   };
   for (;;) {
     expect_joining();
@@ -322,9 +336,9 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
       // process has bound the address and does not listen.
       if (until.passed()) {
         const auto holder = holder_of(name);
-        throw late(holder.starts_with("process ")
-                       ? concat("to call ", call, "; ", holder, " holds its address")
-                       : concat("to call ", call, "; it was not started, or has ended"));
+        awaited += holder.starts_with("process ") ? concat("; ", holder, " holds its address")
+                                                  : "; it was not started, or has ended";
+        throw late();
       }
       std::this_thread::sleep_for(nap);
       nap = std::min<std::chrono::microseconds>(2 * nap, longest_nap);
@@ -338,9 +352,8 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
     const Hello hello{.magic = Hello::expected_magic, .rank = rank, .size = size};
     ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
     const auto peer = process_text(peer_of(socket.get()).pid);
-    if (!await(socket.get(), until, expect_joining)) {
-      throw late(concat("to answer; ", peer, " holds its address and is stuck"));
-    }
+    awaited = concat("to answer; ", peer, " holds its address and is stuck");
+    if (!await(socket.get(), until, expect_joining)) throw late();
 
     Answer content{};
     iovec data{.iov_base = &content, .iov_len = sizeof content};
