@@ -6,7 +6,6 @@
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {

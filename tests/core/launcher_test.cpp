@@ -11,7 +11,6 @@
 
 #include "core/environment.h"
 #include "core/system/denormals_guard.h"
-#include "lockstep/error.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"
 #include "tests/variable.h"

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <span>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "core/numeric/digest.h"

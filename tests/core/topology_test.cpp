@@ -2,7 +2,6 @@
 
 #include <sched.h>
 
-#include <string>
 #include <vector>
 
 #include "tests/matchers.h"

@@ -1,9 +1,5 @@
-#include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <limits>
-#include <random>
 
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"

@@ -1,14 +1,9 @@
 #include "kernels/reduce.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <utility>
-#include <vector>
 
 #include "bench/reference/kernels.h"
 #include "core/text.h"

@@ -1,9 +1,5 @@
-#include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
-#include <random>
-#include <string>
 
 #include "bench/reference/kernels.h"
 #include "core/text.h"

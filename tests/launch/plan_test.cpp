@@ -5,7 +5,6 @@
 #include "core/system/denormals_guard.h"
 #include "launch/launch.h"
 #include "lockstep/denormals.h"
-#include "lockstep/error.h"
 #include "tests/launch/launched.h"
 #include "tests/message_of.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/system/topology.h"
-#include "lockstep/error.h"
 #include "tests/launch/job_on_nodes.h"
 #include "tests/launch/simulated_hosts.h"
 #include "tests/message_of.h"

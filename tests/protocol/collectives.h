@@ -1,10 +1,6 @@
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <deque>
 #include <memory>
-#include <vector>
 
 #include "tests/protocol/waiter.h"
 

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <array>
-#include <vector>
-
 #include "tests/protocol/waiter.h"
 
 namespace lockstep::testing {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <array>
 #include <bit>
-#include <vector>
 
 #include "tests/protocol/waiter.h"
 

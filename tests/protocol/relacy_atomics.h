@@ -2,9 +2,7 @@
 
 #include <array>
 #include <bitset>
-#include <csetjmp>
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 
 #include "tests/protocol/relacy.h"

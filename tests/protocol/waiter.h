@@ -1,8 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <optional>
-
 #include "tests/protocol/world.h"
 
 namespace lockstep::testing {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <cstdint>
 #include <new>
 
 #include "tests/protocol/relacy_atomics.h"

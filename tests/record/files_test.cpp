@@ -5,7 +5,6 @@
 
 #include "core/system/denormals_guard.h"
 #include "lockstep/denormals.h"
-#include "lockstep/error.h"
 #include "record/folder.h"
 #include "tests/file_limit.h"
 #include "tests/matchers.h"

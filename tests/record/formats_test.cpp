@@ -2,7 +2,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/error.h"
 #include "record/page/report.h"
 #include "record/run.h"
 #include "record/scalar.h"

@@ -8,7 +8,6 @@
 #include <future>
 
 #include "core/text.h"
-#include "lockstep/error.h"
 #include "record/page/report.h"
 #include "tests/matchers.h"
 #include "tests/message_of.h"

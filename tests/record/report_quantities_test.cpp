@@ -1,4 +1,3 @@
-#include <filesystem>
 #include <map>
 #include <regex>
 #include <tuple>

@@ -1,4 +1,3 @@
-#include "record/page/report.h"
 
 #include <sys/stat.h>
 
@@ -9,7 +8,6 @@
 #include <ctime>
 #include <memory>
 
-#include "lockstep/error.h"
 #include "record/folder.h"
 #include "record/page/chart.h"
 #include "record/page/page.h"

@@ -1,12 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <cerrno>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/simulation/scenario.h"
 #include "tests/simulation/simulated_files.h"
 #include "tests/simulation/simulated_mpi.h"

@@ -2,23 +2,13 @@
 // world, with at most one fault or with disturbances while it is joined, and the promises of
 // Lockstep are checked at its end.
 #include <malloc.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
-#include <cstdint>
-#include <cstdio>
 #include <iostream>
-#include <map>
 #include <new>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <thread>
 

@@ -1,10 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "comm/mpi/mpi.h"
 #include "lockstep/types.h"
 #include "tests/simulation/simulated_kernel.h"

@@ -2,14 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <memory>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "tests/random_programs/random.h"
 #include "tests/simulation/fiber.h"

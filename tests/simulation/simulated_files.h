@@ -1,18 +1,9 @@
 #pragma once
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdint>
-#include <deque>
-#include <map>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "tests/simulation/simulated_network.h"
 #include "tests/simulation/simulated_process.h"

@@ -1,5 +1,3 @@
-#include <memory>
-#include <vector>
 
 #include "core/text.h"
 #include "launch/job/supervisor.h"

@@ -1,12 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/simulated_network.h"
 #include "tests/simulation/simulated_process.h"

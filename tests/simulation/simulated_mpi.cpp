@@ -2,9 +2,7 @@
 // network. The linker takes these definitions instead of those of the library.
 #include "tests/simulation/simulated_mpi.h"
 
-#include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"

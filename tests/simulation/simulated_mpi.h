@@ -1,13 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "tests/simulation/simulated_kernel.h"
 

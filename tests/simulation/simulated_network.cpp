@@ -1,7 +1,5 @@
 #include "tests/simulation/simulated_network.h"
 
-#include <algorithm>
-
 #include "tests/simulation/simulated_files.h"
 
 namespace lockstep::testing {

@@ -2,14 +2,8 @@
 
 #include <netinet/in.h>
 
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <map>
-#include <memory>
 #include <set>
-#include <utility>
-#include <vector>
 
 #include "tests/simulation/scheduler.h"
 

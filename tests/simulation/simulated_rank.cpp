@@ -1,28 +1,18 @@
 #include "tests/simulation/simulated_rank.h"
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <deque>
-#include <functional>
-#include <memory>
 #include <stdexcept>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "comm/communicator.h"
-#include "comm/mpi/mpi.h"
 #include "comm/tcp/tcp.h"
 #include "core/system/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/work.h"
-#include "tests/simulation/simulated_kernel.h"
 
 namespace lockstep::testing {
 namespace {

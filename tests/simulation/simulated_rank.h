@@ -1,9 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <optional>
-#include <string>
 
 #include "comm/control/joining.h"
 #include "tests/simulation/scenario.h"

@@ -8,9 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdarg>
-#include <cstdint>
 
 #include "tests/simulation/simulated_calls.h"
 
