@@ -4,9 +4,12 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -69,6 +72,25 @@ class OnTarget : public ::testing::TestWithParam<std::int64_t> {
 inline auto every_target() { return ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()); }
 inline std::string target_name(const ::testing::TestParamInfo<std::int64_t>& target) {
   return hwy::TargetName(target.param);
+}
+
+/// Of every size that halves have, and among them denormals, of which bfloat16 rounds some to a
+/// normal number, bfloat16 values, infinities and NaN.
+inline std::vector<float> values_of_all_kinds(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    auto bits = static_cast<std::uint32_t>(random());
+    const auto kind = random() % 64;
+    value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)),
+                       static_cast<int>(random() % 48) - 61);
+    if (kind >= 25) continue;
+    if (kind == 0) bits |= 0x7f800000;
+    if (kind >= 9 && kind < 17) bits &= 0xffff0000;
+    if (kind >= 17) bits = (bits & 0x807fffff) | (random() % 2 == 0 ? 0x7fff00 : 0);
+    value = std::bit_cast<float>(bits);
+  }
+  return values;
 }
 
 /// Of float: alignments that kernels may meet.

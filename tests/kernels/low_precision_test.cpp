@@ -1,13 +1,8 @@
 #include "kernels/low_precision.h"
 
-#include <gtest/gtest.h>
-
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 
 #include "bench/reference/kernels.h"
 #include "kernels/copy.h"
@@ -44,29 +39,6 @@ std::uint32_t random_bits(const RandomStream& stream, std::size_t element) {
                             0, 0);
   const auto word = words[in_block / 128];
   return in_block / 64 % 2 == 0 ? word & 0xffff : word >> 16;
-}
-
-/// Ordinary values, and among them denormals, infinities, NaN and bfloat16 values.
-std::vector<float> values_of_all_kinds(std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<float> values(count);
-  for (auto& value : values) {
-    const auto bits = static_cast<std::uint32_t>(random());
-    switch (random() % 8) {
-      case 0:
-        value = std::bit_cast<float>(bits);
-        break;
-      case 1:
-        value = std::bit_cast<float>(bits & 0xffff0000);
-        break;
-      case 2:
-        value = std::bit_cast<float>(bits | 0x7f800000);
-        break;
-      default:
-        value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)), -31);
-    }
-  }
-  return values;
 }
 
 class LowPrecisionOnTarget : public OnTarget {};

@@ -1,11 +1,5 @@
-#include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <random>
-#include <string>
 
 #include "bench/reference/kernels.h"
 #include "core/system/denormals_guard.h"
@@ -17,24 +11,6 @@
 
 namespace lockstep::inline v0_2::kernels {
 namespace {
-
-/// Values of every size that halves have, some beyond, some not finite.
-std::vector<float> random_values(std::size_t count, std::mt19937_64& random) {
-  std::vector<float> values(count);
-  for (auto& value : values) {
-    const auto bits = static_cast<std::uint32_t>(random());
-    if (random() % 8 == 0) {
-      // Denormals of float32, the largest of which bfloat16 rounds to a normal number.
-      value = std::bit_cast<float>((bits & 0x807fffff) | (random() % 2 == 0 ? 0x7fff00 : 0));
-    } else if (random() % 4 == 0) {
-      std::memcpy(&value, &bits, sizeof value);
-    } else {
-      const auto mantissa = static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31f;
-      value = std::ldexp(mantissa, static_cast<int>(random() % 48) - 30);
-    }
-  }
-  return values;
-}
 
 void expect_equal(Buffer& buffer, const std::vector<float>& expected, const std::string& what) {
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -69,7 +45,7 @@ void check(const Wire& wire, ReduceOp op, std::size_t ranks, std::size_t count,
   std::vector<std::span<const float>> spans;
   std::vector<Buffer> buffers;
   for (std::size_t i = 0; i < ranks; ++i) {
-    original.push_back(random_values(count, random));
+    original.push_back(values_of_all_kinds(count, random()));
     auto& buffer = buffers.emplace_back(count * sizeof(float), misalignment * i % 64);
     std::copy(original[i].begin(), original[i].end(), buffer.as<float>().begin());
   }
