@@ -17,15 +17,18 @@ TEST(LogFolder, IsOneJobsAtATime) {
   first.await_output("\n");
   const auto id = first.output().substr(3, first.output().find('\n') - 3);
   EXPECT_EQ(id.size(), 16U);
-  for (const char* restarts : {"0", "2"}) {
-    const auto second =
-        run_lockstep({"-n", "2", "--max-restarts", restarts, "--log-dir", logs, "echo", "started"});
+  const TemporaryFolder links;
+  const auto link = (links / "link").string();
+  std::filesystem::create_directory_symlink(folder.path(), link);
+  for (const auto& [restarts, path] : {std::pair("0", logs), std::pair("2", link)}) {
+    const auto second = run_cli(
+        {"run", "-n", "2", "--max-restarts", restarts, "--log-dir", path, "echo", "started"});
     EXPECT_EQ(second.out, "");
     const auto first_job = concat("run ", id, " on host ", lockstep::detail::host_name(), ", pid ",
                                   first.pid(), ", since 20");
-    EXPECT_THAT(second, ends(2, {concat("lockstep: --log-dir ", logs,
+    EXPECT_THAT(second, ends(2, {concat("lockstep: --log-dir ", path,
                                         ": another job writes to this folder: ", first_job),
-                                 "Wait for its end or stop it, or name another folder."}));
+                                 " UTC. Wait for its end or stop it, or name another folder."}));
   }
   EXPECT_EQ(content(folder / "rank-0.out"), first.output()) << "the first one's log is lost";
   // A job that was killed leaves the folder free.
@@ -48,7 +51,7 @@ TEST(LogFolder, IsKeptThroughRestarts) {
                    folder.path().string(), "sh", "-c",
                    "[ $LOCKSTEP_RESTART_COUNT = 1 ] || exit 1; echo again; exec sleep 1000"}));
   job.await_output("again");
-  EXPECT_EQ(run_lockstep({"-n", "1", "--log-dir", folder.path().string(), "true"}).code, 2);
+  EXPECT_EQ(run_cli({"run", "-n", "1", "--log-dir", folder.path().string(), "true"}).code, 2);
 }
 
 TEST(LogFiles, ThatAreNoFilesStartNothing) {
@@ -84,7 +87,6 @@ TEST(Losses, OfStdoutAreToldAndTheJobGoesOn) {
   EXPECT_EQ(ended.code, 1);
   EXPECT_EQ(ended.err, concat("lockstep: output was lost: stdout: ", full, '\n'));
   EXPECT_EQ(content(done), "\n\n") << "not both ranks came to their end";
-  EXPECT_FALSE(anything_left());
 }
 
 TEST(Losses, ShowInTheExitCodeOfAJobThatGoesWell) {

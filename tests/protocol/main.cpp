@@ -1,17 +1,9 @@
 // Explores the shared-memory protocol with Relacy. docs/design/protocol-proof.md describes it.
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdio>
-#include <functional>
-#include <map>
-#include <sstream>
-#include <string>
-#include <vector>
 
+#include "tests/in_child.h"
 #include "tests/protocol/collectives.h"
 #include "tests/protocol/messages.h"
 #include "tests/protocol/records.h"
@@ -205,30 +197,6 @@ int run_checks(const Arguments& arguments) {
   return failed == 0 ? 0 : 1;
 }
 
-/// Runs fn in a child process, because a check that fails leaves Relacy's memory behind.
-template <class Fn>
-std::string in_child(const Fn& fn) {
-  std::fflush(stdout);
-  int ends[2];
-  if (::pipe(ends) != 0) return "no pipe";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const std::string text = fn();
-    [[maybe_unused]] const auto written = ::write(ends[1], text.data(), text.size());
-    ::_exit(0);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char part[4096];
-  for (ssize_t got; (got = ::read(ends[0], part, sizeof part)) > 0;) {
-    text.append(part, static_cast<std::size_t>(got));
-  }
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? "CRASH" : text;
-}
-
 /// "name of the check: failure", or "" if all checks hold.
 std::string first_failure(const Arguments& arguments, const Weakening& weakening,
                           const std::map<std::string, Accesses>& uses) {
@@ -236,6 +204,7 @@ std::string first_failure(const Arguments& arguments, const Weakening& weakening
     if (!is_chosen(check, arguments)) continue;
     const auto name = full_name(check);
     if (!uses.at(name)[static_cast<std::size_t>(weakening.access)]) continue;
+    // A check that fails leaves Relacy's memory behind.
     const auto failure = in_child([&] {
       settings.weakening = weakening;
       return check.run().failure;
