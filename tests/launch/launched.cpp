@@ -200,7 +200,7 @@ Words in_shell(const std::string& words, const std::string& before) {
 }
 
 Ended run_in_shell(const std::string& words, const std::string& before) {
-  return Launched(in_shell(words, before)).wait();
+  return Launched(in_shell(words, before)).wait_for_all();
 }
 
 Ended run_cli(const Words& words, const Launched::Variables& variables) {
@@ -212,7 +212,7 @@ Words run_command(const Words& arguments) {
 }
 
 Ended run_lockstep(const Words& arguments, const Launched::Variables& variables) {
-  return Launched(run_command(arguments), variables).wait();
+  return Launched(run_command(arguments), variables).wait_for_all();
 }
 
 bool anything_left() {
