@@ -1,39 +1,23 @@
 // Makes worlds hang in random ways, and checks that `lockstep status` names the rank and the
 // operation.
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstdint>
-#include <cstdio>
-#include <exception>
-#include <filesystem>
-#include <fstream>
+#include <deque>
 #include <iostream>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "comm/flight/flight_record.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/world/world.h"
 #include "core/numeric/estimates.h"
-#include "core/text.h"
+#include "tests/launch/launched.h"
 #include "tests/mpirun.h"
 #include "tests/random_hangs/hang.h"
-#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -43,7 +27,6 @@ using detail::concat;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-constexpr int world_fd = 100;
 constexpr auto far_off = 10min;
 constexpr int most_attempts = 5;
 constexpr double longest_answer = 1;  ///< seconds of one question
@@ -77,7 +60,7 @@ int run_as_rank(const Arguments& arguments) {
   const auto hang = Hang::make(arguments.seed, arguments.first);
   if (!arguments.is_mpi_rank) {
     run_rank(hang,
-             host::create(host::World::attach(world_fd, hang.size), arguments.rank,
+             host::create(host::World::attach(Outputs::kept_as, hang.size), arguments.rank,
                           {.timeout = far_off}),
              arguments.folder);
   }
@@ -92,59 +75,41 @@ int run_as_rank(const Arguments& arguments) {
       arguments.folder);
 }
 
-/// Starts a program; the child ends with this process.
-pid_t start(std::vector<std::string> words, const std::string& job, int inherited) {
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  ::setenv("LOCKSTEP_RUN_ID", job.c_str(), 1);
-  ::setenv("OMPI_MCA_btl", "self,tcp", 1);  // hosts share no memory
-  ::setenv("OMPI_MCA_btl_tcp_if_include", "lo", 1);
-  if (inherited >= 0) ::dup2(inherited, world_fd);
-  const int null = ::open("/dev/null", O_RDWR);
-  ::dup2(null, STDIN_FILENO);
-  ::execvp(argv[0], argv.data());
-  ::_exit(127);
-}
-
 /// The processes of one world that hangs.
 class World {
  public:
   explicit World(const Hang& hang) : hang_(hang) {
     job_ = concat("hang-", ::getpid(), "-", hang.index);
-    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-    std::vector<std::string> words{self,
-                                   "--seed",
-                                   concat(hang.seed),
-                                   "--first",
-                                   concat(hang.index),
-                                   "--folder",
-                                   folder_.path().string()};
+    // The processes end with this one. Hosts share no memory.
+    const Words words{"setpriv", "--pdeathsig", "TERM"};
+    const Words rank{std::filesystem::read_symlink("/proc/self/exe").string(),
+                     "--seed",
+                     concat(hang.seed),
+                     "--first",
+                     concat(hang.index),
+                     "--folder",
+                     folder_.path().string()};
+    const Launched::Variables variables{{"LOCKSTEP_RUN_ID", job_},
+                                        {"OMPI_MCA_btl", "self,tcp"},
+                                        {"OMPI_MCA_btl_tcp_if_include", "lo"}};
     if (hang.hosts == 2) {
-      auto command = mpirun(hang.size);
-      command.insert(command.end(), words.begin(), words.end());
-      command.emplace_back("--mpi-rank");
-      children_.push_back(start(command, job_, -1));
+      children_.emplace_back(joined(words, {mpirun(hang.size), rank, {"--mpi-rank"}}), variables);
       return;
     }
     memory_ = host::World::create(hang.size);
-    for (int rank = 0; rank < hang.size; ++rank) {
-      auto command = words;
-      command.insert(command.end(), {"--rank", concat(rank)});
-      children_.push_back(start(command, job_, memory_->fd()));
+    for (int i = 0; i < hang.size; ++i) {
+      children_.emplace_back(joined(words, {rank, {"--rank", concat(i)}}), variables,
+                             Outputs{.kept = memory_->fd()});
     }
   }
   ~World() {
     // mpirun ends the ranks, and removes its own files.
-    for (const pid_t child : children_) ::kill(child, hang_.hosts == 2 ? SIGTERM : SIGKILL);
+    for (const auto& child : children_) child.send(hang_.hosts == 2 ? SIGTERM : SIGKILL);
     for (int rank = 0; hang_.hosts == 2 && rank < hang_.size; ++rank) {
       pid_t process = 0;
       if (std::ifstream(folder_ / concat("pid-", rank)) >> process) ::kill(process, SIGKILL);
     }
-    for (const pid_t child : children_) ::waitpid(child, nullptr, 0);
+    for (auto& child : children_) child.wait();
     std::error_code absent;
     std::filesystem::remove_all(second_host(job_), absent);
   }
@@ -174,7 +139,7 @@ class World {
   TemporaryFolder folder_;
   std::string job_;
   std::shared_ptr<host::World> memory_;
-  std::vector<pid_t> children_;
+  std::deque<Launched> children_;
 };
 
 /// The ranks of a host find a deadlock themselves, after about 2 s, and end. On a busy machine the
@@ -183,27 +148,15 @@ struct HasEnded : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct Answer {
-  json job;
-  Clock::duration time{};
-};
-
-Answer ask(const std::string& job) {
-  const auto begin = Clock::now();
-  const auto command = concat(LOCKSTEP_BINARY_DIR "/lockstep status --json ", job, " 2>&1");
-  std::string text;
-  std::array<char, 4096> buffer{};
-  auto* pipe = ::popen(command.c_str(), "r");
-  while (const auto got = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    text.append(buffer.data(), got);
+/// What status says of the job, and how many seconds that took.
+std::pair<json, double> ask(const std::string& job) {
+  const auto ended = run_cli({"status", "--json", job});
+  const auto jobs = json::parse(ended.out, nullptr, false);
+  if (ended.out.starts_with("[]")) throw HasEnded("the ranks ended before the question");
+  if (!jobs.is_array() || jobs.size() != 1) {
+    throw std::runtime_error("status says: " + ended.out + ended.err);
   }
-  ::pclose(pipe);
-  Answer answer{.job = {}, .time = Clock::now() - begin};
-  const auto jobs = json::parse(text, nullptr, false);
-  if (text.starts_with("[]")) throw HasEnded("the ranks ended before the question");
-  if (!jobs.is_array() || jobs.size() != 1) throw std::runtime_error("status says: " + text);
-  answer.job = jobs[0];
-  return answer;
+  return {jobs[0], ended.seconds.count()};
 }
 
 std::vector<int> sorted(std::vector<int> ranks) {
@@ -277,31 +230,30 @@ Result run(const Hang& hang, const Arguments& arguments) {
   const auto until = Clock::now() + 20s;
   std::this_thread::sleep_for(250ms);
   for (;;) {
-    const auto answer = ask(world.job());
+    const auto [job, seconds] = ask(world.job());
     const bool some_ended = std::ranges::any_of(
-        answer.job["ranks"], [](const json& rank) { return rank["state"] == "ended"; });
+        job["ranks"], [](const json& rank) { return rank["state"] == "ended"; });
     if (some_ended && hang.fault != Fault::dies) {
       throw HasEnded("ranks ended before the question");
     }
-    const auto& found = answer.job["diagnosis"];
-    const bool complete = static_cast<std::ptrdiff_t>(found["edges"].size()) >= waiting &&
-                          answer.job["unseen"].empty();
+    const auto& found = job["diagnosis"];
+    const bool complete =
+        static_cast<std::ptrdiff_t>(found["edges"].size()) >= waiting && job["unseen"].empty();
     if (!complete && Clock::now() < until) {
       std::this_thread::sleep_for(50ms);
       continue;
     }
-    const std::chrono::duration<double> time = answer.time;
-    longest = std::max(longest, time.count());
-    auto wrong = check(hang, waits, answer.job);
-    if (wrong.empty() && time.count() > longest_answer) {
-      wrong = concat("the answer took ", time.count(), " s");
+    longest = std::max(longest, seconds);
+    auto wrong = check(hang, waits, job);
+    if (wrong.empty() && seconds > longest_answer) {
+      wrong = concat("the answer took ", seconds, " s");
     }
     if (wrong.empty() && --questions > 0) continue;
     if (!wrong.empty() || arguments.verbose) {
       for (const auto& line : found["text"]) std::cout << "    " << line.get<std::string>() << '\n';
     }
     const bool remote = std::ranges::any_of(
-        answer.job["ranks"], [](const json& rank) { return rank["remote"].get<bool>(); });
+        job["ranks"], [](const json& rank) { return rank["remote"].get<bool>(); });
     return {.wrong = wrong, .seconds = longest, .is_remote = remote};
   }
 }

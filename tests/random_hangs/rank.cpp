@@ -1,17 +1,12 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>
-#include <random>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "comm/waiting.h"
-#include "core/text.h"
 #include "tests/random_hangs/hang.h"
 
 namespace lockstep::testing {
