@@ -64,29 +64,6 @@ TEST(Memory, LimitsOfTheProcessAreNamed) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST(Memory, HeapsFitTheAddressSpace) {
-  constexpr std::size_t free = std::size_t{256} << 20;
-  const auto text = in_child([&] {
-    std::ifstream in("/proc/self/statm");
-    std::size_t pages = 0;
-    in >> pages;
-    const rlimit limit{.rlim_cur = pages * 4096 + free, .rlim_max = RLIM_INFINITY};
-    ::setrlimit(RLIMIT_AS, &limit);
-    const auto heap = host::heap_size(4).bytes;
-    const bool share = heap <= free / 8 && heap > free / 9;
-    const auto group = host::create(host::World::create(1), 0, {});
-    group->allocate(free / 3);
-    // As a program's libraries do.
-    const bool left =
-        ::mmap(nullptr, free / 3, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
-    return concat(share ? "a share, " : "", left ? "left, " : "",
-                  message_of<CommError>([&] { group->allocate(free * 2 / 3); }));
-  });
-  EXPECT_THAT(text, AllOf(StartsWith("a share, left, host: rank 0 cannot allocate"),
-                          HasSubstr("it is limited by ulimit -v, which left 25"),
-                          HasSubstr(" MiB, half of them for 1 heap: raise ulimit -v")));
-}
-
 TEST(Memory, HeapsAreNamedWhereTheyCannotBeMapped) {
   const auto text = in_child([] {
     const auto world = host::World::create(2, std::size_t{1} << 40);
