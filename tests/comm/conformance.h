@@ -19,12 +19,9 @@ struct Sums {
 /// Throws: std::runtime_error naming the first difference.
 void check_collectives(Communicator& group, const Sums& sums = {});
 
-/// Several outstanding operations at once, of one group and of overlapping groups, waited for out
-/// of order.
+/// Outstanding all_reduces, begun at random moments and waited for out of order, their buffers at
+/// random places.
 void check_in_flight(Communicator& group, const Sums& sums = {});
-
-/// Operations begun and awaited at random moments, their buffers at random places.
-void check_skew(Communicator& group);
 
 /// split() by color and key, its groups used at the same time as their parent.
 void check_split(Communicator& group, const Sums& sums = {});

@@ -4,12 +4,10 @@
 #include <filesystem>
 #include <future>
 #include <map>
-#include <thread>
 
 #include "lockstep/denormals.h"
 #include "tests/comm/mpi/rank_program/measured.h"
 #include "tests/comm/mpi/rank_program/process.h"
-#include "tests/message_of.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
 /// With a third, a letter for each rank, it is on the host of that letter.
@@ -94,25 +92,12 @@ int conformance() {
 void conformance_in_short(Communicator& group) {
   const Sums of_ranks{.hosts = group.hosts()};
   check_in_flight(group, of_ranks);
-  check_skew(group);
   check_split(group, of_ranks);
   check_messages(group);
   check_tags(group);
   check_new_group(group);
   check_waits(group);
   say(std::string(group.backend()));
-}
-
-/// Rank 0 waits for what it began last first, the others in order.
-void check_order_of_waits(Communicator& group) {
-  std::vector<float> first(100'000, 1), second(100'000, 2);
-  auto one = group.all_reduce(first.data(), first.size(), DType::f32, ReduceOp::sum);
-  auto two = group.all_reduce(second.data(), second.size(), DType::f32, ReduceOp::sum);
-  if (group.rank() == 0) two.wait();
-  one.wait();
-  two.wait();
-  const auto ranks = static_cast<float>(group.size());
-  require(first.back() == ranks && second.front() == 2 * ranks, group, "got another sum");
 }
 
 /// Splits groups while ranks have outstanding operations that the others begin later or wait for.
@@ -188,7 +173,6 @@ const std::map<std::string_view, Behaviour> behaviours{
     {"conformance", conformance},
     {"conformance-in-short", joined_as_found(conformance_in_short)},
     {"in-flight", joined([](Communicator& group) {
-       check_order_of_waits(group);
        check_split_in_flight(group);
        check_new_group_in_flight(group);
      })},
