@@ -194,22 +194,6 @@ std::int64_t wrong(const Pattern& pattern, const std::vector<float>& values, std
                              start);
 }
 
-TEST(Pattern, IsOneSequenceWhereverItIsEnteredAndReducedInRankOrder) {
-  const Pattern pattern(DType::f32);
-  const auto whole = filled(pattern, 20000, 5);
-  for (const std::size_t begin : {1, 4092, 4093, 9000}) {
-    const auto part = filled(pattern, 300, 5 + begin);
-    EXPECT_EQ(part, std::vector<float>(whole.begin() + static_cast<std::ptrdiff_t>(begin),
-                                       whole.begin() + static_cast<std::ptrdiff_t>(begin) + 300));
-  }
-  const std::size_t starts[] = {3, 100, 4000};
-  const auto sums = filled(pattern.reduced(ReduceOp::sum, starts), 5000, 0);
-  std::vector<std::vector<float>> parts;
-  for (const auto start : starts) parts.push_back(filled(pattern, 5000, start));
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    ASSERT_EQ(sums[i], (parts[0][i] + parts[1][i]) + parts[2][i]);
-}
-
 TEST(Pattern, CountsEachWrongElementOnce) {
   const Pattern pattern(DType::f32);
   auto values = filled(pattern, 10000, 17);

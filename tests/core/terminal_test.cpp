@@ -6,8 +6,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <string>
-
 #include "tests/variable.h"
 
 namespace lockstep::detail {
@@ -45,11 +43,6 @@ TEST(Terminal, ShowsColourWhereTheUserWantsIt) {
     EXPECT_FALSE(is_capable_terminal(ends.file));
     EXPECT_FALSE(shows_colour(ends.file));
   }
-}
-
-TEST(Terminal, ToneIsResetAtItsEnd) {
-  EXPECT_EQ(in_tone("lockstep:", Tone::error, true), "\x1b[1;31mlockstep:\x1b[0m");
-  EXPECT_EQ(in_tone("lockstep:", Tone::error, false), "lockstep:");
 }
 
 TEST(Terminal, HasAWidthIfItsOwnerSetOne) {
