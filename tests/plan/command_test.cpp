@@ -108,45 +108,39 @@ TEST(PlanCommand, TakesCostsFromMeasurements) {
 }
 
 TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"", "--model"},
-      {"--model resnet51", "resnet18"},
-      {"--model cnn --parameters 10 --step-ms 1", "one of --model and --parameters"},
-      {"--parameters 10", "--step-ms"},
-      {"--parameters 0 --step-ms 1", "--parameters"},
-      {"--parameters 10 --step-ms 1 --strategy power_sgd", "shapes"},
-      {"--model cnn --nodes 0", "--nodes"},
-      {"--model cnn --nodes 100001", "1 to 100000"},
-      {"--model cnn --ranks-per-node many", "--ranks-per-node"},
-      {"--model cnn --link 100", "--link"},
-      {"--model cnn --link 0gbit", "--link"},
-      {"--model cnn --latency -1", "--latency"},
-      {"--model cnn --latency nan", "--latency"},
-      {"--model cnn --memory 0", "--memory"},
-      {"--model cnn --measured /nowhere/rows.jsonl", "cannot be read"},
-      {"--model cnn --measured /", "--measured"},
-      {"--model cnn --step-ms 0", "--step-ms"},
-      {"--model cnn --step-ms nan", "--step-ms"},
-      {"--model cnn --batch 0", "--batch"},
-      {"--model cnn --overlap 1.5", "--overlap"},
-      {"--model cnn --shard zero", "none, optimizer, gradients"},
-      {"--model cnn --shard optimizer --strategy fp16", "expected fp32"},
-      {"--model cnn --share-memory --strategy fp16", "expected fp32"},
-      {"--model cnn --share-memory --shard optimizer", "expected one of the two"},
-      {"--model cnn --optimizer lamb", "adamw"},
-      {"--model cnn --host-memory 0", "--host-memory"},
-      {"--model cnn --other-memory -1", "--other-memory"},
-      {"--model cnn --strategy adasum", "depends on the data"},
-      {"--model cnn --strategy topk:2", "at most 1"},
-      {"--model cnn --no-such-flag", "no-such-flag"},
-      {"--modle cnn", "plan: unknown option '--modle', did you mean --model?"},
-      {"--model cnn --overlpa=1", "'--overlpa=1', did you mean --overlap?"},
-  };
-  for (const auto& [arguments, expected] : cases) {
-    const auto ended = plan(arguments);
-    EXPECT_THAT(ended, ends(2, {expected})) << arguments;
-    EXPECT_EQ(ended.out, "") << arguments;
-  }
+  expect_refused({lockstep_program(), "plan"},
+                 {{"", {"--model"}},
+                  {"--model resnet51", {"resnet18"}},
+                  {"--model cnn --parameters 10 --step-ms 1", {"one of --model and --parameters"}},
+                  {"--parameters 10", {"--step-ms"}},
+                  {"--parameters 0 --step-ms 1", {"--parameters"}},
+                  {"--parameters 10 --step-ms 1 --strategy power_sgd", {"shapes"}},
+                  {"--model cnn --nodes 0", {"--nodes"}},
+                  {"--model cnn --nodes 100001", {"1 to 100000"}},
+                  {"--model cnn --ranks-per-node many", {"--ranks-per-node"}},
+                  {"--model cnn --link 100", {"--link"}},
+                  {"--model cnn --link 0gbit", {"--link"}},
+                  {"--model cnn --latency -1", {"--latency"}},
+                  {"--model cnn --latency nan", {"--latency"}},
+                  {"--model cnn --memory 0", {"--memory"}},
+                  {"--model cnn --measured /nowhere/rows.jsonl", {"cannot be read"}},
+                  {"--model cnn --measured /", {"--measured"}},
+                  {"--model cnn --step-ms 0", {"--step-ms"}},
+                  {"--model cnn --step-ms nan", {"--step-ms"}},
+                  {"--model cnn --batch 0", {"--batch"}},
+                  {"--model cnn --overlap 1.5", {"--overlap"}},
+                  {"--model cnn --shard zero", {"none, optimizer, gradients"}},
+                  {"--model cnn --shard optimizer --strategy fp16", {"expected fp32"}},
+                  {"--model cnn --share-memory --strategy fp16", {"expected fp32"}},
+                  {"--model cnn --share-memory --shard optimizer", {"expected one of the two"}},
+                  {"--model cnn --optimizer lamb", {"adamw"}},
+                  {"--model cnn --host-memory 0", {"--host-memory"}},
+                  {"--model cnn --other-memory -1", {"--other-memory"}},
+                  {"--model cnn --strategy adasum", {"depends on the data"}},
+                  {"--model cnn --strategy topk:2", {"at most 1"}},
+                  {"--model cnn --no-such-flag", {"no-such-flag"}},
+                  {"--modle cnn", {"plan: unknown option '--modle', did you mean --model?"}},
+                  {"--model cnn --overlpa=1", {"'--overlpa=1', did you mean --overlap?"}}});
 }
 
 }  // namespace

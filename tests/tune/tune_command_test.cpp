@@ -12,10 +12,10 @@
 namespace lockstep::testing {
 namespace {
 
-const std::string step_program = LOCKSTEP_BINARY_DIR "/tune_step_program";
-
 Ended tune(const std::string& arguments) { return run_in_shell("tune " + arguments); }
 
+const std::string no_share =
+    "[ -z \"$LOCKSTEP_SHARE_MEMORY\" ] || { echo this program has no use for it >&2; exit 3; };";
 const std::string brief = "--ranks 1,2 --rounds 1 --warm-up 0 --seconds 0.3 --buckets 5 ";
 
 bool has_two_cores() { return Topology::read().cores.size() >= 2; }
@@ -32,28 +32,25 @@ TEST(TuneCommand, PrintsTheCandidatesForAnotherHost) {
 }
 
 TEST(TuneCommand, RefusesWrongInput) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"", "no program given"},
-      {"--round 3 true", "did you mean --rounds?"},
-      {"--rounds 0 true", "--rounds"},
-      {"--buckets 0 true", "--buckets"},
-      {"--ranks 1,two true", "--ranks: got 'two'"},
-      {"--global-batch 0 true", "--global-batch: got '0'"},
-      {"--ranks 100000 true", "--ranks: got 100000"},
-      {"--topology 2x16 true", "--dry-run"},
-      {"--dry-run --topology 2x true", "NODESxCORES"},
-      {"true {batch}", "--global-batch"},
-      {"--seconds -1 true", "--seconds"},
-      {"/no/such/program", "/no/such/program"},
-  };
-  for (const auto& [arguments, expected] : cases) {
-    EXPECT_THAT(tune(arguments), ends(2, {expected})) << arguments;
-  }
+  expect_refused({lockstep_program(), "tune"},
+                 {{"", {"no program given"}},
+                  {"--round 3 true", {"did you mean --rounds?"}},
+                  {"--rounds 0 true", {"--rounds"}},
+                  {"--buckets 0 true", {"--buckets"}},
+                  {"--ranks 1,two true", {"--ranks: got 'two'"}},
+                  {"--global-batch 0 true", {"--global-batch: got '0'"}},
+                  {"--ranks 100000 true", {"--ranks: got 100000"}},
+                  {"--topology 2x16 true", {"--dry-run"}},
+                  {"--dry-run --topology 2x true", {"NODESxCORES"}},
+                  {"true {batch}", {"--global-batch"}},
+                  {"--seconds -1 true", {"--seconds"}},
+                  {"/no/such/program", {"/no/such/program"}}});
 }
 
 TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
-  const auto ended = tune(brief + "--json " + step_program + " no-share");
+  const auto ended = tune(brief + "--json sh -c '" + no_share +
+                          " exec \"$0\" steps-faster-by-ranks' " + rank_program());
   ASSERT_EQ(ended.code, 0) << ended.err;
   const auto json = nlohmann::json::parse(ended.out);
   EXPECT_EQ(json["best"]["ranks"], 2) << ended.out;
@@ -78,7 +75,8 @@ TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
 TEST(TuneCommand, SaysWhenOneProcessWins) {
   if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
   const Variable unset("OMP_NUM_THREADS", nullptr);  // else the command begins with env
-  const auto ended = tune(brief + "--global-batch 8 " + step_program + " threads");
+  const auto ended =
+      tune(brief + "--global-batch 8 " + rank_program() + " steps-faster-by-threads");
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("One process wins on these"), HasSubstr("samples/s"),
@@ -91,15 +89,17 @@ TEST(TuneCommand, SaysWhyAProgramCannotBeMeasured) {
     EXPECT_EQ(ended.code, 1) << arguments;
     EXPECT_THAT(ended.out, AllOf(HasSubstr("not measured: 1 rank"), said, Not(HasSubstr("best:"))));
   };
-  expect_said(step_program + " few", HasSubstr("the program ended after"));
-  expect_said("--limit 0.5 " + step_program + " none", HasSubstr("counted 0 steps in 0.5 s"));
-  expect_said(step_program + " exit-3",
+  expect_said(rank_program() + " three-steps", HasSubstr("the program ended after"));
+  expect_said("--limit 0.5 " + rank_program() + " steps-without-a-count",
+              HasSubstr("counted 0 steps in 0.5 s"));
+  expect_said("sh -c 'echo this program has no use for it >&2; exit 3'",
               AllOf(HasSubstr("this program has no use for it"), HasSubstr("exit code 3")));
 }
 
 TEST(TuneCommand, EndsItsRanksWhenItIsEnded) {
   for (const int signal : {SIGTERM, SIGKILL}) {
-    Launched job(in_shell("tune --ranks 1 --seconds 600 --limit 600 " + step_program + " ranks"));
+    Launched job(in_shell("tune --ranks 1 --seconds 600 --limit 600 " + rank_program() +
+                          " steps-faster-by-ranks"));
     auto launchers = children_of(job.pid());
     while (launchers.empty()) launchers = children_of(job.pid());
     const auto launcher = *launchers.begin();

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -137,6 +139,18 @@ Behaviour after_a_barrier(Behaviour behaviour) {
   };
 }
 
+/// Causes a fault that the handler resolves, and goes on in barriers.
+Behaviour with_handler(void (*handler)(int), const std::function<void()>& fault) {
+  return [=]() -> int {
+    ::signal(SIGSEGV, handler);
+    const auto group = join();
+    fault();
+    group->barrier().wait();
+    say("resolved");
+    barriers(*group);
+  };
+}
+
 const std::map<std::string, Behaviour, std::less<>> behaviours{
     {"crash", after_a_barrier(crash_in_the_program)},
     {"abort", after_a_barrier([]() -> int { std::abort(); })},
@@ -145,24 +159,12 @@ const std::map<std::string, Behaviour, std::less<>> behaviours{
        std::thread([] { crash_in_the_program(); }).join();
        return 0;
      })},
-    {"fault-that-is-left",
-     []() -> int {
-       ::signal(SIGSEGV, leave);
-       const auto group = join();
-       if (sigsetjmp(before_fault, 1) == 0) crash_in_the_program();
-       group->barrier().wait();
-       say("resolved");
-       barriers(*group);
-     }},
-    {"fault-that-is-mended",
-     []() -> int {
-       ::signal(SIGSEGV, give_access);
-       const auto group = join();
-       use_memory_without_access();
-       group->barrier().wait();
-       say("resolved");
-       barriers(*group);
-     }},
+    {"fault-that-is-left", with_handler(leave,
+                                        [] {
+                                          if (sigsetjmp(before_fault, 1) == 0)
+                                            crash_in_the_program();
+                                        })},
+    {"fault-that-is-mended", with_handler(give_access, use_memory_without_access)},
     {"fault-that-is-mended-in-a-child",
      []() -> int {
        ::signal(SIGSEGV, give_access);
@@ -288,12 +290,41 @@ int fail(const Failing& failing, int rank, int chosen) {
   return 1;
 }
 
+/// Steps of known length, for `lockstep tune`: a barrier and a pause each. The pause is that of the
+/// formula of tune::Scaling. Units: ms.
+Behaviour steps(double (*pause_of)(double threads, double ranks),
+                int most = std::numeric_limits<int>::max(), bool are_counted = true) {
+  return [=] {
+    const auto group = join();
+    const double threads = std::atoi(std::getenv("OMP_NUM_THREADS"));
+    const std::chrono::duration<double, std::milli> pause(pause_of(threads, group->size()));
+    for (int step = 0; step < most; ++step) {
+      group->barrier().wait();
+      std::this_thread::sleep_for(pause);
+      if (are_counted) group->count_step();
+    }
+    return 0;
+  };
+}
+
+double faster_by_ranks(double /*threads*/, double ranks) { return ranks > 1 ? 24 : 200; }
+double faster_by_threads(double threads, double ranks) {
+  return 1 + 24 / threads + (ranks > 1 ? 200 * ranks : 0);
+}
+
+/// What all ranks do alike.
+const std::map<std::string, Behaviour, std::less<>> of_all_ranks{
+    {"finish", [] { return join()->barrier().wait(), 0; }},
+    {"steps-faster-by-ranks", steps(faster_by_ranks)},
+    {"steps-faster-by-threads", steps(faster_by_threads)},
+    {"three-steps", steps(faster_by_ranks, 3)},
+    {"steps-without-a-count", steps(faster_by_ranks, std::numeric_limits<int>::max(), false)}};
+
 int run(std::string_view behaviour, int chosen) {
   say("pid " + std::to_string(getpid()));
   const int rank = Environment::get().rank.value();
-  if (behaviour == "finish") {
-    join()->barrier().wait();
-    return 0;
+  if (const auto found = of_all_ranks.find(behaviour); found != of_all_ranks.end()) {
+    return found->second();
   }
   if (const auto found = failing_together.find(behaviour); found != failing_together.end()) {
     return fail(rank == chosen ? found->second.first : found->second.second, rank, chosen);
@@ -311,7 +342,7 @@ int run(std::string_view behaviour, int chosen) {
 
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "finish";
-  if (behaviour != "finish" && !behaviours.contains(behaviour) &&
+  if (!of_all_ranks.contains(behaviour) && !behaviours.contains(behaviour) &&
       !failing_together.contains(behaviour)) {
     std::cerr << "no such behaviour: " << behaviour << '\n';
     return 99;
