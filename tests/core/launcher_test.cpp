@@ -1,18 +1,13 @@
 #include "core/launcher.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <sstream>
 
 #include "core/environment.h"
 #include "core/system/denormals_guard.h"
+#include "tests/in_child.h"
 #include "tests/matchers.h"
-#include "tests/message_of.h"
 #include "tests/variable.h"
 
 namespace lockstep::testing {
@@ -83,22 +78,13 @@ TEST(LauncherProcess, IsTheNearestThatWasStartedWithoutTheVariablesIfNotByHand) 
 /// Calls fn in a process whose parent has ended, and returns its result. Returns nothing where
 /// another process than the system's first one takes in such processes.
 std::optional<bool> orphaned(const std::function<bool()>& fn) {
-  std::array<int, 2> ends{};
-  if (::pipe(ends.data()) != 0) return std::nullopt;
-  const pid_t parent = ::fork();
-  if (parent == 0) {
+  const auto said = in_child([&]() -> std::string {
     const pid_t own = ::getpid();
-    if (::fork() != 0) ::_exit(0);
+    if (::fork() != 0) return "";
     while (::getppid() == own) ::usleep(1000);
-    const char said = ::getppid() != 1 ? '?' : fn() ? 'y' : 'n';
-    ::_exit(::write(ends[1], &said, 1) == 1 ? 0 : 1);
-  }
-  ::waitpid(parent, nullptr, 0);
-  ::close(ends[1]);
-  char said = '?';
-  const bool got = ::read(ends[0], &said, 1) == 1;
-  ::close(ends[0]);
-  return got && said != '?' ? std::optional(said == 'y') : std::nullopt;
+    return ::getppid() != 1 ? "" : fn() ? "yes" : "no";
+  });
+  return said.empty() ? std::nullopt : std::optional(said == "yes");
 }
 
 TEST(LauncherProcess, HasEndedWhereTheFirstProcessHasTakenInTheRank) {
