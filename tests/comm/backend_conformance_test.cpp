@@ -6,6 +6,7 @@
 #include "lockstep/denormals.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
+#include "tests/comm/loopback/loopback.h"
 #include "tests/matchers.h"
 
 namespace lockstep::testing {
@@ -15,6 +16,10 @@ const ProcessBody conformance("conformance", [](const auto& group) {
   check_backend(*group);
   check_new_group(*group);
 });
+
+TEST(Loopback, MeetsTheRequirementsOnEveryBackend) {
+  check_backend(*create_loopback(std::chrono::seconds(10)));
+}
 
 class HostConformance : public ::testing::TestWithParam<int> {};
 
