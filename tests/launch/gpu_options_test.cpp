@@ -110,8 +110,9 @@ TEST_F(GpuOptions, InDoctor) {
   variables["FAKE_CUDA_NAMES"] = "";
   const auto missing = run_cli({"doctor"}, variables);
   EXPECT_EQ(missing.code, 0) << "training on the CPU works";
-  EXPECT_THAT(missing.out, AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"),
-                                 HasSubstr("2.18.5, "), HasSubstr("too old, 2.19 or newer")));
+  EXPECT_THAT(missing.out,
+              AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"), HasSubstr("nvidia-smi -L"),
+                    HasSubstr("2.18.5, "), HasSubstr("too old, 2.19 or newer")));
 }
 
 TEST_F(GpuOptions, WrongOnesAreOneClearError) {
