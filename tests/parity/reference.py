@@ -5,9 +5,9 @@ communication hooks, for Lockstep to be compared with.
     reference.py FOLDER
 
 Two ranks, each a process with one thread, over Gloo on the loopback interface; with LOCKSTEP_TEST_DEVICE=cuda, each
-on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.pt: "start/…" and "end/…" are parameters and
-buffers before the first step and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step
-by step. On CPUs and with numpy, FOLDER/hooks.pt has the parameters that each hook ends with.
+on a GPU of its own, over NCCL. Rank 0 writes FOLDER/<model>.script.pt, the model before the first step, and
+FOLDER/<model>.pt: "end/…" are parameters and buffers after the last step, "input/<rank>" and "target/<rank>" what each
+rank trains with, step by step. On CPUs and with numpy, FOLDER/hooks.pt has the parameters that each hook ends with.
 Exits with 77 when there is no torch here with Gloo or NCCL.
 """
 
@@ -45,78 +45,56 @@ except ImportError:
 class Block(nn.Module):
     def __init__(self, inputs, outputs, stride):
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
+        self.main = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+                                  nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                                            nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x):
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(x + shortcut)
+        return F.relu(self.main(x) + self.shortcut(x))
 
 
-class ResNet18(nn.Module):
+def resnet18():
     """With a quarter of the channels, which are enough for two buckets."""
-
-    def __init__(self):
-        super().__init__()
-        width = 16
-        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        for i, outputs in enumerate((16, 32, 64, 128)):
-            first = Block(width, outputs, 1 if i == 0 else 2)
-            setattr(self, f"layer{i + 1}", nn.Sequential(first, Block(outputs, outputs, 1)))
-            width = outputs
-        self.fc = nn.Linear(128, 10)
-
-    def forward(self, x, step):
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((2, 3)))
+    blocks, width = [], 16
+    for i, outputs in enumerate((16, 32, 64, 128)):
+        blocks += [Block(width, outputs, 1 if i == 0 else 2), Block(outputs, outputs, 1)]
+        width = outputs
+    return nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks,
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
 class Transformer(nn.Module):
-    """Two blocks that predict the next of 40 words; the embedding is the output layer too."""
+    """Two layers that predict the next of 40 words; the embedding is the output layer too."""
 
     def __init__(self):
         super().__init__()
         self.embedding, self.place = nn.Embedding(40, 32), nn.Embedding(12, 32)
-        for i in range(2):
-            for name, layer in (("norm1_", nn.LayerNorm(32)), ("qkv_", nn.Linear(32, 96)),
-                                ("proj_", nn.Linear(32, 32)), ("norm2_", nn.LayerNorm(32)),
-                                ("up_", nn.Linear(32, 128)), ("down_", nn.Linear(128, 32))):
-                setattr(self, f"{name}{i}", layer)
+        layer = nn.TransformerEncoderLayer(32, 4, 128, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
-    def forward(self, words, step):
-        x = self.embedding(words) + self.place.weight
-        hidden = torch.full((12, 12), float("-inf"), device=x.device).triu(1)
-        for i in range(2):
-            layer = lambda name: getattr(self, f"{name}_{i}")
-            parts = layer("qkv")(layer("norm1")(x)).reshape(-1, 12, 3, 4, 8).permute(2, 0, 3, 1, 4)
-            query, key, value = parts[0], parts[1], parts[2]
-            weights = torch.softmax(query.matmul(key.transpose(2, 3)) / 8**0.5 + hidden, 3)
-            x = x + layer("proj")(weights.matmul(value).transpose(1, 2).reshape(-1, 12, 32))
-            x = x + layer("down")(F.gelu(layer("up")(layer("norm2")(x))))
+    def forward(self, words):
+        hidden = torch.full((12, 12), float("-inf"), device=words.device).triu(1)
+        x = self.layers(self.embedding(words) + self.place.weight, mask=hidden)
         return F.linear(x, self.embedding.weight).reshape(-1, 40)
 
 
 class Branches(nn.Module):
-    """Each rank takes another of three ways at each step, and one is taken by nobody."""
+    """Takes one of three branches: another on each rank and in each step, so that one is taken by nobody."""
 
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(16, 24)
-        self.branch0, self.branch1, self.branch2 = (nn.Linear(24, 24) for _ in range(3))
+        self.branches = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
         self.outer = nn.Linear(24, 10)
 
-    def forward(self, x, step):
-        branch = getattr(self, f"branch{(step + rank) % 3}")
-        return self.outer(torch.tanh(branch(torch.tanh(self.inner(x)))))
+    def forward(self, x, turn: int):
+        x = torch.tanh(self.inner(x))
+        for number, branch in enumerate(self.branches):
+            if number == turn % 3:
+                x = torch.tanh(branch(x))
+        return self.outer(x)
 
 
 def images(*sizes):
@@ -130,22 +108,19 @@ def words(source):
 
 
 CASES = {
-    "resnet18": (ResNet18, images(4, 3, 32, 32), 0.01),
+    "resnet18": (resnet18, images(4, 3, 32, 32), 0.01),
     "transformer": (Transformer, words, 0.05),
     "branches": (Branches, images(8, 16), 0.05),
 }
-
-
-def snapshot(model, prefix):
-    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 def train(name):
     make, draw, rate = CASES[name]
     torch.manual_seed(1)
     model = make()
-    kept = snapshot(model, "start/")
-    batches = []
+    if rank == 0:
+        torch.jit.script(model).save(folder / f"{name}.script.pt")
+    kept, batches = {}, []
     for r in range(RANKS):
         source = torch.Generator().manual_seed(100 + r)
         batches.append([draw(source) for _ in range(STEPS)])
@@ -158,10 +133,11 @@ def train(name):
     sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     for step, (x, y) in enumerate(batches[rank]):
         sgd.zero_grad()
-        F.cross_entropy(ddp(x.to(device), step), y.to(device)).backward()
+        turn = (step + rank,) if name == "branches" else ()
+        F.cross_entropy(ddp(x.to(device), *turn), y.to(device)).backward()
         sgd.step()
     if rank == 0:
-        torch.save(kept | snapshot(model, "end/"), folder / f"{name}.pt")
+        torch.save(kept | {f"end/{key}": tensor.cpu() for key, tensor in model.state_dict().items()}, folder / f"{name}.pt")
 
 
 def wave(start, *shape):
