@@ -4,9 +4,9 @@
 #include <sstream>
 #include <utility>
 
-#include "core/text.h"
+#include "tests/random_programs/known.h"
 #include "tests/random_programs/rank.h"
-#include "tests/random_programs/rules.h"
+#include "tests/random_programs/refusals.h"
 
 namespace lockstep::random_programs {
 namespace {
@@ -16,7 +16,7 @@ using Kind = Synchronisation::Kind;
 class Oracle {
  public:
   explicit Oracle(const Program& program)
-      : program_(program), rules_(program), units_(program.units.size()) {
+      : program_(program), known_(program), units_(program.units.size()) {
     for (int rank = 0; rank < program.ranks; ++rank)
       ranks_.push_back(std::make_unique<Rank>(
           program, rank, [](const Model& model) { return model.unique_parameters(); }));
@@ -28,7 +28,7 @@ class Oracle {
     for (const auto& operation : program_.operations) {
       Expected expected;
       std::visit([&](const auto& op) { run(op, expected); }, operation);
-      rules_.apply(operation);
+      known_.apply(operation);
       describe(expected);
       all.push_back(std::move(expected));
     }
@@ -88,7 +88,7 @@ class Oracle {
   /// weights: of this exchange; empty for those that have been set before, if any.
   void average_gradient(int index, std::size_t number, std::vector<double> weights) {
     const auto parameters = of_ranks(index, number);
-    if (weights.empty()) weights = rules_.unit(index).weights;
+    if (weights.empty()) weights = known_.unit(index).weights;
     weights.resize(parameters.size(), 1);
     bool counts = false;  // a rank of weight 0 alone gives a parameter no gradient
     for (std::size_t rank = 0; rank < parameters.size(); ++rank)
@@ -111,7 +111,7 @@ class Oracle {
     for (auto& rank : ranks_) buffers.push_back((*rank)[index].model->buffer());
     std::vector<at::Tensor> values;
     for (const auto& buffer : buffers) values.push_back(buffer.clone());
-    auto counts = weights.empty() ? rules_.unit(index).weights : weights;
+    auto counts = weights.empty() ? known_.unit(index).weights : weights;
     counts.resize(values.size(), 1);
     for (auto& count : counts) count = count > 0 ? 1 : 0;
     if (policy == Buffers::average) {
@@ -143,7 +143,7 @@ class Oracle {
   std::vector<std::size_t> in_buckets(int index) {
     std::vector<std::size_t> order;
     for (std::size_t i = parameters(index); i-- > 0;) {
-      if (rules_.unit(index).trainable[i]) order.push_back(i);
+      if (known_.unit(index).trainable[i]) order.push_back(i);
     }
     return order;
   }
@@ -192,11 +192,11 @@ class Oracle {
     const auto gradients = gradients_of_step(index);
     for (const auto number : gradients) average_gradient(index, number, weights);
     if (gradients.empty()) return;
-    auto last = weights.empty() ? rules_.unit(index).weights : weights;
+    auto last = weights.empty() ? known_.unit(index).weights : weights;
     last.resize(ranks_.size(), 1);
     synchronise_buffers(index, last);
     // Until its step, a DistributedOptimizer does not notice a backward to replaced parameters.
-    if (!rules_.is_replaced(index)) state(index).weights = last;
+    if (!known_.is_replaced(index)) state(index).weights = last;
   }
 
   /// All ranks take rank 0's parameters and buffers.
@@ -223,7 +223,7 @@ class Oracle {
   void exchange(const std::vector<int>& units, const Backward& op) {
     for (const int index : units) {
       if (has(op.local, index)) continue;
-      if (!is_optimizer(index) || rules_.any_reaches(index, op)) exchange(index, op.weights);
+      if (!is_optimizer(index) || known_.any_reaches(index, op)) exchange(index, op.weights);
     }
   }
 
@@ -242,7 +242,7 @@ class Oracle {
       for (auto& rank : ranks_) (*rank)[op.paths[0][0]].optimizer->zero_grad();
     }
     for (const int index : units_of(op)) {
-      const auto& now = rules_.unit(index);
+      const auto& now = known_.unit(index);
       if (has(op.local, index) || now.behind == 0 || !now.dropped) continue;
       // A mean that is dropped where it was seen, and still there where it was not.
       expected.error = "invalid_argument";
@@ -267,7 +267,7 @@ class Oracle {
       for (const auto number : gradients) average_gradient(index, number, weights);
       const bool any = std::ranges::any_of(
           gradients, [&](std::size_t number) { return all(index, 0)[number].grad().defined(); });
-      const auto& now = rules_.unit(index);
+      const auto& now = known_.unit(index);
       const bool first = kind(index) != Kind::fp32 && !now.exchanged;
       if ((now.changed || now.behind != 0 || first) && any) {
         // A rank that is only behind takes part in the exchange of the backward.
@@ -331,10 +331,7 @@ class Oracle {
   void run(const Refuse& op, Expected& expected) {
     using What = Refuse::What;
     expected.error = op.what == What::other_layout ? "checkpoint" : "invalid_argument";
-    if (op.what == What::in_place) expected.mentions = "detach()";
-    if (op.what == What::not_finite) {
-      expected.mentions = lockstep::detail::concat("on rank ", op.number, " has NaN or Inf");
-    }
+    expected.mentions = said_of(known_, op);
     if (is_about_a_backward(op.what)) {
       run_alone(whole_backward(program_, op.unit));
       for (auto& rank : ranks_) (*rank)[op.unit].model->zero_grad();
@@ -353,7 +350,7 @@ class Oracle {
 
   Check check_of(const Item& item) const {
     using enum Item::Kind;
-    const auto& now = rules_.unit(item.unit);
+    const auto& now = known_.unit(item.unit);
     const bool is_lossy = kind(item.unit) == Kind::lossy;
     const bool is_known = !now.unnoticed && now.behind == 0;
     switch (item.kind) {
@@ -388,7 +385,7 @@ class Oracle {
   }
 
   const Program& program_;
-  Rules rules_;
+  Known known_;
   std::vector<UnitState> units_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
