@@ -178,19 +178,6 @@ TEST_ON_RANKS(Outputs, OfSequentialAndModuleHolders, 2) {
   EXPECT_EQ(other.module(), linear.ptr());
 }
 
-TEST_ON_RANKS(Model, MayNotChangeItsParametersAfterwards, 2) {
-  auto model = make_terms({{3}, {2}});
-  DistributedDataParallel ddp(model, world);
-  model->add(at::ones({1}));
-  EXPECT_THAT(refusal([&] { ddp(coefficients(0, *model)); }),
-              HasSubstr("list of parameters has changed at #2"));
-  auto other = std::make_shared<Mlp>();
-  DistributedDataParallel of_other(other, world);
-  other->to(torch::kDouble);
-  EXPECT_THAT(refusal([&] { of_other(Mlp::batch(1, 1)); }),
-              HasSubstr("layer0.weight was converted to Double"));
-}
-
 TEST_ON_RANKS(Model, OutlivesItsWrapperAndTheOtherWayRound, 2) {
   auto model = make_terms({{3}, {2}});
   auto ddp = std::make_unique<DistributedDataParallel<Terms>>(model, world);

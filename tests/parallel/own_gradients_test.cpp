@@ -12,19 +12,6 @@ using OneModel = OptimizedTerms;
 
 SUITE_ON_RANKS(LocalGradients, 1, 2, 3, 7);
 
-// As mixed precision or a double-precision check does: LibTorch drops the accumulators.
-TEST_P_ON_RANKS(LocalGradients, OfConvertedParametersAreAveragedByTheWrapper) {
-  auto model = make_terms(two_shapes);
-  DistributedDataParallel ddp(model, world, {.verify_every = 0});
-  for (int step = 0; step < 3; ++step) {
-    if (step > 0) model->to(torch::kDouble);
-    model->to(torch::kFloat);
-    for (auto& parameter : model->p) parameter.mutable_grad() = at::Tensor();
-    ddp(coefficients(world.rank(), *model)).backward();
-    expect_means(*model, world);
-  }
-}
-
 TEST_P_ON_RANKS(LocalGradients, AreNotAveragedTwice) {
   OneModel one(world);
   for (int step = 0; step < 3; ++step) {
@@ -62,17 +49,6 @@ TEST_P_ON_RANKS(LocalGradients, OfARankWithoutALossFollowClipping) {
     one.expect_step_of(0.25, took_part);
     one.optimizer.zero_grad();
   }
-}
-
-TEST_P_ON_RANKS(LocalGradients, ChangedInOneElementAreAveraged) {
-  OneModel one(world, {.verify_every = 0}, {{1000}});
-  const auto& p = one.model.p[0];
-  one.loss().backward();
-  auto expected = p.detach() - mean_coefficient(world.size(), 0, p);
-  p.mutable_grad()[437] += world.rank();
-  expected[437] -= (world.size() - 1) / 2.0;
-  one.optimizer.step();
-  EXPECT_TRUE(near(p.detach(), expected));
 }
 
 // The rank without a loss still holds the mean that the others have zeroed.

@@ -182,25 +182,5 @@ TEST_P_ON_RANKS(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
     expect_equal_tensors(trained(way, world), expected);
 }
 
-TEST_ON_RANKS(SeveralOptimizersErrors, NameAParameterThatTwoClaim, 2) {
-  const auto model = std::make_shared<Adversaries>();
-  auto adam = adam_of(*model);
-  torch::optim::SGD all(model->parameters(), 0.1);
-  const DataParallelOptions options{.optimized_only = true};
-  DistributedOptimizer first(adam, *model, world, options);
-  const auto refused = [&](auto& optimizer, const DataParallelOptions& with) {
-    EXPECT_THAT(refusal([&] { DistributedOptimizer second(optimizer, *model, world, with); }),
-                AllOf(HasSubstr("parameter generator.weight: another wrapper already "
-                                "synchronises it"),
-                      HasSubstr("give each its own parameters and set "
-                                "DataParallelOptions::optimized_only for all of them")));
-  };
-  refused(all, options);
-  refused(all, {});
-  auto sgd = sgd_of(*model);
-  DistributedOptimizer second(sgd, *model, world, options);
-  world.barrier().wait();
-}
-
 }  // namespace
 }  // namespace lockstep::testing
