@@ -1,10 +1,23 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "lockstep/error.h"
 
 namespace lockstep::testing {
+
+/// The error of that type that fn throws. Ends the rank if it throws none.
+template <class Thrown, class Fn>
+Thrown thrown_by(const Fn& fn) {
+  std::optional<Thrown> thrown;
+  try {
+    fn();
+  } catch (const Thrown& error) {
+    thrown.emplace(error);
+  }
+  return thrown.value();
+}
 
 /// The message of the error of that type that fn throws; "" if it throws nothing.
 template <class Thrown, class Fn>

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/ones.h>
 
+#include <cstddef>
+#include <exception>
 #include <string>
+#include <vector>
 
 #include "lockstep/error.h"
 #include "lockstep/group.h"
@@ -29,6 +32,25 @@ template <class Fn>
 void expect_refused(const Group& world, const std::string& text, const Fn& fn) {
   EXPECT_THAT(refusal(fn), HasSubstr(text));
   expect_usable(world);
+}
+
+/// The error that fn raises on each rank of a world, which run starts with what each rank calls.
+template <class Run, class Fn>
+std::vector<std::string> errors_in(int ranks, const Run& run, const Fn& fn) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  try {
+    run([&](const Group& world) {
+      try {
+        fn(world);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(world.rank())] = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+    // The first of them once more.
+  }
+  return errors;
 }
 
 }  // namespace lockstep::testing

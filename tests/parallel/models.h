@@ -21,6 +21,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/on_ranks.h"
+#include "tests/refusal.h"
 
 namespace lockstep::testing {
 
@@ -82,20 +83,8 @@ inline void on_ranks(int n, const std::function<void(Group)>& fn) {
 
 /// The error that fn raises on each rank.
 inline std::vector<std::string> errors_of(int ranks, const std::function<void(const Group&)>& fn) {
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  try {
-    on_ranks(ranks, [&](const Group& world) {
-      try {
-        fn(world);
-      } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(world.rank())] = error.what();
-        throw;
-      }
-    });
-  } catch (const std::exception&) {
-    // The first of them once more.
-  }
-  return errors;
+  return errors_in(
+      ranks, [ranks](const auto& each) { on_ranks(ranks, each); }, fn);
 }
 
 /// Runs fn, whose backwards add to gradients that stay this rank's own.
@@ -103,18 +92,6 @@ template <class Wrapper, class Fn>
 void without_sync(Wrapper& wrapper, const Fn& fn) {
   const auto local = wrapper.no_sync();
   fn();
-}
-
-/// The InvalidArgument that fn throws. Ends the rank if it throws none.
-template <class Fn>
-InvalidArgument invalid_argument_of(const Fn& fn) {
-  std::optional<InvalidArgument> thrown;
-  try {
-    fn();
-  } catch (const InvalidArgument& error) {
-    thrown.emplace(error);
-  }
-  return thrown.value();
 }
 
 inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,

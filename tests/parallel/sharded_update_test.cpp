@@ -238,7 +238,7 @@ TEST_ON_RANKS(ShardedOptimizerStep, RefusesOptionsThatDifferBetweenRanks, 3) {
     second.betas({0.5, 0.75});
     optimizer.step();
     if (world.rank() == 2) second.betas({0.5, 0.875});
-    const auto error = invalid_argument_of(backward_and_update);
+    const auto error = thrown_by<InvalidArgument>(backward_and_update);
     EXPECT_THAT(error.what(), HasSubstr("betas 0.875 of parameter group 1 on "));
     EXPECT_EQ(error.rank(), 2);
   }

@@ -24,7 +24,7 @@ std::vector<at::Tensor> with(double value, const std::vector<at::Tensor>& coeffi
 /// Expects the error of p1 on that rank, with its fields.
 void expect_not_finite(const Group& world, int culprit, const std::function<void()>& fn,
                        const std::string& what = "the gradient of parameter p1") {
-  const auto error = invalid_argument_of(fn);
+  const auto error = thrown_by<InvalidArgument>(fn);
   const auto text = detail::concat("check_finite rank ", world.rank(), " of ", world.size(), ": ",
                                    what, " on rank ", culprit, " has NaN or Inf");
   EXPECT_THAT(error.what(), HasSubstr(text));
@@ -150,7 +150,7 @@ TEST_ON_RANKS(CheckFinite, TestsWhatIsExchangedAndNamesAllRanks, 3) {
   const auto own = coefficients(world.rank(), *model);
   // p2 comes before p1 in the order of the backward.
   const auto terms = world.rank() == 1 ? own : with(nan, with(nan, own, 2), 1);
-  const auto error = invalid_argument_of([&] { ddp(terms).backward(); });
+  const auto error = thrown_by<InvalidArgument>([&] { ddp(terms).backward(); });
   EXPECT_THAT(error.what(), HasSubstr("of parameter p2 on ranks 0, 2 has NaN or Inf, as have "
                                       "those of 1 other parameter"));
   EXPECT_EQ(error.rank(), 0);
