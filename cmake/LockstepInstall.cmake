@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep)
-set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_join lockstep_launch
+set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_join
               lockstep_profile lockstep_record lockstep_averaging)
 if(LOCKSTEP_WITH_TORCH)
   list(APPEND libraries lockstep lockstep_sync lockstep_extras)
