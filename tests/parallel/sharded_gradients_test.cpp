@@ -59,6 +59,40 @@ TEST_P_ON_RANKS(ShardedGradients, AddTheMeansOfSeveralBackwards) {
   expect_near_models(pair.parts, pair.whole, 1e-12);
 }
 
+/// Sets the gradients of p0 and p1 on some ranks, to other values on each. Those of rank 0 are
+/// zero.
+void set_gradients(OptimizedTerms& one, bool everywhere) {
+  const int rank = one.group.rank();
+  if (!everywhere && rank % 2 != 0) return;
+  for (const std::size_t i : {0, 1})
+    one.model.p[i].mutable_grad() = at::full_like(one.model.p[i], 100 * rank);
+}
+
+TEST_P_ON_RANKS(ShardedGradients, LoseAMeanToAGradientThatTheProgramSets) {
+  for (int variant = 0; variant < 1 << 6; ++variant) {
+    SCOPED_TRACE(variant);
+    const auto is = [variant](int bit) { return (variant >> bit & 1) != 0; };
+    const DataParallelOptions how{.buckets = is(0) ? one_each.buckets : BucketCaps{}};
+    auto divided = how;
+    divided.shard = Shard::gradients;
+    OptimizedTerms parts(world, divided, some_shapes), whole(world, how, some_shapes);
+    for (auto* one : {&parts, &whole}) {
+      one->loss(3).backward();
+      if (is(1)) one->accumulate(5);
+      set_gradients(*one, is(2));
+      auto terms = coefficients(world.rank(), one->model);
+      terms[0] = is(3) ? terms[0] : at::Tensor();
+      terms[1] = world.rank() == 0 ? terms[1] : at::Tensor();
+      if (is(4)) one->accumulate(7);
+      if (is(5)) one->optimizer.weight(world.rank() + 1);
+      one->model.forward(terms).backward();
+      one->optimizer.step();
+    }
+    for (std::size_t i = 0; i < some_shapes.size(); ++i)
+      EXPECT_TRUE(near(parts.model.p[i].detach(), whole.model.p[i].detach())) << i;
+  }
+}
+
 TEST_P_ON_RANKS(ShardedGradients, AreClippedByTheirCommonNorm) {
   for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
     for (const auto& how : every_update) {
@@ -168,6 +202,21 @@ TEST_ON_RANKS(ShardedGradientsStep, AveragesAGradientThatTheProgramSetsWithThose
     }
     pair.finish();
     expect_equal_models(pair.parts, pair.whole);
+  }
+}
+
+TEST_ON_RANKS(ShardedGradientsStep, UsesAGradientThatIsSetAfterARankHasJoined, 3) {
+  for (const bool everywhere : {false, true}) {
+    OptimizedTerms parts(world, in_shards), whole(world);
+    for (auto* one : {&parts, &whole}) {
+      if (world.rank() != 1) {  // the rank without a loss
+        one->loss().backward();
+        if (everywhere || world.rank() == 2) set_gradients(*one, true);
+      }
+      one->optimizer.step();
+    }
+    for (const std::size_t i : {0, 1})
+      EXPECT_TRUE(near(parts.model.p[i].detach(), whole.model.p[i].detach())) << i;
   }
 }
 

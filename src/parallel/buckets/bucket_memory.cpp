@@ -74,9 +74,11 @@ void GradientShard::keep() {
   }
 }
 
-void GradientShard::add(std::size_t slice) {
+void GradientShard::add(std::size_t slice, double factor) {
   const at::NoGradGuard no_grad;
   auto& gradient = gradients_[slice];
+  if (factor == 0) gradient.reset();  // a factor of 0 must also remove NaN
+  if (factor != 1 && gradient.defined()) gradient.mul_(factor);
   const bool accumulates = gradient.defined();
   if (!accumulates) gradient = part_of(mean_, slice);
   if (!incoming_.defined()) return;

@@ -45,7 +45,8 @@ at::Tensor bucket_values(const PlannedBucket& planned, std::optional<PartMemory>
                          const Group& group);
 
 /// This rank's part of the averaged gradients of one bucket. A second exchange before the
-/// optimizer's step adds to the first one's mean.
+/// optimizer's step adds to the first one's mean, or replaces it where the program has set
+/// gradients.
 class GradientShard {
  public:
   /// The bucket must outlive it.
@@ -57,8 +58,9 @@ class GradientShard {
 
   /// The tensor that receives this rank's part of an exchange.
   const at::Tensor& begin_exchange();
-  /// Call after the exchange, for each slice whose gradient some rank has changed.
-  void add(std::size_t slice);
+  /// Call after the exchange, for each slice whose gradient some rank has changed. Adds the mean of
+  /// the exchange to the earlier mean times the factor.
+  void add(std::size_t slice, double factor = 1);
   /// Call after the last add().
   void end_exchange() { incoming_.reset(); }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -56,6 +57,34 @@ void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> 
     from.push_back(sources[i]);
   }
   for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
+}
+
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  tensor.record_stream(guard.getStream(tensor.device()));
+}
+
+void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
+  if (values.numel() > 0 && has_places_of(values, gradient)) {
+    std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
+    return;
+  }
+  values.copy_(gradient);
+  keep_for_current_stream(gradient);
+}
+
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
+  auto mean = values.detach();
+  mean.set_requires_grad(true);
+  mean.register_hook([parameter](const at::Tensor&) {
+    throw InvalidArgument(concat(
+        "parameter ", parameter,
+        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
+        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
+        "once, on the whole loss"));
+  });
+  return mean;
 }
 
 void weigh(const at::Tensor& values, double factor) {
@@ -135,6 +164,20 @@ GradientState GradientRecord::state() const {
     default:
       return gradient().defined() ? GradientState::assigned : GradientState::none;
   }
+}
+
+void PartRecord::note_backward(const GradientRecord& record) {
+  const auto& gradient = record.gradient();
+  memory_.reset();
+  if (gradient.defined() && gradient.has_storage())
+    memory_ = gradient.storage().getWeakStorageImpl();
+}
+
+bool PartRecord::is_assigned(const GradientRecord& record) const {
+  const auto& gradient = record.gradient();
+  if (!gradient.defined()) return false;
+  return !record.is_local() || !gradient.has_storage() || !memory_ ||
+         memory_->lock().get() != gradient.storage().unsafeGetStorageImpl();
 }
 
 void FiniteCheck::test(const at::Tensor& values, std::uint8_t& flag) {

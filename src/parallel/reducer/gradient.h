@@ -1,10 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
 
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +31,17 @@ bool has_places_of(const at::Tensor& tensor, const at::Tensor& other);
 /// Copies each source to the tensor at its place, of the same sizes and device. On a GPU it takes a
 /// few kernels for all of them, where the strides of the two are equal. Changes no versions.
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);
+
+/// Lets a tensor, which its last owner may drop, keep its memory until the device has read it.
+void keep_for_current_stream(const at::Tensor& tensor);
+
+/// Copies a gradient that the program, or the caller, may drop before a device has copied it.
+void copy_into(const at::Tensor& values, const at::Tensor& gradient);
+
+/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
+/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
+/// treating it as a constant. Shares memory with values.
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter);
 
 /// Multiplies values by the weight factor of a rank.
 void weigh(const at::Tensor& values, double factor);
@@ -84,6 +97,29 @@ class GradientRecord {
   std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
 
+/// With Shard::gradients, where .grad() is undefined after an exchange and each rank has a part of
+/// the mean: the factor with which this rank contributes that mean to the next exchange. It is 0
+/// from when the program has set the gradient, which takes the place of the mean.
+class PartRecord {
+ public:
+  /// Call before a backward adds to the gradient, and before its exchange.
+  void note_before_change(const GradientRecord& record) {
+    if (is_assigned(record)) factor_ = 0;
+  }
+  /// Call after a backward has added to the gradient.
+  void note_backward(const GradientRecord& record);
+  /// Whether the program has set the gradient since the last exchange or backward.
+  bool is_assigned(const GradientRecord& record) const;
+
+  double factor() const { return factor_; }
+  void set_factor(double factor) { factor_ = factor; }
+
+ private:
+  double factor_ = 1;
+  /// In which the last backward has left the gradient. An address might be another tensor's now.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory_;
+};
+
 /// The participation flag of a parameter. The largest of all ranks counts.
 enum GradientFlag : std::uint8_t {
   unchanged,
@@ -92,6 +128,13 @@ enum GradientFlag : std::uint8_t {
   not_finite,    ///< changed, with NaN or Inf: FiniteCheck
   wrong_layout,  ///< changed, to a sparse gradient that its bucket lacks
   replaced       ///< unchanged: the model uses another tensor in its place
+};
+
+/// Whether a rank that counts has a gradient. The largest of all ranks counts.
+enum GradientPresence : std::uint8_t {
+  absent,
+  present,
+  replaces_part  ///< in place of the last mean, of which the ranks have parts: PartRecord
 };
 
 /// Finds NaN and Inf in each rank's own gradients (DataParallelOptions::check_finite). The

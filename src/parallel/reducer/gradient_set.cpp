@@ -2,11 +2,9 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
@@ -19,43 +17,6 @@
 #include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
-
-namespace {
-
-/// Lets a tensor, which its last owner may drop, keep its memory until the device has read it.
-void keep_for_current_stream(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
-  tensor.record_stream(guard.getStream(tensor.device()));
-}
-
-/// Copies a gradient that the program, or the caller, may drop before a device has copied it.
-void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
-  if (values.numel() > 0 && has_places_of(values, gradient)) {
-    std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
-    return;
-  }
-  values.copy_(gradient);
-  keep_for_current_stream(gradient);
-}
-
-/// The mean of a gradient that was computed with create_graph. The mean itself has no graph. It
-/// requires a gradient, so that a backward that reaches it raises InvalidArgument instead of
-/// treating it as a constant. Shares memory with values.
-at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
-  auto mean = values.detach();
-  mean.set_requires_grad(true);
-  mean.register_hook([parameter](const at::Tensor&) {
-    throw InvalidArgument(concat(
-        "parameter ", parameter,
-        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
-        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
-        "once, on the whole loss"));
-  });
-  return mean;
-}
-
-}  // namespace
 
 GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,
                          bool check_finite)
@@ -106,6 +67,14 @@ void GradientSet::set_optimized(const IsOptimized& is_optimized, bool others_acc
   }
 }
 
+std::function<void(std::size_t)> GradientSet::before_backward() {
+  if (!reducers_.is_transient()) return nullptr;
+  return [this](std::size_t index) {
+    auto& member = members_[index];
+    member.part.note_before_change(member);
+  };
+}
+
 void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   auto& member = members_[index];
   const auto& [name, parameter, offset, values] = *member.slice;
@@ -119,13 +88,15 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   }
   member.mean.reset();
   member.add_backward(incoming);
+  if (reducers_.is_transient()) member.part.note_backward(member);
   if (incoming.requires_grad()) with_graph_.insert(index);
 }
 
 void GradientSet::add_unreported_backwards(std::size_t index) {
   auto& member = members_[index];
-  if (member.gradient().defined() && member.state() != GradientState::averaged)
-    member.add_backward();
+  if (!member.gradient().defined() || member.state() == GradientState::averaged) return;
+  member.add_backward();
+  if (reducers_.is_transient()) member.part.note_backward(member);
 }
 
 /// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
@@ -219,6 +190,7 @@ void GradientSet::prepare_one(std::size_t index, bool keeps_values) {
   const auto& values = member.slice->values;
   const auto& gradient = member.gradient();
   if (!is_stored_in(gradient, values)) unshare(index);
+  if (reducers_.is_transient()) member.part.note_before_change(member);
   if (gradient.is_sparse()) {
     flag_bytes_[index] = wrong_layout;
     values.zero_();
@@ -257,18 +229,34 @@ void GradientSet::prepare_sparse(double factor) {
 void GradientSet::complete_flags(double factor) {
   const std::span flags(flag_bytes_, size());
   if (factor == 0) std::ranges::replace(flags, changed_by_rank, changed_without_weight);
-  for (std::size_t i = 0; i < size(); ++i)
-    flag_bytes_[size() + i] = factor != 0 && members_[i].gradient().defined() ? 1 : 0;
+  for (std::size_t i = 0; i < size(); ++i) {
+    auto& presence = flag_bytes_[size() + i];
+    presence = factor != 0 && members_[i].gradient().defined() ? present : absent;
+    if (factor != 0 && members_[i].part.factor() != 1 && has_part(i)) presence = replaces_part;
+  }
   finite_check_.complete(flags);
 }
 
 void GradientSet::count_unchanged() {
   for (std::size_t i = 0; i < size(); ++i) {
     // With a residual, the exchange has no unchanged gradients.
-    if (flag_bytes_[i] == changed_without_weight && flag_bytes_[size() + i] != 0 &&
+    if (flag_bytes_[i] == changed_without_weight && flag_bytes_[size() + i] != absent &&
         !has_residual(members_[i]))
       flag_bytes_[i] = changed_by_rank;
   }
+}
+
+void GradientSet::agree_on_part_factors(double factor, const Group& group) {
+  const std::span presences(flag_bytes_ + size(), size());
+  at::Tensor sums;
+  if (std::ranges::find(presences, replaces_part) != presences.end()) {
+    sums = at::empty({static_cast<std::int64_t>(size())}, at::kDouble);
+    for (std::size_t i = 0; i < size(); ++i)
+      sums.data_ptr<double>()[i] = members_[i].part.factor() * factor / group.size();
+    group.all_reduce(sums).wait();
+  }
+  for (std::size_t i = 0; i < size(); ++i)
+    members_[i].part.set_factor(presences[i] == replaces_part ? sums.data_ptr<double>()[i] : 1);
 }
 
 void GradientSet::flag_replaced(std::size_t index) {
@@ -330,15 +318,17 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
     } else if (flag_bytes_[i] <= changed_without_weight) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
-      reducers_[member.bucket].shard->add(i - first_[member.bucket]);
+      reducers_[member.bucket].shard->add(i - first_[member.bucket], member.part.factor());
       has_got_parts_ = true;
       member.slice->parameter.mutable_grad().reset();
       member.set_not_averaged();
+      if (some_in_step) from_step_.insert(i);
     } else {
       set_mean(i);
       if (some_in_step) from_step_.insert(i);
     }
     member.saved.reset();
+    member.part.set_factor(1);
   }
   with_graph_.clear();
   for (std::size_t bucket = 0; bucket < reducers_.size(); ++bucket) {

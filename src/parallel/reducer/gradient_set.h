@@ -103,6 +103,8 @@ class GradientSet {
   /// add to the means of all other parameters.
   void set_optimized(const IsOptimized& is_optimized, bool others_accumulate);
 
+  /// To be called before a backward adds to the gradient of a parameter; null for no call.
+  std::function<void(std::size_t index)> before_backward();
   /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
   void add_backward(std::size_t index, const at::Tensor& incoming);
@@ -135,8 +137,8 @@ class GradientSet {
   };
 
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
-  /// Then one byte per parameter, whether this rank counts and has a gradient, and the checks. The
-  /// Reducer takes their maximum over ranks.
+  /// Then one byte per parameter, whether this rank counts and has a gradient (GradientPresence),
+  /// and the checks. The Reducer takes their maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
   void set_checks(const Checks& own) { std::memcpy(flag_bytes_ + 2 * size(), &own, sizeof own); }
   Checks checks() const {
@@ -149,6 +151,10 @@ class GradientSet {
   /// Call after it. If ranks of weight 0 alone have changed a gradient that another rank has, it
   /// counts as changed: the other ranks' mean is its value on every rank.
   void count_unchanged();
+  /// Call after it, too. Determines the factor of each earlier mean of which the ranks have parts:
+  /// the share of the ranks that have not set a gradient in its place. factor is the weight factor
+  /// of this rank. Ranks: all of the group.
+  void agree_on_part_factors(double factor, const Group& group);
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
   /// The flags of the parameters with sparse gradients.
@@ -198,6 +204,7 @@ class GradientSet {
     bool may_accumulate = false;  ///< backwards may add to its mean
     at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
+    PartRecord part = {};   ///< of the last mean, if the ranks have parts of it
   };
 
   void unshare(std::size_t index);
@@ -207,6 +214,7 @@ class GradientSet {
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
+  bool has_part(std::size_t index) const;
   bool has_parts() const;
   void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);

@@ -29,8 +29,26 @@ class ParameterHooks::Hook final : public torch::autograd::FunctionPostHook {
   std::size_t parameter_;
 };
 
-ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callback callback)
-    : callback_(std::make_shared<const Callback>(std::move(callback))) {
+/// The same for the call before the gradient is added.
+class ParameterHooks::HookBefore final : public torch::autograd::FunctionPreHook {
+ public:
+  HookBefore(std::weak_ptr<const Before> before, std::size_t parameter)
+      : before_(std::move(before)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto before = before_.lock()) (*before)(parameter_);
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<const Before> before_;
+  std::size_t parameter_;
+};
+
+ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Before before,
+                               Callback callback)
+    : callback_(std::make_shared<const Callback>(std::move(callback))),
+      before_(before ? std::make_shared<const Before>(std::move(before)) : nullptr) {
   for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
   for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
   Instances<ParameterHooks>::all().list.push_back(this);
@@ -39,7 +57,10 @@ ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callback cal
 ParameterHooks::~ParameterHooks() {
   std::erase(Instances<ParameterHooks>::all().list, this);
   for (const auto& hooked : hooked_) {
-    if (hooked.accumulator) hooked.accumulator->del_post_hook(hooked.key);
+    if (!hooked.accumulator) continue;
+    hooked.accumulator->del_post_hook(hooked.key);
+    std::erase_if(hooked.accumulator->pre_hooks(),
+                  [&](const auto& hook) { return hook.get() == hooked.before; });
   }
 }
 
@@ -48,6 +69,10 @@ void ParameterHooks::add(std::size_t index) {
   // The parameter has only a weak reference to its accumulator and so to the hook.
   hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
   hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
+  if (before_ == nullptr) return;
+  auto before = std::make_unique<HookBefore>(before_, index);
+  hooked.before = before.get();
+  hooked.accumulator->add_pre_hook(std::move(before));
 }
 
 std::vector<std::size_t> ParameterHooks::hook_new_accumulators() {

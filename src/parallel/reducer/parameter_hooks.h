@@ -22,9 +22,11 @@ namespace lockstep::inline v0_2::detail {
 /// calls it with undefined gradients.
 class ParameterHooks {
  public:
+  using Before = std::function<void(std::size_t parameter)>;
   using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
 
-  ParameterHooks(std::vector<NamedTensor> parameters, Callback callback);
+  /// before: called before the gradient is added; null for no call.
+  ParameterHooks(std::vector<NamedTensor> parameters, Before before, Callback callback);
   /// Removes the hooks.
   ~ParameterHooks();
   ParameterHooks(const ParameterHooks&) = delete;
@@ -66,11 +68,13 @@ class ParameterHooks {
 
  private:
   class Hook;
+  class HookBefore;
 
   struct Hooked {
     NamedTensor parameter;
     decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator = {};
     std::uintptr_t key = 0;
+    const HookBefore* before = nullptr;
     bool is_expected = true;  ///< the last backward has reached it, or a leaf in its place
   };
   /// A parameter that a graph does not reach, and a leaf of its sizes in the graph that no wrapper
@@ -92,6 +96,7 @@ class ParameterHooks {
   static bool is_hooked(const torch::autograd::Node& accumulator);
 
   std::shared_ptr<const Callback> callback_;
+  std::shared_ptr<const Before> before_;  ///< null if nothing is to be called
   std::vector<Hooked> hooked_;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   Suspects suspects_;                  ///< of the last backward

@@ -120,9 +120,10 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       buffers_(
           std::make_shared<BufferSync>(model, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
-      hooks_(gradients_.parameters(), [this](std::size_t parameter, const at::Tensor& incoming) {
-        as_operation("backward", [&] { on_gradient(parameter, incoming); });
-      }) {
+      hooks_(gradients_.parameters(), gradients_.before_backward(),
+             [this](std::size_t parameter, const at::Tensor& incoming) {
+               as_operation("backward", [&] { on_gradient(parameter, incoming); });
+             }) {
   update_membership();
 }
 
@@ -361,6 +362,7 @@ Work Reducer::begin_flags(const Compared<std::uint64_t>& check) {
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   gradients_.count_unchanged();
+  gradients_.agree_on_part_factors(last_factor_, host_);
   positions_.check(gradients_.checks().positions);
   return gradients_.take_error(step_, group_);
 }

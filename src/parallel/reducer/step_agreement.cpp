@@ -33,7 +33,15 @@ bool GradientSet::is_final_mean(const Member& member) const {
          is_stored_in(member.gradient(), member.slice->values);
 }
 
-/// Whether this rank has its parts of means that no step has used.
+/// Whether this rank has its part of a mean that no step has used.
+bool GradientSet::has_part(std::size_t index) const {
+  const auto& member = members_[index];
+  if (member.is_sparse) return false;
+  const auto& shard = reducers_[member.bucket].shard;
+  return shard != nullptr && shard->gradient(index - first_[member.bucket]).defined();
+}
+
+/// The same of some gradient.
 bool GradientSet::has_parts() const {
   return std::ranges::any_of(reducers_.all(), [](const BucketReducer& reducer) {
     return reducer.shard != nullptr && reducer.shard->has_gradients();
@@ -43,14 +51,18 @@ bool GradientSet::has_parts() const {
 LostMean GradientSet::lost_mean() const {
   if (has_got_parts_ && !has_parts()) return LostMean::dropped;
   bool has_changed = false;
-  for (const auto& member : members_) {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
     if (!member.is_optimized) continue;
     const auto state = member.state();
     const bool is_edited = state == GradientState::edited;
     if (state == GradientState::local_after_drop || (is_edited && !member.gradient().defined())) {
       return LostMean::dropped;
     }
-    has_changed = has_changed || is_edited || state == GradientState::local_after_edit;
+    const bool has_replaced =
+        has_part(i) && (member.part.factor() != 1 || member.part.is_assigned(member));
+    has_changed =
+        has_changed || is_edited || has_replaced || state == GradientState::local_after_edit;
   }
   return has_changed ? LostMean::changed : LostMean::none;
 }
@@ -123,6 +135,7 @@ void GradientSet::mark_differing_as_local(const StepIntent& all, const Group& gr
     const bool alike = member.state() == GradientState::averaged ? means_alike : edited_alike;
     if (alike) continue;
     if (!not_allowed) {
+      if (reducers_.is_transient()) member.part.note_before_change(member);
       member.set_local();
     } else if (is_final_mean(member)) {
       names += concat(names.empty() ? "" : ", ", member.slice->name);
@@ -143,6 +156,7 @@ void GradientSet::rescale_means_from_step(double factor) {
   for (const auto index : from_step_) {
     auto& member = members_[index];
     auto& gradient = member.slice->parameter.mutable_grad();
+    member.part.set_factor(member.part.factor() * factor);
     if (!gradient.defined()) continue;
     if (factor == 0) {
       gradient = at::Tensor();
