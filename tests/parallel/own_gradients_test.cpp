@@ -12,6 +12,18 @@ using OneModel = OptimizedTerms;
 
 SUITE_ON_RANKS(LocalGradients, 1, 2, 3, 7);
 
+TEST_P_ON_RANKS(LocalGradients, OfAModelCalledWithoutItsWrapperAfterAConversionAreAveraged) {
+  auto model = make_terms(two_shapes);
+  DistributedDataParallel ddp(model, world, {.verify_every = 0});
+  model->to(torch::kDouble);
+  model->to(torch::kFloat);
+  auto terms = coefficients(world.rank(), *model);
+  model->forward(terms).backward();  // of new accumulators, which have no hooks
+  for (auto& term : terms) term = at::Tensor();
+  ddp(terms, at::ones({1}).requires_grad_()).backward();
+  expect_means(*model, world);
+}
+
 TEST_P_ON_RANKS(LocalGradients, AreNotAveragedTwice) {
   OneModel one(world);
   for (int step = 0; step < 3; ++step) {
