@@ -181,6 +181,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 bool GradScaler::step(DistributedOptimizer& optimizer) {
+  optimizer.model_->reducer().end_own_step_check();  // also for a step that is skipped
   return step_unless_infinite(optimizer.optimizer(), optimizer);
 }
 

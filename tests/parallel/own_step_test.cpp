@@ -1,4 +1,7 @@
 // Programs that call the own step of an optimizer which a DistributedOptimizer wraps.
+#include <limits>
+
+#include "lockstep/grad_scaler.h"
 #include "lockstep/strategy.h"
 #include "tests/parallel/models.h"
 #include "tests/refusal.h"
@@ -78,6 +81,22 @@ TEST(OwnStep, IsSaidOnceWhereItMayBeNone) {
     for (auto at = text.find(said); at != text.npos; at = text.find(said, at + 1)) ++notices;
     EXPECT_EQ(notices, how == std::string("fp32") ? 0 : 2) << text;
   }
+}
+
+TEST(OwnStep, IsNoneWhereAGradScalerSkipsEveryStep) {
+  if (const auto processes = started_processes(); processes && *processes != 2) return;
+  ::testing::internal::CaptureStderr();
+  on_ranks(2, [&](const Group& world) {
+    OptimizedTerms run(world, {.shard = Shard::gradients});
+    GradScaler scaler(world);
+    for (int i = 0; i < 12; ++i) {
+      scaler.scale(run.loss(std::numeric_limits<double>::infinity())).backward();
+      EXPECT_FALSE(scaler.step(run.optimizer));
+      scaler.update();
+      run.optimizer.zero_grad();
+    }
+  });
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST_ON_RANKS(OwnStep, IsNoneInOtherProgramsThatHaveTakenNoStep, 2) {
