@@ -1,8 +1,7 @@
-#include <mutex>
-
 #include "lockstep/distributed_data_parallel.h"
 #include "tests/device/on_devices.h"
 #include "tests/matchers.h"
+#include "tests/refusal.h"
 
 // Failures of device groups: every rank raises the first cause, and none hangs.
 
@@ -19,25 +18,9 @@ auto soon() { return on_gpus() ? 50s : 30s; }
 std::vector<std::string> errors_of(int n, DeviceBackend backend,
                                    const std::function<void(Group)>& fn,
                                    std::chrono::milliseconds timeout = 60s) {
-  std::vector<std::string> errors(static_cast<std::size_t>(n));
-  std::mutex mutex;
   const auto begin = Clock::now();
-  try {
-    on_devices(
-        n, backend,
-        [&](const Group& group) {
-          try {
-            fn(group);
-          } catch (const std::exception& error) {
-            const std::lock_guard lock(mutex);
-            errors[static_cast<std::size_t>(group.rank())] = error.what();
-            throw;
-          }
-        },
-        timeout);
-  } catch (const std::exception&) {
-    // Recorded above.
-  }
+  auto errors = errors_in(
+      n, [&](const auto& each) { on_devices(n, backend, each, timeout); }, fn);
   EXPECT_LT(Clock::now() - begin, soon());
   return errors;
 }

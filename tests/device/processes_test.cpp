@@ -146,14 +146,10 @@ void expect_named(int ranks, const char* body, int victim, int seconds) {
   }
 }
 
-TEST_F(DeviceProcesses, NameARankThatWasKilledInACollective) {
-  if (on_gpus()) GTEST_SKIP() << "slows the simulated device down";
+TEST_F(DeviceProcesses, NameARankThatWasKilledInACollectiveAndAgreeThatNcclDoesNotStart) {
+  if (on_gpus()) GTEST_SKIP() << "of the simulated device and the double of NCCL";
   expect_named(3, "device: nccl, a rank is killed in a collective", 1, 10);
   expect_named(3, "device: nccl, a rank is killed in a call of NCCL", 1, 10);
-}
-
-TEST_F(DeviceProcesses, AgreeThatNcclDoesNotStart) {
-  if (on_gpus()) GTEST_SKIP() << "of the double of NCCL";
   expect_processes(3, "device: nccl, its start takes too long on a rank");
 }
 

@@ -253,38 +253,29 @@ TEST_F(RuntimeOfCuda, AFailureDoesNotStayTheLastError) {
 class Captures : public OnSimulation {};
 
 // The program captures a CUDA graph on another stream, while the progress thread and the program
-// poll an operation.
+// poll an operation; and while a group waits for its last copies, because it ends.
 TEST_F(Captures, OfOtherStreamsAreValid) {
   for (const auto backend : {DeviceBackend::staged, DeviceBackend::nccl}) {
     SCOPED_TRACE(name(backend));
     on_devices(1, backend, [](const Group& group) {
       const auto tensor = at::ones({1000}, group.device());
       group.all_reduce(tensor).wait();
+      auto part = std::make_optional(group.split(0));
       simulation::slow_down(group.device().index(), 20'000);
       auto work = group.all_reduce(tensor);
       simulation::begin_capture();
       std::this_thread::sleep_for(2ms);
       (void)work.ready();  // polls
       EXPECT_TRUE(simulation::end_capture());
-      simulation::slow_down(group.device().index(), 0);
       work.wait();
+      part->all_reduce(tensor).wait();
+      simulation::begin_capture();
+      part.reset();
+      EXPECT_TRUE(simulation::end_capture());
+      simulation::slow_down(group.device().index(), 0);
       group.barrier().wait();
     });
   }
-}
-
-// A group waits for its last copies when it ends.
-TEST_F(Captures, AreValidWhenAGroupEnds) {
-  on_devices(1, DeviceBackend::staged, [](const Group& group) {
-    const auto tensor = at::ones({1000}, group.device());
-    auto part = std::make_optional(group.split(0));
-    simulation::slow_down(group.device().index(), 20'000);
-    part->all_reduce(tensor).wait();
-    simulation::begin_capture();
-    part.reset();
-    EXPECT_TRUE(simulation::end_capture());
-    simulation::slow_down(group.device().index(), 0);
-  });
 }
 
 }  // namespace
