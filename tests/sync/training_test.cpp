@@ -80,14 +80,10 @@ TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
         torch::nn::utils::clip_grad_norm_(model->parameters(), norm);
         optimizer.step();
       }
-      try {
-        loss(0).backward();
-        ADD_FAILURE() << text << " went on";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), HasSubstr("a second backward added to a mean"));
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("a backward ended by an exception"));
-      }
+      EXPECT_THAT(message_of<Error>([&] { loss(0).backward(); }),
+                  AnyOf(HasSubstr("a second backward added to a mean"),
+                        HasSubstr("a backward ended by an exception")))
+          << text;
     });
   }
 }
@@ -121,17 +117,21 @@ TEST_ON_RANKS(Training, AdasumJoinsTheChangeOfItsOwnStep, 2) {
   EXPECT_TRUE(linear.model->bias.allclose(expected[1], 1e-12, 1e-14));
 }
 
-// Elements that a strategy omits at a step count as compression.
+// Elements that a strategy omits at a step count as compression, and those that it packs.
 TEST(Training, StatisticsCountTurnsThatWereLeftOutAndWeightsAreRefused) {
   for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
                                    {"partial_update", "compressed 2.0 times"},
-                                   {"adasum", "1.6 times as much"}}) {
+                                   {"adasum", "1.6 times as much"},
+                                   // 36 + 6 doubles over 8 + 2, each with an index
+                                   {"topk:0.2", "compressed 2.8 times"}}) {
     on_ranks(2, [&](const Group& group) {
       Linear linear;
       DistributedOptimizer optimizer(
           linear.sgd, *linear.model, group,
           {.buckets = {.first = 0, .rest = 0}, .strategy = parse_strategy(text)});
-      EXPECT_THROW(optimizer.weight(3), InvalidArgument);
+      if (optimizer.replicas_may_differ()) {
+        EXPECT_THROW(optimizer.weight(3), InvalidArgument);
+      }
       for (int number = 0; number < 8; ++number) step(optimizer, linear, group, number);
       EXPECT_THAT(to_text(group.statistics()), HasSubstr(said)) << text;
     });
@@ -204,14 +204,6 @@ TEST_ON_RANKS(Training, UnusedParametersKeepTheirResiduals, 3) {
       }
     }
   }
-}
-
-TEST_ON_RANKS(Training, StatisticsSayWhatWasCompressed, 2) {
-  torch::nn::Linear model(100, 10);
-  DistributedDataParallel ddp(model.ptr(), world, {.strategy = parse_strategy("topk:0.01")});
-  ddp(at::ones({4, 100}) * (1 + world.rank())).sum().backward();
-  // 1016 · 4 bytes, for parameters begin at multiples of 32 bytes, over 11 · 8.
-  EXPECT_THAT(to_text(world.statistics()), HasSubstr("compressed 46.2 times"));
 }
 
 }  // namespace
