@@ -135,10 +135,10 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
   const auto ended = find_ended(
       operation, [&](int rank) { return peers_.status_of(local_rank(rank)); }, [&] { poll(); });
   if (!ended) return;
-  const auto& source = operation.operation().issue.source;
+  const auto& announced = operation.operation().announced();
+  const auto& source = announced.issue.source;
   fail_by_end(local_rank(*ended),
-              concat(operation.operation().label(), in_parentheses(source), operation.note()),
-              source);
+              concat(announced.label(), in_parentheses(source), operation.note()), source);
   throw_failure(operation.where());
 }
 

@@ -140,12 +140,13 @@ void MessageRankContext::check(const detail::BackendRequest& operation) {
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
   const bool threw = left_[static_cast<std::size_t>(rank)] == Notice::Kind::threw;
-  const auto& source = operation.operation().issue.source;
+  const auto& announced = operation.operation().announced();
+  const auto& source = announced.issue.source;
   record({.kind = Failure::Kind::left,
           .rank = rank,
           .text = concat("rank ", rank, " left the world", threw ? " (by an exception)" : "",
-                         " before ", operation.operation().label(), in_parentheses(source),
-                         operation.note(), threw ? "" : detail::remedy_of_leaving(source))});
+                         " before ", announced.label(), in_parentheses(source), operation.note(),
+                         threw ? "" : detail::remedy_of_leaving(source))});
   propagate_failure();
   throw_failure(operation.where());
 }

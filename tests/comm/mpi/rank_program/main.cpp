@@ -45,6 +45,20 @@ Behaviour failing(const std::function<void(const Group&)>& fn,
   };
 }
 
+/// The same of ranks that rank 1 has left.
+Behaviour left_by_rank_1(const std::function<void(Communicator&)>& fn) {
+  return [fn] {
+    auto group = join();
+    group->barrier().wait();
+    if (group->rank() == 1) {
+      group.reset();
+      await_release();
+      return 0;
+    }
+    return expect_failure(group, [&] { fn(*group); });
+  };
+}
+
 /// Sums floats, or doubles.
 Work begin_sum(const Group& group, bool of_doubles, std::size_t count) {
   return of_doubles ? group->all_reduce(doubles, count, DType::f64, ReduceOp::sum)
@@ -322,17 +336,10 @@ const std::map<std::string_view, Behaviour> behaviours{
          }
        });
      }},
-    {"leave",
-     [] {
-       auto group = join();
-       if (group->rank() == 1) {
-         std::this_thread::sleep_for(std::chrono::seconds(1));  // others may still join
-         group.reset();
-         await_release();
-         return 0;
-       }
-       return expect_failure(group, [&] { group->barrier().wait(); });
-     }},
+    {"leave", left_by_rank_1([](Communicator& group) { group.barrier().wait(); })},
+    {"leave-before-a-sum", left_by_rank_1([](Communicator& group) {
+       group.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+     })},
     {"give-up", failing([](const Group& group) {
        if (group->rank() == 1) group->fail("this rank gives up");
        group->barrier().wait();
