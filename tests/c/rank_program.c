@@ -149,24 +149,28 @@ static void collectives(lockstep_group* world) {
 static void averages(lockstep_group* world) {
   const int rank = lockstep_rank(world), size = lockstep_size(world);
   const float mean = (float)(size - 1) / 2;
-  /* The second array does not fit into a bucket with the others. */
-  const size_t counts[] = {3, 8 * 1024 * 1024, 0, 5};
-  float* large = malloc(counts[1] * sizeof(float));
+  /* An array of so many elements does not fit into a bucket with another one. */
+  enum { BUCKET = 25 * 1024 * 1024 / sizeof(float), FEW = 1000 };
+  float* large = malloc(BUCKET * sizeof(float));
   float small[8];
   void* const arrays[] = {small, large, NULL, small + 3};
-  const char* const strategies[] = {NULL,     "fp16",       "fp16:clip=100,predivide=off",
-                                    "bf16",   "int8",       "int8:feedback=off",
-                                    "topk:1", "threshold:0"};
-  for (size_t s = 0; s < sizeof strategies / sizeof *strategies; ++s) {
+  /* Buckets do not depend on the strategy. int8 has one scale for all elements of a bucket. */
+  const struct {
+    const char* strategy;
+    size_t elements;
+  } cases[] = {{NULL, BUCKET},   {"fp16", FEW},       {"fp16:clip=100,predivide=off", FEW},
+               {"int8", BUCKET}, {"bf16", FEW},       {"int8:feedback=off", BUCKET},
+               {"topk:1", FEW},  {"threshold:0", FEW}};
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; ++c) {
+    const size_t counts[] = {3, cases[c].elements, 0, 5};
     lockstep_averager* averager = NULL;
-    OK(lockstep_averager_create(world, counts, 4, LOCKSTEP_FLOAT32, strategies[s], &averager));
+    OK(lockstep_averager_create(world, counts, 4, LOCKSTEP_FLOAT32, cases[c].strategy, &averager));
     for (int again = 0; again < 2; ++again) {
       for (size_t i = 0; i < counts[1]; ++i) large[i] = (float)rank;
       for (int i = 0; i < 8; ++i) small[i] = (float)(rank + i);
       OK(lockstep_average(averager, arrays));
       int right = 1;
       for (size_t i = 0; i < counts[1]; ++i) right &= fabsf(large[i] - mean) <= 0.01f * mean;
-      /* int8 has one scale for all elements. */
       for (int i = 0; i < 8; ++i) right &= fabsf(small[i] - mean - (float)i) <= 0.02f * (mean + 8);
       EXPECT(right);
     }
