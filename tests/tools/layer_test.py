@@ -1,19 +1,13 @@
 """Asks tools/layer for the tests of each layer that tools/check-includes lists."""
 
 import re
-import subprocess
-import sys
 import unittest
 
-from tool import ROOT, load
+from tool import ROOT, load, run
 
 
 def layers():
     return [layer for level in load("check-includes").LAYERS for layer in level if (ROOT / "src" / layer).is_dir()]
-
-
-def listed(layer):
-    return subprocess.run([sys.executable, "-B", ROOT / "tools" / "layer", layer, "--list"], capture_output=True, text=True)
 
 
 class Layer(unittest.TestCase):
@@ -24,9 +18,9 @@ class Layer(unittest.TestCase):
             names |= set(folders.split())
         for layer in layers():
             with self.subTest(layer=layer):
-                run = listed(layer)
-                self.assertEqual(run.returncode, 0, run.stderr)
-                self.assertLessEqual({word for word in run.stdout.split()[1:]
+                code, output = run("layer", layer, "--list")
+                self.assertEqual(code, 0, output)
+                self.assertLessEqual({word for word in output.split()[1:]
                                       if not re.match("test_|lockstep_cli|c_", word)}, names)
 
 

@@ -1,11 +1,14 @@
 """How the tests run the tools over files of their own."""
 
+import contextlib
+import functools
 import importlib.machinery
 import importlib.util
+import io
 import pathlib
-import subprocess
 import sys
 import tempfile
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -26,9 +29,27 @@ def write(root, files):
         path.write_text(text, encoding="utf-8")
 
 
+@functools.cache
+def loaded(name):
+    return load(name)
+
+
+def run(name, *arguments):
+    """Exit status and output of the tool's main() in this process: an interpreter takes longer to start than most tools run."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), \
+            unittest.mock.patch.object(sys, "argv", [name, *map(str, arguments)]):
+        try:
+            code = loaded(name).main()
+        except SystemExit as end:
+            code = end.code
+    if isinstance(code, str):  # sys.exit() prints a text, and exits with 1
+        return 1, output.getvalue() + code
+    return int(code or 0), output.getvalue()
+
+
 def check(name, files):
     """Exit status and output of the tool over these files."""
     with tempfile.TemporaryDirectory() as root:
         write(root, files)
-        run = subprocess.run([sys.executable, ROOT / "tools" / name, root], capture_output=True, text=True)
-        return run.returncode, run.stdout + run.stderr
+        return run(name, root)
