@@ -176,7 +176,9 @@ class DistributedOptimizer {
 
   /// Calls the optimizer's zero_grad(). With shard, also discards this rank's parts of the averaged
   /// gradients, which neither the optimizer's nor the model's zero_grad() does; step() discards
-  /// them as well.
+  /// them as well. With Shard::gradients and set_to_none = false, the parts become zero instead,
+  /// also those that a step has discarded: the next step updates the parameter as with a gradient
+  /// of zero.
   void zero_grad(bool set_to_none = true);
 
   /// Every rank's parameters = their mean over ranks, if the strategy lets them differ between

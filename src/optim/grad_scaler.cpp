@@ -166,7 +166,7 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, Steppe
   if (is_finite) {
     stepped.step();
   } else if (const auto* sharded = detail::ShardedParameters::of(optimizer)) {
-    sharded->discard_gradients();
+    sharded->release_gradients();
   }
   return is_finite;
 }

@@ -48,6 +48,29 @@ TEST_P_ON_RANKS(ShardedGradients, ExistInPartsOnly) {
   EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));
 }
 
+/// As in one process: an optimizer updates a parameter whose gradient is zero, and leaves one
+/// without a gradient.
+TEST_P_ON_RANKS(ShardedGradients, BecomeZeroByZeroGradWithoutNone) {
+  TwoTrainings pair(world);
+  for (int step = 0; step < 8; ++step) {
+    for (auto* optimizer : {pair.in_parts.get(), pair.in_whole.get()})
+      optimizer->zero_grad(step == 5);
+    if (step == 4) {
+      pair.backward(world, step);
+      for (auto* optimizer : {pair.in_parts.get(), pair.in_whole.get()})
+        optimizer->zero_grad(false);
+    } else if (step % 2 == 0) {
+      pair.backward(world, step);
+    } else if (step != 3) {
+      const auto seed = static_cast<std::uint64_t>(100 * step + world.rank());
+      for (auto* model : {&pair.parts, &pair.whole})
+        model->layers[0]->forward(random({4, 7}, seed)).square().mean().backward();
+    }
+    for (auto* optimizer : {pair.in_parts.get(), pair.in_whole.get()}) optimizer->step();
+    expect_equal_models(pair.parts, pair.whole);
+  }
+}
+
 TEST_P_ON_RANKS(ShardedGradients, AddTheMeansOfSeveralBackwards) {
   TwoTrainings pair(world, in_shards, at::kDouble);
   for (int step = 0; step < 3; ++step) {

@@ -54,7 +54,8 @@ GradientShard::GradientShard(const Bucket& bucket, PartMemory memory)
     : bucket_(bucket),
       memory_(memory),
       own_(shard_of(bucket.values(), bucket.group())),
-      gradients_(bucket.slices().size()) {}
+      gradients_(bucket.slices().size()),
+      has_been_added_(bucket.slices().size()) {}
 
 const at::Tensor& GradientShard::begin_exchange() {
   auto& part = has_gradients() ? incoming_ : mean_;
@@ -76,6 +77,7 @@ void GradientShard::keep() {
 
 void GradientShard::add(std::size_t slice, double factor) {
   const at::NoGradGuard no_grad;
+  has_been_added_[slice] = true;
   auto& gradient = gradients_[slice];
   if (factor == 0) gradient.reset();  // a factor of 0 must also remove NaN
   if (factor != 1 && gradient.defined()) gradient.mul_(factor);
@@ -94,8 +96,22 @@ bool GradientShard::has_gradients() const {
   return std::ranges::any_of(gradients_, &at::Tensor::defined);
 }
 
-void GradientShard::discard() {
+void GradientShard::release() {
   for (auto& gradient : gradients_) gradient.reset();
+}
+
+void GradientShard::discard() {
+  release();
+  has_been_added_.assign(gradients_.size(), false);
+}
+
+void GradientShard::zero() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    if (!has_been_added_[i]) continue;
+    if (!gradients_[i].defined()) gradients_[i] = part_of(mean_, i);
+    gradients_[i].zero_();
+  }
 }
 
 at::Tensor GradientShard::part_of(const at::Tensor& flat, std::size_t slice) const {

@@ -67,7 +67,12 @@ class GradientShard {
   /// This rank's part of a slice's gradient: flat; undefined if no rank has computed the gradient.
   const at::Tensor& gradient(std::size_t slice) const { return gradients_[slice]; }
   bool has_gradients() const;
+  /// Makes all gradients undefined. Call it after a step has used them.
+  void release();
+  /// The same, and zero() finds no gradients until the next add().
   void discard();
+  /// Makes the gradients zero that have become defined since the last discard().
+  void zero();
 
  private:
   at::Tensor part_of(const at::Tensor& flat, std::size_t slice) const;
@@ -78,6 +83,7 @@ class GradientShard {
   at::Tensor mean_;                    ///< memory of the gradients
   at::Tensor incoming_;                ///< of an exchange that must not overwrite them
   std::vector<at::Tensor> gradients_;  ///< per slice
+  std::vector<bool> has_been_added_;   ///< per slice, since the last discard()
 };
 
 /// Memory of buckets that have some during their exchange only (PartMemory::own). The buckets of

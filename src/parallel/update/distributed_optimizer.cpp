@@ -290,7 +290,7 @@ NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   optimizer_.zero_grad(set_to_none);
   if (const auto* const sharded = detail::ShardedParameters::of(optimizer_))
-    sharded->discard_gradients();
+    sharded->zero_grad(set_to_none);
 }
 
 void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }

@@ -79,9 +79,12 @@ class ShardedParameters final : public Update {
     return shard != nullptr && shard->memory() == PartMemory::own;
   }
   /// The parts of averaged gradients, which no zero_grad() reaches, but those in place of which the
-  /// program has set .grad(). discard_gradients() makes all undefined.
+  /// program has set .grad(). release_gradients() makes all undefined, zero_grad() undefined or
+  /// zero.
   std::vector<at::Tensor> gradients() const;
-  void discard_gradients() const;
+  /// Call it after a step, or instead of one.
+  void release_gradients() const;
+  void zero_grad(bool set_to_none) const;
 
   /// Replaces the states of whole parameters by copies of this rank's parts.
   void cut(ParamStates& states) const;

@@ -187,7 +187,7 @@ void ShardedParameters::step() {
       works[b].wait();
       finish(buckets_[b]);
     }
-    discard_gradients();
+    release_gradients();
   } catch (const std::exception& error) {
     // Other ranks wait for this rank's parts, and some parameters are updated and some are not.
     group_.communicator().fail(concat("DistributedOptimizer: ", error.what()));
@@ -208,9 +208,19 @@ std::vector<at::Tensor> ShardedParameters::gradients() const {
   return gradients;
 }
 
-void ShardedParameters::discard_gradients() const {
+void ShardedParameters::release_gradients() const {
   for (const auto& bucket : buckets_) {
-    if (bucket.shard() != nullptr) bucket.shard()->discard();
+    if (bucket.shard() != nullptr) bucket.shard()->release();
+  }
+}
+
+void ShardedParameters::zero_grad(bool set_to_none) const {
+  // Other parts lie in the bucket's memory, which .grad() may use, and which zero_grad() has
+  // zeroed.
+  const bool zeroes = !set_to_none && divides_gradients();
+  for (const auto& bucket : buckets_) {
+    if (bucket.shard() == nullptr) continue;
+    zeroes ? bucket.shard()->zero() : bucket.shard()->discard();
   }
 }
 
