@@ -133,7 +133,7 @@ void run_kernel(const ElementwiseOptimizer::Elements& elements, std::vector<at::
 bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.strides() == parameter.strides() &&
-         !other.is_neg();
+         !other.is_neg() && !other._is_zerotensor();
 }
 
 std::size_t count_parameters(const torch::optim::Optimizer& optimizer) {

@@ -30,7 +30,7 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.num
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& tensor,
                         at::ScalarType dtype) {
   if (tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
-      tensor.scalar_type() == dtype && !tensor.is_neg())
+      tensor.scalar_type() == dtype && !tensor.is_neg() && !tensor._is_zerotensor())
     return tensor;
   return at::empty_like(parameter, parameter.options().dtype(dtype)).copy_(tensor.resolve_neg());
 }

@@ -46,8 +46,10 @@ CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_vi
     refuse_tensor(where, "got a tensor of sizes ", tensor.sizes(), " and strides ",
                   tensor.strides(), ", expected a contiguous one: call .contiguous()");
   }
-  if (tensor.is_neg())
-    refuse_tensor(where, "got a negated view, expected values: call .resolve_neg()");
+  if (!detail::has_values_in_memory(tensor)) {
+    refuse_tensor(where, "got a ", tensor.is_neg() ? "negated view" : "zero without memory",
+                  ", expected values: call ", tensor.is_neg() ? ".resolve_neg()" : ".clone()");
+  }
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
   return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel()), dtype};
 }

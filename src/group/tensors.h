@@ -13,6 +13,12 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// Whether the memory of a dense tensor has its values. A lazy negative has them with the other
+/// sign, and a zero of LibTorch's _efficientzerotensor() has no memory.
+inline bool has_values_in_memory(const at::Tensor& tensor) {
+  return !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
 /// Throws an InvalidArgument. where: the operation, or the operation and one of its tensors, such
 /// as "all_gather input".
 template <class... What>

@@ -319,6 +319,16 @@ TEST(LowPrecision, RefusesTheStateOfAnotherMode) {
   EXPECT_THROW(load_state_dict(kahan, state_dict(stochastic)), CheckpointError);
 }
 
+// A hook may return one.
+TEST(LowPrecision, TakesAZeroWithoutMemoryAsAGradient) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto parameter = at::ones({3}, dtype).set_requires_grad(true);
+    parameter.mutable_grad() = at::_efficientzerotensor({3}, dtype);
+    FusedSgd(std::vector{parameter}, SGDOptions(0.1), LowPrecision::kahan).step();
+    EXPECT_TRUE(at::equal(parameter, at::ones({3}, dtype)));
+  }
+}
+
 TEST(LowPrecision, RefusesParametersThatItCannotUpdate) {
   const auto expect_error = [](const at::Tensor& parameter, const at::Tensor& gradient,
                                LowPrecision mode, const char* text) {

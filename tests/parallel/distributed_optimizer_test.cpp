@@ -69,6 +69,24 @@ TEST_ON_RANKS(OptimizerOfParameters, TakesANegatedViewAsAGradient, 2) {
   }
 }
 
+// A hook may return one.
+TEST_ON_RANKS(OptimizerOfParameters, TakesAZeroWithoutMemoryAsAGradient, 2) {
+  if (!own_device().is_cpu()) return;
+  for (auto options : every_update) {
+    options.buckets = one_each.buckets;
+    torch::nn::Module model;
+    const auto a = model.register_parameter("a", torch::ones({3}));
+    const auto b = model.register_parameter("b", torch::ones({3}));
+    a.register_hook([](const at::Tensor&) { return torch::_efficientzerotensor({3}); });
+    SGD sgd(model.parameters(), SGDOptions(1));
+    DistributedOptimizer optimizer(sgd, model, world, options);
+    optimizer.backward_and_update((a + b).sum());
+    EXPECT_TRUE(torch::equal(a, torch::ones({3})));
+    EXPECT_TRUE(torch::equal(b, torch::zeros({3})));
+    world.barrier().wait();
+  }
+}
+
 SUITE_ON_RANKS(Optimizer, 1, 2, 3, 4, 7);
 
 /// LBFGS evaluates the loss several times a step and chooses the length of the step by the losses.

@@ -184,6 +184,10 @@ TEST_ON_RANKS(Start, RefusesModelsThatCannotBeWrapped, 2) {
               AllOf(HasSubstr("buffer extra: got layout Sparse"), HasSubstr("convert it")));
   EXPECT_THAT(of_buffer(at::ones({2, 1}).expand({2, 4})),
               AllOf(HasSubstr("buffer extra: got an expanded tensor"), HasSubstr("contiguous()")));
+  EXPECT_THAT(of_buffer(at::_neg_view(at::ones({2}))),
+              AllOf(HasSubstr("buffer extra: got a negated view"), HasSubstr("clone()")));
+  EXPECT_THAT(of_buffer(at::_efficientzerotensor({2})),
+              HasSubstr("buffer extra: got a zero without memory"));
   EXPECT_EQ(of_buffer(at::ones({2}, at::kComplexFloat)), "");
   auto expanded = make_terms({{3}});
   expanded->add(at::ones({1}).expand({4}).detach());

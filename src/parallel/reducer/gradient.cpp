@@ -21,6 +21,7 @@
 #include "core/numeric/digest.h"
 #include "core/text.h"
 #include "group/gather.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "sync/bucket_layout.h"
@@ -42,7 +43,7 @@ bool has_places_of(const at::Tensor& tensor, const at::Tensor& other) {
   return tensor.is_cpu() && other.is_cpu() && tensor.layout() == at::kStrided &&
          other.layout() == at::kStrided && tensor.scalar_type() == other.scalar_type() &&
          tensor.sizes() == other.sizes() && tensor.strides() == other.strides() &&
-         tensor.is_neg() == other.is_neg();
+         has_values_in_memory(tensor) && has_values_in_memory(other);
 }
 
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources) {

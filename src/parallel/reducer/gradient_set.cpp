@@ -11,6 +11,7 @@
 
 #include "core/numeric/digest.h"
 #include "core/text.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "parallel/buckets/bucket_memory.h"
 #include "parallel/reducer/gradient.h"
@@ -177,7 +178,7 @@ void GradientSet::move_in(const Member& member, const at::Tensor& gradient, bool
   const auto& values = member.slice->values;
   // Autograd still has the gradient while hooks run, and the program may have it.
   if (reducers_.takes_gradient(member.bucket) && keeps_values &&
-      gradient.strides() == values.strides() && !gradient.is_neg()) {
+      gradient.strides() == values.strides() && has_values_in_memory(gradient)) {
     bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
   } else {
     copy_into(values, gradient);

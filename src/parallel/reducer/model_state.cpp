@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "parallel/reducer/buffer_sync.h"
@@ -56,6 +57,10 @@ void check_copyable(std::string_view kind, const std::string& name, const at::Te
   if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
     fail("got layout ", tensor.layout(), " on ", tensor.device(), ", expected a dense tensor on ",
          group.device(), ": convert it before you wrap the model");
+  }
+  if (!has_values_in_memory(tensor)) {
+    fail("got a ", tensor.is_neg() ? "negated view" : "zero without memory",
+         ", expected values in memory: register its clone()");
   }
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     fail("got an expanded tensor, whose elements share memory (sizes ", tensor.sizes(),

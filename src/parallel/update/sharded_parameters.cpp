@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "group/instances.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -62,7 +63,7 @@ std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
 }
 
 at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& like) {
-  return tensor.strides() == like.strides() && !tensor.is_neg()
+  return tensor.strides() == like.strides() && has_values_in_memory(tensor)
              ? tensor
              : at::empty_like(like, tensor.options()).copy_(tensor);
 }

@@ -240,7 +240,7 @@ class SharedUpdate final : public Update {
     const auto& gradient = slice.parameter.grad();
     if (!gradient.defined()) return {};
     expect_copyable(gradient, slice);
-    if (gradient.strides() == slice.values.strides() && !gradient.is_neg()) {
+    if (gradient.strides() == slice.values.strides() && has_values_in_memory(gradient)) {
       return {.values = memory_of(gradient), .is_mean = true};
     }
     bucket.unshare(index);
@@ -262,7 +262,7 @@ class SharedUpdate final : public Update {
     }
     expect_copyable(gradient, slice);
     if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides() ||
-        gradient.is_neg()) {
+        !has_values_in_memory(gradient)) {
       values.copy_(gradient);
       weigh(values, factor);
       return {.values = memory_of(values)};
