@@ -77,7 +77,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// its order. Equal on all ranks that have used the same number of samples.
   std::map<std::string, at::Tensor> state() const;
   /// Restores the progress: the next pass is the remainder of the interrupted pass, distributed
-  /// over the current ranks.
+  /// over the current ranks. Of a pass whose samples are all used nothing remains, and the next
+  /// pass is that of the next epoch: a program that saves within the loop over batches resumes its
+  /// own count of epochs at epoch().
   /// Throws: InvalidArgument for a state that state() did not return.
   void load_state(const std::map<std::string, at::Tensor>& state);
 
