@@ -67,6 +67,7 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
   }
   unit.sharded = front_end == FrontEnd::optimizer && !unit.shared &&
                  unit.synchronisation.kind == Synchronisation::Kind::fp32 && random.chance(30);
+  unit.in_parts = unit.sharded && unit.all_parameters && random.chance(50);
   return unit;
 }
 
@@ -114,7 +115,9 @@ class Generator {
              : dice < 92 ? Theme::twins
                          : Theme::mixed;
     const auto add = [this](FrontEnd front_end) {
-      program_.units.push_back(random_unit(random_, front_end, theme_ == Theme::single));
+      auto& unit =
+          program_.units.emplace_back(random_unit(random_, front_end, theme_ == Theme::single));
+      if (program_.on_device) unit.in_parts = false;
     };
     switch (theme_) {
       case Theme::single:
@@ -272,7 +275,9 @@ class Generator {
     if (in(10)) {
       using By = ZeroGrad::By;
       return ZeroGrad{.unit = index,
-                      .by = random_.pick({By::optimizer, By::module, By::front_end}),
+                      .by = unit(index).in_parts
+                                ? By::front_end
+                                : random_.pick({By::optimizer, By::module, By::front_end}),
                       .set_to_none = random_.chance(70)};
     }
     if (in(4)) return Clip{.unit = index, .norm = random_.pick({0.1, 0.5, 2.0})};

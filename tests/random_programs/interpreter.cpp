@@ -51,7 +51,8 @@ Wrapper wrap(const Unit& unit, const Rank::Holding& holding, const Group& group)
   options.verify_every = unit.verify_every;
   options.check_finite = unit.check_finite;
   options.share_memory = is_shared(unit, group);
-  if (unit.sharded && group.device().is_cpu()) options.shard = Shard::optimizer;
+  if (unit.sharded && group.device().is_cpu())
+    options.shard = unit.in_parts ? Shard::gradients : Shard::optimizer;
   if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
   if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
   if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;

@@ -90,6 +90,16 @@ class Known {
     return true;
   }
 
+  /// Whether a rule determines the gradients that the program sees.
+  bool knows_gradients(int index) const {
+    return !unit(index).unnoticed && unit(index).behind == 0 && !spec(index).in_parts;
+  }
+
+  /// Whether ranks have parts of means. And whether the program may have set gradients in their
+  /// place.
+  bool holds_parts(int index) const { return spec(index).in_parts && unit(index).holds_mean; }
+  bool has_replaced_parts(int index) const { return holds_parts(index) && unit(index).unnoticed; }
+
   /// Whether parameters that require a gradient have got other data, unseen by the front end.
   bool is_replaced(int index) const {
     const auto& now = unit(index);
@@ -110,7 +120,8 @@ class Known {
 
   /// Whether a conversion has a defined result: rounding comes before or after a mean.
   bool may_convert(int index) const {
-    return between_steps(index) && !spec(index).shared && knows_exchanged(index);
+    return between_steps(index) && !spec(index).shared && knows_exchanged(index) &&
+           !has_replaced_parts(index);
   }
 
   bool is_optimizer(int index) const { return spec(index).front_end == FrontEnd::optimizer; }
@@ -229,7 +240,7 @@ class Known {
       now.buffers_known = knows_received;
     }
     now.buffers_received = false;
-    now.holds_mean = true;
+    now.holds_mean = !spec(op.unit).in_parts;
     // Where ranks share the update, gradients that it has averaged stay local.
     now.changed = now.unnoticed = spec(op.unit).shared && now.changed;
     notice(op.unit);

@@ -275,7 +275,7 @@ class Oracle {
         synchronise_buffers(index, set.empty() ? state(index).weights : set);
       }
     }
-    for (auto& rank : ranks_) (*rank)[index].optimizer->step();
+    for (auto& rank : ranks_) rank->step(index);
     if (!is_optimizer(index)) return;
     const auto averaged = parameters_of_step(index);
     for (const auto number : averaged) average(of_ranks(index, number), {});
@@ -352,7 +352,7 @@ class Oracle {
     using enum Item::Kind;
     const auto& now = known_.unit(item.unit);
     const bool is_lossy = kind(item.unit) == Kind::lossy;
-    const bool is_known = !now.unnoticed && now.behind == 0;
+    const bool is_known = rules_.knows_gradients(item.unit);
     switch (item.kind) {
       case loss:
         return is_lossy ? Check::none : Check::exact;

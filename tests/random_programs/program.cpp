@@ -118,7 +118,10 @@ std::string text_of(const Unit& unit) {
                  unit.bucket_each ? ", a bucket for each parameter" : "",
                  unit.check_finite ? ", check_finite" : "",
                  unit.verify_every == 1 ? "" : concat(", verify_every ", unit.verify_every),
-                 unit.shared ? ", share_memory" : "", unit.sharded ? ", shard" : "",
+                 unit.shared ? ", share_memory" : "",
+                 unit.in_parts  ? ", shard gradients"
+                 : unit.sharded ? ", shard"
+                                : "",
                  unit.own_group ? ", a group of its own" : "", "; ",
                  name({"SGD", "SGD with momentum", "Adam"}, unit.updates),
                  unit.all_parameters ? "" : " without parameter 0", "; model of",

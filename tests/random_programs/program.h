@@ -83,6 +83,7 @@ struct Unit {
   bool single_precision = false;  ///< float32, rather than float64
   bool shared = false;            ///< one copy of the parameters for all ranks
   bool sharded = false;           ///< the optimizer's state is divided among the ranks
+  bool in_parts = false;          ///< and averaged gradients
 };
 
 /// A differentiable collective, through which losses depend on the data of all ranks.

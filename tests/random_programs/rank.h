@@ -157,6 +157,14 @@ class Rank {
     losses_.assign(1, values_of(forward(op.unit, x, ~0U)));
   }
 
+  /// The optimizer's step.
+  void step(int unit) {
+    (*this)[unit].optimizer->step();
+    // The step discards parts of gradients.
+    if (program_.units[static_cast<std::size_t>(unit)].in_parts)
+      (*this)[unit].optimizer->zero_grad();
+  }
+
   void run(const ZeroGrad& op) {
     if (op.by == ZeroGrad::By::module) {
       (*this)[op.unit].model->zero_grad(op.set_to_none);

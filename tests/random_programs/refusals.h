@@ -14,6 +14,8 @@ inline bool allow_refusal(const Known& known, const Refuse& op) {
   using What = Refuse::What;
   const auto& now = known.unit(op.unit);
   if (!known.between_steps(op.unit)) return false;
+  // The model's zero_grad() after it leaves the parts.
+  if (known.spec(op.unit).in_parts && is_about_a_backward(op.what)) return false;
   const bool notices_backward =
       !known.is_replaced(op.unit) && known.reaches(op.unit, ~0U) && known.may_run(op.unit);
   switch (op.what) {

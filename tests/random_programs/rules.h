@@ -118,7 +118,10 @@ class Rules : public Known {
   bool allow(const ZeroGrad& op) const {
     if (op.by == ZeroGrad::By::front_end && !is_optimizer(op.unit)) return false;
     // Gradients may be local. Where some ranks have none, zero is not the same as none.
-    if (starts_from_zero(op.unit) && !op.set_to_none) return false;
+    if ((starts_from_zero(op.unit) || spec(op.unit).in_parts) && !op.set_to_none) return false;
+    // Only the front end discards the parts, and not those of a rank that has yet to join.
+    const bool discards = op.by == ZeroGrad::By::front_end && unit(op.unit).behind == 0;
+    if (holds_parts(op.unit) && !discards) return false;
     return is_fp32(op.unit) || between_steps(op.unit);
   }
 
@@ -136,7 +139,7 @@ class Rules : public Known {
 
   bool allow(const Clip& op) const {
     const auto& now = unit(op.unit);
-    if (now.unnoticed || now.behind != 0) return false;
+    if (now.unnoticed || now.behind != 0 || spec(op.unit).in_parts) return false;
     if (spec(op.unit).synchronisation.kind == Kind::partial_gradients) return false;
     // By gradients that differ, each rank scales what was averaged by a factor of its own.
     return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && !program().on_device);
@@ -154,13 +157,16 @@ class Rules : public Known {
     }
     // The gradients of the other ranks must be known, and so must the values before an addition.
     const bool assigned = op.how == SetGradient::How::assign || op.how == SetGradient::How::compute;
+    // No change in place reaches the parts. A front end takes what is set before it has looked at
+    // other data of the parameters for the gradient of a backward.
+    if (holds_parts(op.unit) && (!assigned || is_replaced(op.unit))) return false;
     return !now.unnoticed || (assigned && op.ranks == first_bits(program().ranks));
   }
 
   bool allow(const Keep& op) const {
     const auto& now = unit(op.unit);
     // An exchange moves other gradients into a bucket, and handles keep what was there before.
-    return now.exchanged && !now.changed && !now.unnoticed && now.behind == 0 && !now.outside;
+    return now.exchanged && !now.changed && knows_gradients(op.unit) && !now.outside;
   }
 
   bool allow(const Weigh& op) const {
@@ -181,7 +187,8 @@ class Rules : public Known {
   }
 
   bool allow(const Load& op) const {
-    return unit(op.unit).saved && between_steps(op.unit) && !spec(op.unit).shared;
+    return unit(op.unit).saved && between_steps(op.unit) && !spec(op.unit).shared &&
+           !has_replaced_parts(op.unit);
   }
 
   bool allow(const Convert& op) const { return may_convert(op.unit); }
@@ -199,7 +206,7 @@ class Rules : public Known {
 
   bool allow(const Rewrap& op) const {
     const auto& now = unit(op.unit);
-    if (anyone_behind() || !between_steps(op.unit)) return false;
+    if (anyone_behind() || !between_steps(op.unit) || holds_parts(op.unit)) return false;
     if (!knows_exchanged(op.unit)) return false;
     // A batch norm changes its buffer without a change of the version, so it is not known whether
     // what was received still waits.
