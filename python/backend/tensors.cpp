@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "backend/errors.h"
+#include "group/tensors.h"
 
 namespace lockstep_torch {
 
@@ -19,8 +20,11 @@ void expect_dense(const char* operation, const at::Tensor& tensor) {
     refuse(operation, c10::str("got a tensor of layout ", tensor.layout(),
                                ", expected a dense tensor; call .to_dense() first"));
   }
-  if (tensor.is_neg()) {
-    refuse(operation, "got a negated view, expected values; call .resolve_neg() first");
+  if (!lockstep::detail::has_values_in_memory(tensor)) {
+    const bool is_negated = tensor.is_neg();
+    refuse(operation, c10::str("got a ", is_negated ? "negated view" : "zero without memory",
+                               ", expected values; call ",
+                               is_negated ? ".resolve_neg()" : ".clone()", " first"));
   }
 }
 

@@ -20,6 +20,7 @@
 #include "core/text.h"
 #include "formats/safetensors.h"
 #include "group/gather.h"
+#include "group/tensors.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 #include "parallel/update/sharded_parameters.h"
@@ -139,7 +140,8 @@ safetensors::Content copy_of(const safetensors::Content& from,
                         found->second.scalar_type() == tensor.scalar_type();
     // Not at::copy_, which wakes threads for each tensor. That is much slower on busy cores.
     const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() &&
-                       tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+                       tensor.is_contiguous() && !tensor.is_conj() &&
+                       detail::has_values_in_memory(tensor);
     at::Tensor to = reuses  ? found->second
                     : plain ? at::empty_like(tensor.detach())
                             : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);

@@ -48,7 +48,8 @@ class ReportTimes {
   /// first: 0 for never.
   explicit ReportTimes(std::chrono::milliseconds first) : next_(first) {}
 
-  /// The time that has passed since the last call, after a wait of that length.
+  /// The last of these times that a wait of this length has reached; nullopt if the last call has
+  /// returned it, or if there is none.
   std::optional<std::chrono::milliseconds> due(std::chrono::steady_clock::duration waited) {
     std::optional<std::chrono::milliseconds> passed;
     for (; next_.count() > 0 && next_ <= waited; next_ *= 2) passed = next_;

@@ -85,7 +85,7 @@ inline std::vector<float> values_of_all_kinds(std::size_t count, std::uint64_t s
     value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)),
                        static_cast<int>(random() % 48) - 61);
     if (kind >= 25) continue;
-    if (kind == 0) bits |= 0x7f800000;
+    if (kind < 4) bits = (kind < 2 ? bits : bits & 0x80000000) | 0x7f800000;
     if (kind >= 9 && kind < 17) bits &= 0xffff0000;
     if (kind >= 17) bits = (bits & 0x807fffff) | (random() % 2 == 0 ? 0x7fff00 : 0);
     value = std::bit_cast<float>(bits);

@@ -1,4 +1,3 @@
-
 #include <limits>
 
 #include "lockstep/error.h"

@@ -1,4 +1,3 @@
-
 #include <cstring>
 
 #include "bench/reference/kernels.h"

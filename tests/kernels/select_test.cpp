@@ -1,4 +1,3 @@
-
 #include <limits>
 
 #include "bench/reference/kernels.h"

@@ -83,8 +83,29 @@ TEST_ON_RANKS(OptimizerOfParameters, TakesAZeroWithoutMemoryAsAGradient, 2) {
     optimizer.backward_and_update((a + b).sum());
     EXPECT_TRUE(torch::equal(a, torch::ones({3})));
     EXPECT_TRUE(torch::equal(b, torch::zeros({3})));
+    optimizer.zero_grad();
+    a.mutable_grad() = torch::_efficientzerotensor({3});
+    b.mutable_grad() = torch::ones({3})._neg_view();
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(a, torch::ones({3})));
+    EXPECT_TRUE(torch::equal(b, torch::ones({3})));
     world.barrier().wait();
   }
+}
+
+TEST_ON_RANKS(OptimizerOfParameters, ComparesAZeroWithoutMemoryWithAMean, 2) {
+  if (!own_device().is_cpu()) return;
+  OptimizedTerms run(world, {.strategy = parse_strategy("topk:0.5")}, {{3}, {3}});
+  if (world.rank() == 0) {
+    run.model.p[0].register_hook(
+        [](const at::Tensor&) { return torch::_efficientzerotensor({3}); });
+  }
+  for (int step = 0; step < 3; ++step) {
+    run.optimizer.zero_grad();
+    run.loss().backward();
+    run.optimizer.step();
+  }
+  world.barrier().wait();
 }
 
 SUITE_ON_RANKS(Optimizer, 1, 2, 3, 4, 7);

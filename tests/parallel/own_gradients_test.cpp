@@ -65,16 +65,22 @@ TEST_P_ON_RANKS(LocalGradients, OfARankWithoutALossFollowClipping) {
 
 // The rank without a loss still holds the mean that the others have zeroed.
 TEST_ON_RANKS(LocalGradient, OfABackwardAfterADroppedMeanIsRefusedWhileARankIsInStep, 2, 3) {
-  for (const bool set_to_none : {true, false}) {
-    OneModel one(world, {.verify_every = 0});
-    const auto text = refusal([&] {
-      if (has_loss(world.rank(), world.size())) one.loss().backward();
-      one.optimizer.zero_grad(set_to_none);
-      if (has_loss(world.rank(), world.size())) one.loss().backward();
-      one.optimizer.step();
-    });
-    EXPECT_THAT(text, AllOf(HasSubstr("DistributedOptimizer rank"), HasSubstr("zero_grad()")));
-    expect_usable(world);
+  const bool trains = has_loss(world.rank(), world.size());
+  for (const auto shard : {Shard::none, Shard::gradients}) {
+    for (const auto& [set_to_none, again] :
+         {std::pair(true, true), {false, true}, {true, false}, {false, false}}) {
+      // A rank without a loss takes over a whole mean that the others have dropped, but not parts.
+      if (shard == Shard::none && !again) continue;
+      OneModel one(world, {.verify_every = 0, .shard = shard});
+      const auto text = refusal([&] {
+        if (trains) one.loss().backward();
+        one.optimizer.zero_grad(set_to_none);
+        if (trains && again) one.loss().backward();
+        one.optimizer.step();
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr("DistributedOptimizer rank"), HasSubstr("zero_grad()")));
+      expect_usable(world);
+    }
   }
 }
 

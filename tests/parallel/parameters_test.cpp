@@ -259,7 +259,9 @@ TEST_ON_RANKS(ReplacedParameters, AndNewOnesAreRefusedByABackwardOfTheModelItsel
   weight.requires_grad_(false);
   backward();
   model->register_parameter("third", torch::ones({3}));
-  expect_refused(world, "the list of parameters has changed at #", backward);
+  const auto* changed = "the list of parameters has changed at #";
+  expect_refused(world, changed, backward);
+  expect_refused(world, changed, [&] { ddp(input_of(world, 0)); });
 }
 
 /// Two layers of equal sizes, of which a step uses some.

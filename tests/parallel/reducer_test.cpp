@@ -245,6 +245,12 @@ TEST_ON_RANKS(Weight, ThatIsUnusableIsRefusedOnEveryRank, 3) {
     one.optimizer.zero_grad();
     one.loss().backward();
     expect_means(one.model, world);
+    if (!have_loss) continue;
+    auto model = make_terms(some_shapes);
+    DistributedDataParallel ddp(model, world);
+    ddp.weight(world.rank() == 0 ? rank0 : others);
+    EXPECT_THAT(refusal([&] { ddp(coefficients(world.rank(), *model)).backward(); }),
+                HasSubstr(text));
   }
 }
 

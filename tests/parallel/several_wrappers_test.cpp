@@ -182,5 +182,23 @@ TEST_P_ON_RANKS(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
     expect_equal_tensors(trained(way, world), expected);
 }
 
+TEST_ON_RANKS(SeveralOptimizersErrors, NameAParameterThatTwoClaim, 2) {
+  const auto model = std::make_shared<Adversaries>();
+  auto adam = adam_of(*model);
+  torch::optim::SGD all(model->parameters(), 0.1);
+  const DataParallelOptions options{.optimized_only = true};
+  DistributedOptimizer first(adam, *model, world, options);
+  for (const auto& with : {options, DataParallelOptions{}}) {
+    EXPECT_THAT(refusal([&] { DistributedOptimizer second(all, *model, world, with); }),
+                AllOf(HasSubstr("parameter generator.weight: another wrapper already "
+                                "synchronises it"),
+                      HasSubstr("give each its own parameters and set "
+                                "DataParallelOptions::optimized_only for all of them")));
+  }
+  auto sgd = sgd_of(*model);
+  DistributedOptimizer second(sgd, *model, world, options);
+  world.barrier().wait();
+}
+
 }  // namespace
 }  // namespace lockstep::testing

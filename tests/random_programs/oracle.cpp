@@ -352,7 +352,7 @@ class Oracle {
     using enum Item::Kind;
     const auto& now = known_.unit(item.unit);
     const bool is_lossy = kind(item.unit) == Kind::lossy;
-    const bool is_known = rules_.knows_gradients(item.unit);
+    const bool is_known = known_.knows_gradients(item.unit);
     switch (item.kind) {
       case loss:
         return is_lossy ? Check::none : Check::exact;

@@ -1,3 +1,4 @@
+#include "record/page/report.h"
 
 #include <sys/stat.h>
 

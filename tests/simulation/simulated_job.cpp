@@ -1,4 +1,3 @@
-
 #include "core/text.h"
 #include "launch/job/supervisor.h"
 #include "tests/simulation/attempt.h"

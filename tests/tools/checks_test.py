@@ -1,8 +1,21 @@
 """Plants one bad #include or link at a time and expects tools/check-includes or tools/check-links to name it."""
 
+import subprocess
+import sys
+import tempfile
 import unittest
 
-from tool import check
+from tool import ROOT, check, write
+
+
+class Programs(unittest.TestCase):
+    def test_end_with_1_after_an_offence(self):
+        for tool, file, text in (("check-includes", "src/core/a.h", '#pragma once\n\n#include "kernels/reduce.h"\n'),
+                                 ("check-links", "README.md", "[a page](docs/missing.md)\n")):
+            with tempfile.TemporaryDirectory() as root:
+                write(root, {file: text, "src/kernels/reduce.h": "#pragma once\n"})
+                ended = subprocess.run([sys.executable, ROOT / "tools" / tool, root], capture_output=True)
+            self.assertEqual(ended.returncode, 1, ended)
 
 
 class CheckIncludes(unittest.TestCase):

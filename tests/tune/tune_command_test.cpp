@@ -69,7 +69,6 @@ TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
     }
   }
   EXPECT_TRUE(refused);
-  EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
 }
 
 TEST(TuneCommand, SaysWhenOneProcessWins) {

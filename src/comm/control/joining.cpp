@@ -129,11 +129,15 @@ class Joining {
     until_ = Deadline(left - (Deadline::Clock::now() - begin));
   }
 
-  void check_world() {
+  void poll_world() {
     settings_.on_wait();
-    if (const auto time = reports_.due(limit_ - until_.left())) {
-      log::notice(unreachable(concat("has tried for ", time->count() / 1000.0, " s to reach")));
-    }
+    const auto time = reports_.due(limit_ - until_.left());
+    if (!time || is_accepted_) return;  // rank 0 names the ranks that this one waits for
+    log::notice(unreachable(concat("has tried for ", time->count() / 1000.0, " s to reach")));
+  }
+
+  void check_world() {
+    poll_world();
     if (until_.passed()) {
       throw TimeoutError(
           unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
@@ -226,6 +230,7 @@ class Joining {
   /// timeout limits this wait. Another program may never send one.
   std::optional<Member> await_answer(Route& route, Connection connection) {
     Deadline until_challenge(hello_timeout);
+    route.result = "it has not answered yet";
     bool challenged = false;
     while (challenged ? await_bytes(connection) : await(connection.fd(), POLLIN, until_challenge)) {
       const bool open = connection.receive();
@@ -274,6 +279,7 @@ class Joining {
   bool await_all(Route& route, Member& member) {
     const auto prefix = of_own(settings_, "waited for all ", settings_.noun, "s to join: ");
     if (offers_ != nullptr) offers_->clear();
+    is_accepted_ = true;
     try {
       for (bool open = true;; open = member.connection.receive()) {
         while (const auto frame = member.connection.next()) {
@@ -282,6 +288,7 @@ class Joining {
           if (frame->kind == Kind::all_here) return true;
         }
         if (!open) {
+          is_accepted_ = false;
           pause_ = poll_interval;
           route.result = concat(gatherer(), " on host ", member.host, " closed the connection");
           log::debug(concat(prefix, route.result, "; connects again"));
@@ -324,7 +331,7 @@ class Joining {
   bool await(int fd, short events, Deadline& limit) {
     // A deadline that is not read during a wait would count most of it as a stop of the process.
     while (!limit.passed() && !until_.passed()) {
-      settings_.on_wait();
+      poll_world();
       pollfd socket{.fd = fd, .events = events, .revents = 0};
       if (::poll(&socket, 1, static_cast<int>(poll_interval.count())) > 0) return true;
     }
@@ -339,6 +346,7 @@ class Joining {
   std::chrono::milliseconds limit_;
   Deadline until_;
   detail::ReportTimes reports_;
+  bool is_accepted_ = false;  ///< rank 0 has accepted this rank, which waits for the others
   std::uint64_t process_ = 0;
   std::uint64_t attempts_ = 0;
   std::chrono::milliseconds pause_ = poll_interval;

@@ -50,19 +50,21 @@ std::vector<control::Member> join_nodes(const Options& options, const control::T
                                         std::function<void()> on_wait,
                                         std::function<bool(int)> enough) {
   const auto& node = options.node;
-  const control::Settings settings{.purpose = "run",
-                                   .noun = "node",
-                                   .rank = node.number,
-                                   .size = node.count,
-                                   .host = detail::host_name(),
-                                   .interface = interface_of(options),
-                                   .timeout = rendezvous_time(options),
-                                   .heartbeat = Environment::get().heartbeat,
-                                   .stall_warning = stall_time(options),
-                                   .on_wait = std::move(on_wait),
-                                   .enough = std::move(enough),
-                                   .port = node.number == 0 ? node.port : std::uint16_t{0},
-                                   .token = token};
+  const auto& environment = Environment::get();
+  const control::Settings settings{
+      .purpose = "run",
+      .noun = "node",
+      .rank = node.number,
+      .size = node.count,
+      .host = detail::host_name(),
+      .interface = interface_of(options),
+      .timeout = rendezvous_time(options),
+      .heartbeat = environment.heartbeat,
+      .stall_warning = of_seconds(options.stall_warning).value_or(environment.stall_warning),
+      .on_wait = std::move(on_wait),
+      .enough = std::move(enough),
+      .port = node.number == 0 ? node.port : std::uint16_t{0},
+      .token = token};
   if (node.number == 0) return control::Gathering(settings).wait();
   std::vector<control::Member> members;
   members.push_back(control::join(control::offer_at(node.host, node.port, token), settings));
@@ -73,10 +75,6 @@ std::vector<control::Member> join_nodes(const Options& options, const control::T
 
 milliseconds rendezvous_time(const Options& options) {
   return of_seconds(options.timeout).value_or(Environment::get().timeout);
-}
-
-milliseconds stall_time(const Options& options) {
-  return of_seconds(options.stall_warning).value_or(Environment::get().stall_warning);
 }
 
 Nodes::Nodes(const Options& options, std::function<void()> on_wait, std::function<bool(int)> enough)

@@ -105,10 +105,6 @@ class Nodes {
 /// Longest time until all nodes have joined.
 std::chrono::milliseconds rendezvous_time(const Options& options);
 
-/// The time after which nodes and ranks report that they wait, and the launcher that a rank goes on
-/// alone. 0: never.
-std::chrono::milliseconds stall_time(const Options& options);
-
 /// An attempt on several nodes that is ready to start, unless nodes were lost.
 struct Start {
   std::vector<int> absent;  ///< numbers of the nodes without which it begins

@@ -59,6 +59,15 @@ constexpr auto interrupt_grace = 5000ms;
 /// SIGTERM.
 constexpr auto report_delay = 1000ms;
 
+/// The time after which ranks report that they wait, and the launcher that a rank goes on alone.
+std::chrono::duration<double> stall_time(const Plan& plan) {
+  constexpr double unless_set = 30;
+  const auto inherited =
+      detail::parse_number<double>(value_of(plan.inherited, "LOCKSTEP_STALL_WARNING"));
+  return std::chrono::duration<double>(
+      plan.options.stall_warning.value_or(inherited.value_or(unless_set)));
+}
+
 /// Removes the copies of an earlier job in the log folder, except those of ranks of other nodes,
 /// which may be of this job.
 void remove_earlier_flight_records(const Plan& plan) {
@@ -83,7 +92,7 @@ Supervisor::Supervisor(const Plan& plan, Console& console, Descriptor rank_0_lis
       console_(console),
       inheritance_(plan.options.ranks, console.signals, std::move(rank_0_listens)),
       streams_(console.outputs),
-      remaining_(plan.world_size, stall_time(plan.options), plan.options.linger) {}
+      remaining_(plan.world_size, stall_time(plan), plan.options.linger) {}
 
 Outcome Supervisor::run() {
   auto ends = streams_.create(plan_);

@@ -77,12 +77,15 @@ void GradientShard::keep() {
 
 void GradientShard::add(std::size_t slice, double factor) {
   const at::NoGradGuard no_grad;
-  has_been_added_[slice] = true;
+  has_been_added_[slice] = has_mean_ = true;
   auto& gradient = gradients_[slice];
   if (factor == 0) gradient.reset();  // a factor of 0 must also remove NaN
-  if (factor != 1 && gradient.defined()) gradient.mul_(factor);
   const bool accumulates = gradient.defined();
-  if (!accumulates) gradient = part_of(mean_, slice);
+  if (!accumulates) {
+    gradient = part_of(mean_, slice);
+  } else if (factor != 1) {
+    gradient.mul_(factor);
+  }
   if (!incoming_.defined()) return;
   const auto part = part_of(incoming_, slice);
   if (accumulates) {
@@ -97,6 +100,7 @@ bool GradientShard::has_gradients() const {
 }
 
 void GradientShard::release() {
+  has_mean_ = false;
   for (auto& gradient : gradients_) gradient.reset();
 }
 
@@ -107,6 +111,7 @@ void GradientShard::discard() {
 
 void GradientShard::zero() {
   const at::NoGradGuard no_grad;
+  has_mean_ = false;
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     if (!has_been_added_[i]) continue;
     if (!gradients_[i].defined()) gradients_[i] = part_of(mean_, i);

@@ -66,7 +66,8 @@ class GradientShard {
 
   /// This rank's part of a slice's gradient: flat; undefined if no rank has computed the gradient.
   const at::Tensor& gradient(std::size_t slice) const { return gradients_[slice]; }
-  bool has_gradients() const;
+  /// Whether a gradient contains the mean of an exchange.
+  bool has_mean() const { return has_mean_; }
   /// Makes all gradients undefined. Call it after a step has used them.
   void release();
   /// The same, and zero() finds no gradients until the next add().
@@ -75,6 +76,7 @@ class GradientShard {
   void zero();
 
  private:
+  bool has_gradients() const;
   at::Tensor part_of(const at::Tensor& flat, std::size_t slice) const;
 
   const Bucket& bucket_;
@@ -84,6 +86,7 @@ class GradientShard {
   at::Tensor incoming_;                ///< of an exchange that must not overwrite them
   std::vector<at::Tensor> gradients_;  ///< per slice
   std::vector<bool> has_been_added_;   ///< per slice, since the last discard()
+  bool has_mean_ = false;
 };
 
 /// Memory of buckets that have some during their exchange only (PartMemory::own). The buckets of

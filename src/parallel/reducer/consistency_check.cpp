@@ -10,6 +10,7 @@
 #include "core/numeric/digest.h"
 #include "core/text.h"
 #include "group/instances.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "parallel/reducer/sparse_gradients.h"
@@ -23,7 +24,8 @@ std::uint64_t checksum(const at::Tensor& tensor) {
     return digest(std::as_bytes(std::span(parts)));
   }
   const auto values = tensor.detach().to(at::kCPU);
-  const auto dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
+  const bool is_readable = values.is_non_overlapping_and_dense() && has_values_in_memory(values);
+  const auto dense = is_readable ? values : values.clone(at::MemoryFormat::Contiguous);
   return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
 }
 
@@ -48,7 +50,7 @@ std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::i
 
 bool is_like(const at::Tensor& mean, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.sizes() == mean.sizes() &&
-         other.scalar_type() == mean.scalar_type();
+         other.scalar_type() == mean.scalar_type() && has_values_in_memory(other);
 }
 
 }  // namespace

@@ -249,15 +249,15 @@ void GradientSet::count_unchanged() {
 
 void GradientSet::agree_on_part_factors(double factor, const Group& group) {
   const std::span presences(flag_bytes_ + size(), size());
-  at::Tensor sums;
-  if (std::ranges::find(presences, replaces_part) != presences.end()) {
-    sums = at::empty({static_cast<std::int64_t>(size())}, at::kDouble);
-    for (std::size_t i = 0; i < size(); ++i)
-      sums.data_ptr<double>()[i] = members_[i].part.factor() * factor / group.size();
-    group.all_reduce(sums).wait();
-  }
+  part_factors_.clear();
+  if (std::ranges::find(presences, replaces_part) == presences.end()) return;
+  const auto sums = at::empty({static_cast<std::int64_t>(size())}, at::kDouble);
+  const std::span values(sums.data_ptr<double>(), size());
   for (std::size_t i = 0; i < size(); ++i)
-    members_[i].part.set_factor(presences[i] == replaces_part ? sums.data_ptr<double>()[i] : 1);
+    values[i] = members_[i].part.factor() * factor / group.size();
+  group.all_reduce(sums).wait();
+  for (std::size_t i = 0; i < size(); ++i)
+    part_factors_.push_back(presences[i] == replaces_part ? values[i] : 1);
 }
 
 void GradientSet::flag_replaced(std::size_t index) {
@@ -319,7 +319,8 @@ void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
     } else if (flag_bytes_[i] <= changed_without_weight) {
       restore(i);
     } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
-      reducers_[member.bucket].shard->add(i - first_[member.bucket], member.part.factor());
+      reducers_[member.bucket].shard->add(i - first_[member.bucket],
+                                          part_factors_.empty() ? 1 : part_factors_[i]);
       has_got_parts_ = true;
       member.slice->parameter.mutable_grad().reset();
       member.set_not_averaged();

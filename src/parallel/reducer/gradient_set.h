@@ -231,6 +231,9 @@ class GradientSet {
   std::set<std::size_t> with_graph_;
   /// Members whose means come from an exchange in which ranks took part from step().
   std::set<std::size_t> from_step_;
+  /// Per parameter, during an exchange: of the earlier mean of which the ranks have parts.
+  /// Empty: 1.
+  std::vector<double> part_factors_;
   bool has_got_parts_ = false;  ///< an exchange of this step gave parts of means
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_

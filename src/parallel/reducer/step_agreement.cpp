@@ -41,10 +41,10 @@ bool GradientSet::has_part(std::size_t index) const {
   return shard != nullptr && shard->gradient(index - first_[member.bucket]).defined();
 }
 
-/// The same of some gradient.
+/// The same of some gradient, unless zero_grad(false) has made all zero.
 bool GradientSet::has_parts() const {
   return std::ranges::any_of(reducers_.all(), [](const BucketReducer& reducer) {
-    return reducer.shard != nullptr && reducer.shard->has_gradients();
+    return reducer.shard != nullptr && reducer.shard->has_mean();
   });
 }
 
@@ -156,7 +156,7 @@ void GradientSet::rescale_means_from_step(double factor) {
   for (const auto index : from_step_) {
     auto& member = members_[index];
     auto& gradient = member.slice->parameter.mutable_grad();
-    member.part.set_factor(member.part.factor() * factor);
+    if (reducers_.is_transient()) member.part.set_factor(member.part.factor() * factor);
     if (!gradient.defined()) continue;
     if (factor == 0) {
       gradient = at::Tensor();
@@ -252,6 +252,9 @@ bool Reducer::prepare_step(const StepIntent& all, bool has_followed) {
         "result of a forward: do not detach() it or compute it under NoGradGuard; a rank without "
         "a loss passes an undefined tensor");
   }
+  // A rank has its part of a mean of which another one has dropped its part.
+  if (reducers_.is_transient() && all.holds_mean != 0 && all.lost_mean == LostMean::dropped)
+    throw dropped_mean_error();
   const bool are_alike = all.means.is_equal() && all.edited.is_equal();
   if (all.has_local == 0 && are_alike) return false;
   if (all.has_followed != 0 && all.has_local != 0 && all.lost_mean != LostMean::none)

@@ -78,9 +78,9 @@ class ShardedParameters final : public Update {
     const auto* const shard = buckets_.empty() ? nullptr : buckets_.front().shard();
     return shard != nullptr && shard->memory() == PartMemory::own;
   }
-  /// The parts of averaged gradients, which no zero_grad() reaches, but those in place of which the
-  /// program has set .grad(). release_gradients() makes all undefined, zero_grad() undefined or
-  /// zero.
+  /// The parts of averaged gradients, which LibTorch's zero_grad() does not reach, but those in
+  /// place of which the program has set .grad(). release_gradients() makes all undefined,
+  /// zero_grad() undefined or zero.
   std::vector<at::Tensor> gradients() const;
   /// Call it after a step, or instead of one.
   void release_gradients() const;

@@ -148,11 +148,6 @@ class Admission {
   }
 
   std::shared_ptr<World> run(Deadline& until, std::chrono::milliseconds timeout) {
-    const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
-      return concat(call_, ": rank 0 of ", size_, ' ', verb, ' ', time.count() / 1000.0,
-                    " s for ranks ", detail::joined(missing(), ", "), " to call ", call_,
-                    dropped_text());
-    };
     ReportTimes reports(Environment::get().stall_warning);
     while (!missing().empty()) {
       await_any(until);
@@ -160,6 +155,10 @@ class Admission {
       read_hellos();
       const auto absent = missing();
       const auto list = detail::joined(absent, ", ");
+      const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
+        return concat(call_, ": rank 0 of ", size_, ' ', verb, ' ', time.count() / 1000.0,
+                      " s for ranks ", list, " to call ", call_, dropped_text());
+      };
       if (const auto rank = ended()) {
         fail({.kind = Failure::Kind::left,
               .rank = *rank,
