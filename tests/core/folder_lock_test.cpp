@@ -26,8 +26,8 @@ TEST(FolderLock, IsSharedWithinAProcessAndLeavesNoFile) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// The log folders of jobs (tests/launch) show what another job is told, and that a job that was
-// killed is in nobody's way.
+// tests/launch shows by log folders which error another job gets, and that the lock of a killed job
+// does not block the folder.
 TEST(FolderLock, OfOnePurposeOutlivesAForkedChild) {
   const TemporaryFolder folder;
   std::optional<FolderLock> lock(std::in_place, folder.path(), "test", "parent");

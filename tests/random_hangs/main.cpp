@@ -148,7 +148,7 @@ struct HasEnded : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What status says of the job, and how many seconds that took.
+/// Returns the answer of `lockstep status` about the job, and the seconds until it came.
 std::pair<json, double> ask(const std::string& job) {
   const auto ended = run_cli({"status", "--json", job});
   const auto jobs = json::parse(ended.out, nullptr, false);

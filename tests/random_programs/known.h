@@ -11,7 +11,7 @@
 
 namespace lockstep::random_programs {
 
-/// What is known of each unit after the operations so far.
+/// The knowledge about each unit after the operations so far.
 class Known {
   using Kind = Synchronisation::Kind;
 

@@ -97,9 +97,9 @@ class GradientRecord {
   std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
 
-/// With Shard::gradients, where .grad() is undefined after an exchange and each rank has a part of
-/// the mean: the factor with which this rank contributes that mean to the next exchange. It is 0
-/// from when the program has set the gradient, which takes the place of the mean.
+/// The factor with which this rank contributes the last mean to the next exchange. Used with
+/// Shard::gradients: each rank has a part of the mean, and .grad() is undefined. The factor becomes
+/// 0 when the program sets the gradient, which takes the place of the mean.
 class PartRecord {
  public:
   /// Call before a backward adds to the gradient, and before its exchange.

@@ -151,9 +151,9 @@ class GradientSet {
   /// Call after it. If ranks of weight 0 alone have changed a gradient that another rank has, it
   /// counts as changed: the other ranks' mean is its value on every rank.
   void count_unchanged();
-  /// Call after it, too. Determines the factor of each earlier mean of which the ranks have parts:
-  /// the share of the ranks that have not set a gradient in its place. factor is the weight factor
-  /// of this rank. Ranks: all of the group.
+  /// Call after the same all_reduce. Determines by which factor each earlier mean stays, if the
+  /// ranks have parts of it: the share of the ranks that have not set a gradient in its place.
+  /// factor is the weight factor of this rank. Ranks: all of the group.
   void agree_on_part_factors(double factor, const Group& group);
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
@@ -231,8 +231,7 @@ class GradientSet {
   std::set<std::size_t> with_graph_;
   /// Members whose means come from an exchange in which ranks took part from step().
   std::set<std::size_t> from_step_;
-  /// Per parameter, during an exchange: of the earlier mean of which the ranks have parts.
-  /// Empty: 1.
+  /// Per parameter, during an exchange: the result of agree_on_part_factors(). Empty: all are 1.
   std::vector<double> part_factors_;
   bool has_got_parts_ = false;  ///< an exchange of this step gave parts of means
   at::Tensor flags_;

@@ -312,7 +312,7 @@ double faster_by_threads(double threads, double ranks) {
   return 1 + 24 / threads + (ranks > 1 ? 200 * ranks : 0);
 }
 
-/// What all ranks do alike.
+/// Behaviours that are the same on all ranks.
 const std::map<std::string, Behaviour, std::less<>> of_all_ranks{
     {"finish", [] { return join()->barrier().wait(), 0; }},
     {"steps-faster-by-ranks", steps(faster_by_ranks)},
