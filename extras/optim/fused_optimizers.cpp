@@ -17,6 +17,7 @@
 
 #include "core/operation_error.h"
 #include "extras/optim/low_precision_update.h"
+#include "group/tensors.h"
 #include "parallel/update/optimizer_fields.h"
 #include "parallel/update/own_step.h"
 
@@ -133,7 +134,7 @@ void run_kernel(const ElementwiseOptimizer::Elements& elements, std::vector<at::
 bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.strides() == parameter.strides() &&
-         !other.is_neg() && !other._is_zerotensor();
+         detail::has_values_in_memory(other);
 }
 
 std::size_t count_parameters(const torch::optim::Optimizer& optimizer) {
@@ -255,9 +256,8 @@ void FusedOptimizer<Base>::set_parts(const std::vector<Part>& parts) {
   parts_.clear();
   std::unordered_map<const void*, Origin> origins;
   for (const auto& part : parts) {
-    auto origin = origin_of(part.parameter);
+    auto& origin = origins[part.part.unsafeGetTensorImpl()] = origin_of(part.parameter);
     origin.begin = part.begin;
-    origins[part.part.unsafeGetTensorImpl()] = origin;
   }
   parts_ = std::move(origins);
 }

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <span>
 
+#include "group/tensors.h"
+
 namespace lockstep::inline v0_2::detail {
 namespace {
 
@@ -30,7 +32,7 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.num
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& tensor,
                         at::ScalarType dtype) {
   if (tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
-      tensor.scalar_type() == dtype && !tensor.is_neg() && !tensor._is_zerotensor())
+      tensor.scalar_type() == dtype && has_values_in_memory(tensor))
     return tensor;
   return at::empty_like(parameter, parameter.options().dtype(dtype)).copy_(tensor.resolve_neg());
 }

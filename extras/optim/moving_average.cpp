@@ -13,6 +13,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "group/tensors.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
@@ -43,8 +44,8 @@ void lerp(at::Tensor& average, const at::Tensor& value, double weight) {
 /// lazy negative, of which LibTorch's copy of float16 to float32 drops the sign.
 void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
   const bool same_layout = value.scalar_type() == average.scalar_type() &&
-                           value.strides() == average.strides() && !value.is_neg() &&
-                           !value._is_zerotensor();
+                           value.strides() == average.strides() &&
+                           detail::has_values_in_memory(value);
   const at::Tensor values =
       same_layout ? value : at::empty_like(average).copy_(value.resolve_neg());
   if (!average.is_cpu())

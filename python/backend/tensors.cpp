@@ -20,12 +20,8 @@ void expect_dense(const char* operation, const at::Tensor& tensor) {
     refuse(operation, c10::str("got a tensor of layout ", tensor.layout(),
                                ", expected a dense tensor; call .to_dense() first"));
   }
-  if (!lockstep::detail::has_values_in_memory(tensor)) {
-    const bool is_negated = tensor.is_neg();
-    refuse(operation, c10::str("got a ", is_negated ? "negated view" : "zero without memory",
-                               ", expected values; call ",
-                               is_negated ? ".resolve_neg()" : ".clone()", " first"));
-  }
+  if (!lockstep::detail::has_values_in_memory(tensor))
+    refuse(operation, lockstep::detail::without_values(tensor));
 }
 
 void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors) {

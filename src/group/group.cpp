@@ -46,10 +46,7 @@ CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_vi
     refuse_tensor(where, "got a tensor of sizes ", tensor.sizes(), " and strides ",
                   tensor.strides(), ", expected a contiguous one: call .contiguous()");
   }
-  if (!detail::has_values_in_memory(tensor)) {
-    refuse_tensor(where, "got a ", tensor.is_neg() ? "negated view" : "zero without memory",
-                  ", expected values: call ", tensor.is_neg() ? ".resolve_neg()" : ".clone()");
-  }
+  if (!detail::has_values_in_memory(tensor)) refuse_tensor(where, detail::without_values(tensor));
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
   return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel()), dtype};
 }

@@ -19,6 +19,12 @@ inline bool has_values_in_memory(const at::Tensor& tensor) {
   return !tensor.is_neg() && !tensor._is_zerotensor();
 }
 
+/// The text of an error about a tensor for which has_values_in_memory() is false.
+inline std::string without_values(const at::Tensor& tensor) {
+  return concat("got a ", tensor.is_neg() ? "negated view" : "zero without memory",
+                ", expected values in memory: use its clone()");
+}
+
 /// Throws an InvalidArgument. where: the operation, or the operation and one of its tensors, such
 /// as "all_gather input".
 template <class... What>

@@ -58,10 +58,7 @@ void check_copyable(std::string_view kind, const std::string& name, const at::Te
     fail("got layout ", tensor.layout(), " on ", tensor.device(), ", expected a dense tensor on ",
          group.device(), ": convert it before you wrap the model");
   }
-  if (!has_values_in_memory(tensor)) {
-    fail("got a ", tensor.is_neg() ? "negated view" : "zero without memory",
-         ", expected values in memory: register its clone()");
-  }
+  if (!has_values_in_memory(tensor)) fail(without_values(tensor));
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     fail("got an expanded tensor, whose elements share memory (sizes ", tensor.sizes(),
          ", strides ", tensor.strides(),
