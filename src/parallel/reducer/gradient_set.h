@@ -42,7 +42,7 @@ struct StepIntent {
   std::uint8_t has_followed = 0;       ///< this step() has taken part in the exchange of a backward
   std::uint8_t has_local = 0;          ///< a gradient is GradientState::local
   LostMean lost_mean = LostMean::none;
-  std::uint8_t holds_mean = 0;          ///< in step(): a gradient contains the last mean
+  std::uint8_t holds_mean = 0;          ///< this rank has the last mean; in a backward: its part
   std::uint8_t has_final_mean = 0;      ///< an averaged gradient must not be averaged again
   std::uint8_t has_edited_mean = 0;     ///< an edited gradient is a mean that must not be
   std::uint8_t has_own_steps = 0;       ///< in a backward: OwnStepCheck has found steps
@@ -55,10 +55,10 @@ struct StepIntent {
   static std::uint8_t place_of(Product product, bool keeps = false) {
     return static_cast<std::uint8_t>(1 + static_cast<int>(product) + (keeps ? keeps_weights : 0));
   }
-  /// Whether a backward without the last mean meets a step() that holds it.
+  /// Whether a backward without the last mean meets one with it, or a step().
   bool mixes_means() const {
-    return in_backward != 0 && in_step != 0 &&
-           ((has_followed != 0 && lost_mean != LostMean::none) ||
+    return in_backward != 0 &&
+           ((in_step != 0 && has_followed != 0 && lost_mean != LostMean::none) ||
             (holds_mean != 0 && lost_mean == LostMean::dropped));
   }
   /// Whether some rank has a loss, none has one with a graph, and no gradient is to be used.
@@ -179,6 +179,9 @@ class GradientSet {
   /// StepIntent::lost_mean and holds_mean of the parameters that the attached optimizer updates.
   LostMean lost_mean() const;
   bool holds_mean() const;
+  /// Whether this rank has its part of a mean that no step has used and zero_grad(false) has not
+  /// made zero.
+  bool has_parts() const;
   /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
   void mark_differing_as_local(const StepIntent& all, const Group& group);
@@ -215,7 +218,6 @@ class GradientSet {
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
   bool has_part(std::size_t index) const;
-  bool has_parts() const;
   void move_in(const Member& member, const at::Tensor& gradient, bool keeps_values);
   void set_mean(std::size_t index);
   void restore(std::size_t index);

@@ -228,8 +228,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // A device copies the gradients of a bucket at once.
   if (incoming.defined() && !reducers_.comm_stream()) gradients_.move_into_bucket(parameter);
   if (const auto& comm = reducers_.comm_stream()) backward->streams.insert(comm->current());
-  if (backward->ready[parameter] != 0) return;
-  backward->ready[parameter] = 1;
+  if (std::exchange(backward->ready[parameter], 1) != 0) return;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
   if (!may_begin(*backward)) return;
   // Every hook also advances later stages of earlier buckets.
@@ -252,6 +251,7 @@ void Reducer::begin_agreement(Backward& backward) {
     agreement_.begin({.step = Compared(static_cast<std::uint32_t>(step_)),
                       .in_backward = StepIntent::place_of(reducers_.product(), after_nested_),
                       .lost_mean = gradients_.lost_mean(),
+                      .holds_mean = gradients_.has_parts(),
                       .has_own_steps = backward.has_own_steps});
   }
   backward.agreement_begun = true;

@@ -41,7 +41,6 @@ bool GradientSet::has_part(std::size_t index) const {
   return shard != nullptr && shard->gradient(index - first_[member.bucket]).defined();
 }
 
-/// The same of some gradient, unless zero_grad(false) has made all zero.
 bool GradientSet::has_parts() const {
   return std::ranges::any_of(reducers_.all(), [](const BucketReducer& reducer) {
     return reducer.shard != nullptr && reducer.shard->has_mean();
@@ -274,8 +273,8 @@ InvalidArgument Reducer::dropped_mean_error() const {
   return invalid_at(
       "DistributedOptimizer", group_,
       "got a backward after the mean of the one before was dropped or changed, while another "
-      "rank is in step() and holds that mean, expected the same calls of step() and zero_grad() on "
-      "all ranks: call step() before zero_grad(), or leave it out on every rank, and call "
+      "rank holds that mean, expected the same calls of step() and zero_grad() on all ranks: call "
+      "step() before zero_grad(), or leave it out on every rank, and call "
       "zero_grad() also on a rank without a loss");
 }
 
