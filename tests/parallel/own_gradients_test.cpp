@@ -63,6 +63,19 @@ TEST_P_ON_RANKS(LocalGradients, OfARankWithoutALossFollowClipping) {
   }
 }
 
+TEST_P_ON_RANKS(LocalGradients, AreAddedToGradientsThatTheProgramHasSetBefore) {
+  OneModel one(world, {.verify_every = 0});
+  const auto took_part = [&](int rank) { return has_loss(rank, world.size()); };
+  one.loss().backward();
+  for (const auto& p : one.model.p) p.mutable_grad() = at::ones_like(p);
+  if (took_part(world.rank())) one.loss().backward();
+  one.optimizer.step();
+  for (std::size_t i = 0; i < one.model.p.size(); ++i) {
+    const auto& p = one.model.p[i];
+    EXPECT_TRUE(near(p.grad(), 1 + mean_coefficient(world.size(), i, p, took_part))) << "p" << i;
+  }
+}
+
 // The rank without a loss still holds the mean that the others have zeroed.
 TEST_ON_RANKS(LocalGradient, OfABackwardAfterADroppedMeanIsRefusedWhileARankIsInStep, 2, 3) {
   const bool trains = has_loss(world.rank(), world.size());

@@ -113,22 +113,22 @@ namespace {
 /// Most elements that the digest of a mean covers.
 constexpr std::int64_t max_samples = 4;
 
-/// Whether the mean in the slice was dropped or zeroed before the backward that added incoming. An
-/// assigned gradient was not.
-bool was_dropped(const at::Tensor& gradient, const at::Tensor& values, const at::Tensor& incoming) {
-  return incoming.defined() && has_places_of(incoming, gradient)
-             ? digest_of_mean(gradient) == digest_of_mean(incoming)
-             : !is_stored_in(gradient, values);
+/// Whether both are on the CPU and equal, as after a backward that has added incoming to zeros.
+bool are_equal(const at::Tensor& gradient, const at::Tensor& incoming) {
+  return incoming.defined() && has_places_of(incoming, gradient) &&
+         digest_of_mean(gradient) == digest_of_mean(incoming);
 }
 
 }  // namespace
 
 void GradientRecord::add_backward(const at::Tensor& incoming) {
+  const bool had_gradient = std::exchange(had_gradient_, false);
   if (is_local()) return;
   // Autograd accumulates by one in-place operation, which increments the version by one.
   if (state_ != GradientState::averaged || is_untouched(1)) {
     state_ = GradientState::local;
-  } else if (was_dropped(gradient(), slice->values, incoming)) {
+  } else if (are_equal(gradient(), incoming) ||
+             (!had_gradient && !is_stored_in(gradient(), slice->values))) {
     state_ = GradientState::local_after_drop;
   } else {
     state_ = GradientState::local_after_edit;

@@ -69,6 +69,8 @@ class GradientRecord {
 
   const at::Tensor& gradient() const { return slice->parameter.grad(); }
 
+  /// Call before a backward adds to the gradient.
+  void before_backward() { had_gradient_ = gradient().defined(); }
   /// Call after a backward has added incoming, if it is known, to the gradient.
   void add_backward(const at::Tensor& incoming = {});
   /// Treats the gradient as changed by a backward.
@@ -94,7 +96,8 @@ class GradientRecord {
  private:
   /// As the last call left it: not assigned or edited.
   GradientState state_ = GradientState::none;
-  std::int64_t version_ = 0;  ///< autograd version of the values when they were averaged
+  std::int64_t version_ = 0;   ///< autograd version of the values when they were averaged
+  bool had_gradient_ = false;  ///< before the backward that adds to it
 };
 
 /// The factor with which this rank contributes the last mean to the next exchange. Used with

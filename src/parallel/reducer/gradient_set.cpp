@@ -68,12 +68,10 @@ void GradientSet::set_optimized(const IsOptimized& is_optimized, bool others_acc
   }
 }
 
-std::function<void(std::size_t)> GradientSet::before_backward() {
-  if (!reducers_.is_transient()) return nullptr;
-  return [this](std::size_t index) {
-    auto& member = members_[index];
-    member.part.note_before_change(member);
-  };
+void GradientSet::before_backward(std::size_t index) {
+  auto& member = members_[index];
+  member.before_backward();
+  if (reducers_.is_transient()) member.part.note_before_change(member);
 }
 
 void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {

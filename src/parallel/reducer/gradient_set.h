@@ -103,8 +103,8 @@ class GradientSet {
   /// add to the means of all other parameters.
   void set_optimized(const IsOptimized& is_optimized, bool others_accumulate);
 
-  /// To be called before a backward adds to the gradient of a parameter; null for no call.
-  std::function<void(std::size_t index)> before_backward();
+  /// Call before a backward adds to the parameter's gradient.
+  void before_backward(std::size_t index);
   /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
   void add_backward(std::size_t index, const at::Tensor& incoming);

@@ -48,7 +48,7 @@ class ParameterHooks::HookBefore final : public torch::autograd::FunctionPreHook
 ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Before before,
                                Callback callback)
     : callback_(std::make_shared<const Callback>(std::move(callback))),
-      before_(before ? std::make_shared<const Before>(std::move(before)) : nullptr) {
+      before_(std::make_shared<const Before>(std::move(before))) {
   for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
   for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
   Instances<ParameterHooks>::all().list.push_back(this);
@@ -69,7 +69,6 @@ void ParameterHooks::add(std::size_t index) {
   // The parameter has only a weak reference to its accumulator and so to the hook.
   hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
   hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
-  if (before_ == nullptr) return;
   auto before = std::make_unique<HookBefore>(before_, index);
   hooked.before = before.get();
   hooked.accumulator->add_pre_hook(std::move(before));

@@ -25,7 +25,7 @@ class ParameterHooks {
   using Before = std::function<void(std::size_t parameter)>;
   using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
 
-  /// before: called before the gradient is added; null for no call.
+  /// before: called before the gradient is added.
   ParameterHooks(std::vector<NamedTensor> parameters, Before before, Callback callback);
   /// Removes the hooks.
   ~ParameterHooks();
@@ -96,7 +96,7 @@ class ParameterHooks {
   static bool is_hooked(const torch::autograd::Node& accumulator);
 
   std::shared_ptr<const Callback> callback_;
-  std::shared_ptr<const Before> before_;  ///< null if nothing is to be called
+  std::shared_ptr<const Before> before_;
   std::vector<Hooked> hooked_;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   Suspects suspects_;                  ///< of the last backward

@@ -120,7 +120,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       buffers_(
           std::make_shared<BufferSync>(model, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
-      hooks_(gradients_.parameters(), gradients_.before_backward(),
+      hooks_(gradients_.parameters(), std::bind_front(&GradientSet::before_backward, &gradients_),
              [this](std::size_t parameter, const at::Tensor& incoming) {
                as_operation("backward", [&] { on_gradient(parameter, incoming); });
              }) {
