@@ -223,7 +223,7 @@ class Known {
 
   void apply(const Step& op) {
     auto& now = state(op.unit);
-    const bool exchanged = std::exchange(now.exchanged, false);
+    now.exchanged = false;
     if (!is_optimizer(op.unit)) return;
     now.weights.clear();
     const bool knows_received = knows_exchanged(op.unit);
@@ -234,7 +234,7 @@ class Known {
       // Otherwise no front end need have noticed the exchange.
       const bool exchanges = is_fp32(op.unit) && !now.dropped;
       now.buffers_known = exchanges || !is_replaced(op.unit);
-    } else if (now.buffers_may_differ && (is_fp32(op.unit) || !(now.local || exchanged))) {
+    } else if (now.buffers_may_differ && (is_fp32(op.unit) || !now.local)) {
       now.buffers_known = false;  // without a local gradient there need be no exchange
     } else if (now.buffers_received) {
       now.buffers_known = knows_received;

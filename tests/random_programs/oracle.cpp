@@ -322,7 +322,10 @@ class Oracle {
     write_buffers(op.unit);
   }
 
-  void run(const Rewrap& op, Expected&) { wrap(op.unit); }
+  void run(const Rewrap& op, Expected&) {
+    wrap(op.unit);
+    state(op.unit).weights.clear();
+  }
 
   void run(const Evaluate& op, Expected&) {
     for (auto& rank : ranks_) rank->run(op, rank->own_forward());

@@ -51,13 +51,12 @@ bool is_near(const Values& got, const Values& expected) {
   return norm(difference) <= 1e-12 * (norm(*expected) + 1e-2);
 }
 
-/// The message without numbers, in which ranks may name themselves, and without the backend of the
-/// operation in which the rank noticed a failure: a device group has two.
+/// The message without numbers, in which ranks may name themselves, and without the operation in
+/// which the rank noticed a failure of the world, such as "all_reduce #7 (host) ".
 std::string alike_on_ranks(std::string message) {
-  for (const std::string_view backend : {" (host)", " (nccl)", " (staged)"}) {
-    if (const auto at = message.find(backend); at != std::string::npos) {
-      message.erase(at, backend.size());
-    }
+  for (const std::string_view backend : {"(host) ", "(nccl) ", "(staged) "}) {
+    if (const auto at = message.find(backend); at != std::string::npos)
+      message.erase(0, at + backend.size());
   }
   std::erase_if(message, [](unsigned char character) { return std::isdigit(character) != 0; });
   return message;
