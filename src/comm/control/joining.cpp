@@ -280,6 +280,8 @@ class Joining {
     const auto prefix = of_own(settings_, "waited for all ", settings_.noun, "s to join: ");
     if (offers_ != nullptr) offers_->clear();
     is_accepted_ = true;
+    // Rank 0 may have begun to wait much later than this rank.
+    const auto before = std::exchange(until_, Deadline(limit_));
     try {
       for (bool open = true;; open = member.connection.receive()) {
         while (const auto frame = member.connection.next()) {
@@ -289,6 +291,7 @@ class Joining {
         }
         if (!open) {
           is_accepted_ = false;
+          until_ = before;
           pause_ = poll_interval;
           route.result = concat(gatherer(), " on host ", member.host, " closed the connection");
           log::debug(concat(prefix, route.result, "; connects again"));

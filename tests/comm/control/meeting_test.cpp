@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include "tests/matchers.h"
 
@@ -16,9 +17,10 @@ using control::Gathering;
 using control::Settings;
 using detail::Descriptor;
 
-/// The errors of rank 0 and of each other rank. A rank that has not joined by then gets rank 0's
-/// error from its on_wait function.
-std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others) {
+/// The errors of rank 0, which waits after a delay, and of each other rank. A rank that has not
+/// joined by then gets rank 0's error from its on_wait function.
+std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others,
+                                  std::chrono::milliseconds delay = 0ms) {
   Gathering gathering(std::move(rank_0));
   std::promise<std::string> promise;
   const auto ended = promise.get_future().share();
@@ -31,6 +33,7 @@ std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others)
     coming.push_back(std::async(
         std::launch::async, [&] { return thrown([&] { join(gathering.offer(), settings); }); }));
   }
+  std::this_thread::sleep_for(delay);
   std::vector<std::string> all{thrown([&] { gathering.wait(); })};
   promise.set_value(all.front());
   for (auto& one : coming) all.push_back(one.get());
@@ -41,6 +44,11 @@ TEST(Meeting, MissingRanksAreNamedToAllWhoCame) {
   auto rank_0 = rank_of(0, 4);
   rank_0.timeout = 1s;
   EXPECT_THAT(failures(rank_0, {rank_of(2, 4, "b")}),
+              Each("timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1, 3"));
+  // 2.5 s after rank 2 began to wait, as in a job whose hosts start one after the other.
+  auto rank_2 = rank_of(2, 4, "b");
+  rank_2.timeout = 1s;
+  EXPECT_THAT(failures(rank_0, {rank_2}, 2500ms),
               Each("timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1, 3"));
 }
 
