@@ -136,6 +136,16 @@ TEST_F(HostsBySsh, AreAllInStatusAndExplain) {
   EXPECT_THAT(explain.out, ContainsRegex("[34] records"));
 }
 
+TEST_F(HostsBySsh, EndIfTwoOfThemReachRank0Alone) {
+  Launched launcher(
+      hosts_.command({"--hosts", hosts_.list(), lockstep_program(), "bench", "all_reduce",
+                      "--algorithm", "direct", "--repeats", "1000000", "--max", "1KiB"}),
+      {{"LOCKSTEP_HEARTBEAT", "2"}});
+  launcher.await_output("(B)");  // all have joined
+  for (const int host : {1, 2}) hosts_.isolate(host);
+  EXPECT_THAT(launcher.wait(), ends(1, {"tcp: the stream of rank ", " ended: Connection timed"}));
+}
+
 TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
   const std::string large(60'000, 'x');  // three are more than a pipe holds
   for (const auto& argument : {std::string(), large}) {

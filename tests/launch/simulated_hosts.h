@@ -42,6 +42,10 @@ class SimulatedHosts {
   }
   /// Cuts the host's link without a message to either side.
   void cut(int host) const { ip("-n " + hub_ + " link set " + port_of(host) + " down"); }
+  /// Cuts the links between hosts for which this was called.
+  void isolate(int host) const {
+    ip("-n " + hub_ + " link set " + port_of(host) + " type bridge_slave isolated on");
+  }
   /// Ends a cut.
   void join(int host) const { ip("-n " + hub_ + " link set " + port_of(host) + " up"); }
 

@@ -68,7 +68,8 @@ class Joining {
       ucx_->set_local_size(local_size);
       network = std::move(ucx_);
     } else {
-      network = std::make_unique<TcpTransport>(meeting_.rank, meeting_.size, local_size);
+      const auto limit = members.empty() ? settings_.heartbeat : members.front().heartbeat;
+      network = std::make_unique<TcpTransport>(meeting_.rank, meeting_.size, local_size, limit);
     }
     auto& transport = *network;
     context_ = std::make_shared<MessageRankContext>(options_, std::move(network));

@@ -31,6 +31,11 @@
 // long message and the short ones behind it.
 // A stream ends when its rank ends. The control connection of that rank ends at the same time, and
 // says more, so an end here becomes an error only when no failure came for a while.
+// Heartbeats go to rank 0 alone. A link between two other hosts may fail, so a stream whose other
+// side is silent for four times the limit of heartbeats ends, too. An idle stream is silent for
+// once the limit, until the kernel's first keep-alive; an outage may last as long, and it may take
+// the same time until bytes are sent again. Keep-alives also show firewalls that the stream is
+// used.
 
 namespace lockstep::inline v0_2::tcp {
 namespace {
@@ -45,13 +50,32 @@ constexpr int reads_at_once = 16;
 constexpr std::size_t writes_at_once = 16;
 /// Time until the end of a stream is an error, unless the control connections have named one.
 constexpr auto end_timeout = std::chrono::seconds(2);
+/// Times the limit of heartbeats: the silence that ends a stream.
+constexpr int limits_of_silence = 4;
+/// The limits that the kernel accepts for keep-alives.
+constexpr auto least_limit = std::chrono::seconds(1), longest_limit = std::chrono::seconds(32767);
+
+/// Lets the kernel ask the other side of an idle stream whether it is there, and end the stream
+/// after limits_of_silence times the limit.
+void keep_alive(const detail::Descriptor& stream, std::chrono::seconds limit) {
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(stream.get(), level, option, &value, sizeof value);
+  };
+  const auto interval = static_cast<int>(limit.count());
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, interval);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set(IPPROTO_TCP, TCP_KEEPCNT, limits_of_silence - 1);
+}
 
 }  // namespace
 
-TcpTransport::TcpTransport(int rank, int size, int local_size)
+TcpTransport::TcpTransport(int rank, int size, int local_size, std::chrono::milliseconds limit)
     : buffer_(std::make_unique_for_overwrite<std::byte[]>(buffer_bytes)),
       events_(::epoll_create1(EPOLL_CLOEXEC)),
-      wake_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      limit_(
+          std::clamp(std::chrono::ceil<std::chrono::seconds>(limit), least_limit, longest_limit)) {
   rank_ = rank;
   size_ = size;
   local_size_ = local_size;
@@ -67,6 +91,7 @@ TcpTransport::TcpTransport(int rank, int size, int local_size)
 void TcpTransport::connect(int other, detail::Descriptor stream, std::string_view received) {
   const int on = 1;
   ::setsockopt(stream.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  keep_alive(stream, limit_);
   peer(other).address = control::Address::peer(stream.get()).text();
   peer(other).stream = std::move(stream);
   epoll_event event{.events = EPOLLIN, .data = {.u64 = static_cast<std::uint64_t>(other)}};
@@ -125,6 +150,7 @@ bool TcpTransport::progress() {
     if ((event.events & EPOLLOUT) != 0) write(other);
     if ((event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) read(other);
   }
+  check_silent();
   if (closed_ > 0) check_closed();
   return finished_.call() || count > 0;
 }
@@ -276,6 +302,23 @@ void TcpTransport::check_closed() {
     throw CommError(
         concat("tcp: the stream of rank ", rank_, " to rank ", other, " at ", one.address,
                " ended: ", one.error != 0 ? std::strerror(one.error) : "the other side closed it"));
+  }
+}
+
+void TcpTransport::check_silent() {
+  const auto now = Clock::now();
+  if (now < next_check_) return;
+  next_check_ = now + limit_ / 2;
+  for (int other = 0; other < size_; ++other) {
+    auto& one = peer(other);
+    tcp_info state{};
+    socklen_t length = sizeof state;
+    if (!one.stream || one.closed ||
+        ::getsockopt(one.stream.get(), IPPROTO_TCP, TCP_INFO, &state, &length) != 0) {
+      continue;
+    }
+    const std::chrono::milliseconds silent(state.tcpi_last_ack_recv);
+    if (state.tcpi_unacked > 0 && silent > limits_of_silence * limit_) close(other, ETIMEDOUT);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "comm/control/joining.h"
 #include "comm/messages/network.h"
 #include "core/system/process.h"
 
@@ -22,8 +23,9 @@ namespace lockstep::inline v0_2::tcp {
 /// any function.
 class TcpTransport final : public messages::Network {
  public:
-  /// Without streams. local_size: ranks on this host.
-  TcpTransport(int rank, int size, int local_size);
+  /// Without streams. local_size: ranks on this host. limit: longest time without a heartbeat.
+  TcpTransport(int rank, int size, int local_size,
+               std::chrono::milliseconds limit = control::default_heartbeat);
 
   /// Takes the connected, non-blocking socket to another rank, and the bytes that it has received.
   /// Called once for each, before messages to it.
@@ -98,6 +100,8 @@ class TcpTransport final : public messages::Network {
   /// code: errno; 0 if the other side has closed it.
   void close(int rank, int code);
   void check_closed();
+  /// Closes streams whose other side does not acknowledge what was sent.
+  void check_silent();
 
   std::vector<Peer> peers_;
   std::unordered_map<std::uint64_t, Queue> queues_;
@@ -106,6 +110,8 @@ class TcpTransport final : public messages::Network {
   detail::Descriptor events_;
   detail::Descriptor wake_event_;
   int closed_ = 0;  ///< number of streams that have ended
+  std::chrono::seconds limit_;
+  std::chrono::steady_clock::time_point next_check_;  ///< for silent streams
 };
 
 }  // namespace lockstep::tcp
