@@ -132,6 +132,10 @@ void Nodes::update() {
   const auto now = Clock::now();
   const auto step = now - std::exchange(updated_, now);
   if (step <= std::max<Clock::duration>(2 * interval_, limit_ / 2)) running_ += step;
+  if (step > limit_) {
+    last_stop_ = step;
+    after_stop_ = running_;
+  }
   for (auto& peer : peers_) {
     if (!peer.present) continue;
     const bool open = peer.member.connection.receive();
@@ -139,6 +143,14 @@ void Nodes::update() {
     if (!peer.present) continue;
     if (!open) {
       const int code = peer.member.connection.error();
+      // The other nodes count this one as lost. What they sent may arrive after their end.
+      if (peer.end.empty() && last_stop_ > limit_ && running_ - after_stop_ <= limit_) {
+        peer.end = failed_text(place_.number, detail::host_name(),
+                               concat("its launcher had been stopped for ",
+                                      std::chrono::round<std::chrono::seconds>(last_stop_).count(),
+                                      " s, longer than LOCKSTEP_HEARTBEAT, ",
+                                      static_cast<double>(limit_.count()) / 1000, " s"));
+      }
       lose(peer, code == 0 ? "its launcher has ended"
                            : concat("the connection to it broke: ", std::strerror(code)));
     } else if (running_ - peer.last_frame > limit_) {

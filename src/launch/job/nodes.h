@@ -95,6 +95,8 @@ class Nodes {
   std::chrono::milliseconds limit_{};     ///< longest time without a frame of a node
   std::chrono::milliseconds interval_{};  ///< between heartbeats
   Clock::duration running_{};             ///< time in which this process was not stopped
+  Clock::duration last_stop_{};           ///< time of the last stop that was longer than limit_
+  Clock::duration after_stop_{};          ///< its end, as running_ counts
   Clock::time_point updated_ = Clock::now();
   Clock::duration heartbeat_{};  ///< time of the last heartbeat, as running_ counts
   std::vector<control::Frame> received_;
