@@ -111,16 +111,22 @@ Start join_nodes(const Plan& plan, int restarts, Console& console, RemoteNodes* 
   const bool by_hand = restarts > 0 && remote == nullptr;
   detail::Deadline until(std::min(Environment::get().heartbeat, rendezvous_time(plan.options) / 2));
   console.nodes.reset();
-  console.nodes.emplace(
-      plan.options,
-      [&] {
-        if (remote != nullptr) running = remote->check(console);
-        wait();
-      },
-      [&](int nodes) {
-        return node.least > 0 && nodes >= node.least &&
-               (nodes >= running || (by_hand && until.passed()));
-      });
+  try {
+    console.nodes.emplace(
+        plan.options,
+        [&] {
+          if (remote != nullptr) running = remote->check(console);
+          wait();
+        },
+        [&](int nodes) {
+          return node.least > 0 && nodes >= node.least &&
+                 (nodes >= running || (by_hand && until.passed()));
+        });
+  } catch (const TimeoutError& error) {
+    if (remote == nullptr || error.rank() < 1) throw;
+    throw TimeoutError(
+        concat(error.what(), "; node ", error.rank(), " is host ", remote->host(error.rank())));
+  }
   auto start = start_attempt(plan, restarts, *console.nodes, wait);
   for (const int number : start.absent) {
     if (node.remote) break;

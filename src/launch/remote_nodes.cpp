@@ -164,6 +164,8 @@ void RemoteNodes::start(std::size_t node, const HostRanks& host,
   auto& started = remotes_[node - 1];
   started = {.host = host.name, .ssh = ssh, .in = std::move(pipe.write)};
   const auto text = description(options_, job_, node, host.ranks);
+  // An ssh that still connects reads nothing: this process must not wait for it in the write.
+  fcntl(started.in.get(), F_SETPIPE_SZ, static_cast<int>(text.size()));
   detail::write_all(started.in.get(), text.data(), text.size());  // check() names the host
 }
 

@@ -59,6 +59,9 @@ class RemoteNodes {
   /// Returns the number of nodes that run, this one included.
   /// Throws: CommError naming that host if no spare is left and too few nodes run.
   int check(Console& console);
+  const std::string& host(int node) const {
+    return remotes_[static_cast<std::size_t>(node) - 1].host;
+  }
   /// Ends the launchers, which have not all joined.
   void end_joining();
   /// After the job: waits until ssh to all hosts has ended, as it may still write output. After

@@ -153,6 +153,12 @@ TEST_F(HostsBySsh, NameAHostThatCannotBeReached) {
     EXPECT_THAT(run({"--hosts", list, "true", argument, argument, argument}),
                 ends(1, {"run: host nowhere: ssh or the launcher there ended with exit code"}));
   }
+  // An ssh that does not end, and does not read.
+  const auto slow = (folder_ / "slow").string();
+  write_program(slow, "#!/bin/sh\nexec sleep 100\n");
+  EXPECT_THAT(run_lockstep({"--ssh", slow, "--hosts", "localhost:1,nowhere:1", "--timeout", "1",
+                            "true", large, large, large}),
+              ends(1, {"waited 1 s for node 1; node 1 is host nowhere"}));
 }
 
 TEST(RemoteNode, EndsWithItsStdin) {
