@@ -1,3 +1,5 @@
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -58,6 +60,13 @@ const NodeSource* find_source(const NodeOptions& options, const Variables& envir
   return found == node_sources.end() ? nullptr : &*found;
 }
 
+/// Whether this may be a host's name, or is an address.
+bool is_host(const std::string& text) {
+  in6_addr address;
+  return !text.empty() && (text.find(':') == text.npos || text.find('%') != text.npos ||
+                           ::inet_pton(AF_INET6, text.c_str(), &address) == 1);
+}
+
 }  // namespace
 
 NodePlace find_place(const NodeOptions& options, const Variables& environment) {
@@ -91,7 +100,7 @@ NodePlace find_place(const NodeOptions& options, const Variables& environment) {
     port = given.value_or(default_port);
   }
   place.port = parse_number<std::uint16_t>(port).value_or(0);
-  if (place.count >= 2 && place.number >= 0 && place.number < place.count && !place.host.empty() &&
+  if (place.count >= 2 && place.number >= 0 && place.number < place.count && is_host(place.host) &&
       place.port != 0) {
     return place;
   }
@@ -102,8 +111,8 @@ NodePlace find_place(const NodeOptions& options, const Variables& environment) {
       options.master.empty() ? "" : concat(" --master ", options.master),
       several && source != nullptr ? " and " : "", place.source,
       "; expected 2 or more nodes, a node rank below their number, and the host and port of node "
-      "0. Pass --nnodes N --node-rank K --master HOST:PORT, or --standalone for a world of this "
-      "host"));
+      "0. Pass --nnodes N --node-rank K --master HOST:PORT, with [ADDRESS]:PORT for IPv6, or "
+      "--standalone for a world of this host"));
 }
 
 std::string ranks_of_environment(const Variables& environment) {

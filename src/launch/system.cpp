@@ -32,7 +32,11 @@ namespace lockstep::inline v0_2::launch {
 
 void throw_system(std::string_view what) {
   const int error = errno;
-  throw CommError(detail::concat("the launcher cannot ", what, ": ", std::strerror(error)));
+  throw CommError(detail::concat(
+      "the launcher cannot ", what, ": ", std::strerror(error),
+      error == EAGAIN
+          ? "; raise the limit of processes: ulimit -u, or pids.max of the control group"
+          : ""));
 }
 
 Pipe make_pipe() {

@@ -1,4 +1,9 @@
+#include <cerrno>
+
+#include "launch/system.h"
+#include "lockstep/error.h"
 #include "tests/launch/launched.h"
+#include "tests/message_of.h"
 
 namespace lockstep::testing {
 namespace {
@@ -70,6 +75,14 @@ TEST(BadProgram, CannotRun) {
   write_program(folder / "here", "#!/bin/sh\n");
   EXPECT_THAT(run_in_shell("run -n 2 here", concat("cd ", folder.path().string(), " && ")).err,
               HasSubstr("did you mean ./here?"));
+}
+
+TEST(Processes, LimitIsNamed) {
+  const auto text = message_of<CommError>([] {
+    errno = EAGAIN;  // of fork()
+    launch::throw_system("start rank 2");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("start rank 2"), HasSubstr("ulimit -u")));
 }
 
 TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {

@@ -281,6 +281,7 @@ TEST(NodePlace, IsRefusedWithTheVariables) {
       {{.count = 2}, {}, "got --nnodes 2; expected"},
       {{.count = 2, .number = 2, .master = "h0"}, {}, "--nnodes 2 --node-rank 2 --master h0"},
       {{.count = 2, .number = 0, .master = "h0:99999"}, {}, "--master h0:99999"},
+      {{.count = 2, .number = 0, .master = "fd00::1:29500"}, {}, "[ADDRESS]:PORT for IPv6"},
       {{.count = 0}, {}, "--nnodes 0"},
       {{.number = 1}, {}, "add --nnodes"},
       {{.count = 2, .standalone = true}, {}, "--standalone"}};
