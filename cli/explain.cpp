@@ -92,8 +92,8 @@ Records read_records(const std::vector<std::string>& paths) {
     auto record = FlightRecord::read(file);
     if (record == nullptr) {
       throw InvalidArgument(concat("explain: got ", file.string(),
-                                   ", expected a flight record of this version, as rank-0.flight "
-                                   "of a log folder"));
+                                   ", expected a flight record of this version that this user may "
+                                   "read, as rank-0.flight of a log folder"));
     }
     if (!records.empty() &&
         (record->job() != records.front()->job() || record->size() != records.front()->size())) {
