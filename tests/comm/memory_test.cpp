@@ -48,6 +48,24 @@ TEST(Memory, IsReusedAndJoinedAgain) {
   EXPECT_NE(group->allocate(1 << 20), nullptr);
 }
 
+TEST(Memory, DescriptorThatTheProgramHasClosedIsNamed) {
+  const auto text = in_child([] {
+    const auto world = host::World::create(1);
+    const auto group = host::create(world, 0, {.timeout = std::chrono::seconds(1)});
+    ::close(world->fd());
+    const auto closed = message_of<CommError>([&] { group->allocate(1 << 20); });
+    // A file of the program gets its number.
+    const int file = ::memfd_create("of the program", 0);
+    ::dup2(file, world->fd());
+    const auto reused = message_of<CommError>([&] { group->allocate(1 << 20); });
+    struct stat status {};
+    ::fstat(file, &status);
+    return concat(closed == reused ? closed : "two texts", "; bytes ", status.st_size);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("is no longer the world's memory: the program has closed it"),
+                          HasSubstr("; bytes 0")));
+}
+
 TEST(Memory, LimitsOfTheProcessAreNamed) {
   const auto with_limit = [](int resource) {
     return in_child([&] {
@@ -179,11 +197,11 @@ TEST(Memory, OfAGroupMayHaveBeenUsedBefore) {
   });
 }
 
-TEST(Memory, ShortageInACollectiveEndsTheWorld) {
+TEST(Memory, ThatIsRefusedInACollectiveEndsTheWorld) {
   for (const std::size_t count : {10U, 100'000U}) {
     std::vector<std::string> texts(2);
     run_attached(2, [&](const auto& world, const auto& own) {
-      // The kernel refuses memory for this descriptor.
+      // This descriptor is not that of the memory any more.
       const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
       if (world->rank() == 1) ::dup2(none, own->fd());
       ::close(none);
@@ -191,8 +209,8 @@ TEST(Memory, ShortageInACollectiveEndsTheWorld) {
       texts[static_cast<std::size_t>(world->rank())] = message_of<CommError>(
           [&] { world->all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait(); });
     });
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"), HasSubstr("host: cannot allocate "),
-                                  HasSubstr("No such device"))));
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"), HasSubstr("host: descriptor "),
+                                  HasSubstr("the program has closed it"))));
   }
 }
 

@@ -200,6 +200,12 @@ std::byte* map(int fd, std::size_t offset, std::size_t bytes, const std::string&
   return static_cast<std::byte*>(base);
 }
 
+/// Whether the descriptor is that of a memory of this size, and not of a file of the program.
+bool is_memory(int fd, std::size_t bytes) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(bytes);
+}
+
 }  // namespace
 
 HeapSize heap_size(int ranks) {
@@ -296,9 +302,17 @@ Arena::~Arena() {
   ::close(fd_);
 }
 
+void Arena::expect_own_file() const {
+  if (is_memory(fd_, bytes_)) return;
+  throw CommError(concat("host: descriptor ", fd_,
+                         " is no longer the world's memory: the program has closed it, expected it "
+                         "open; close only descriptors that the program has opened"));
+}
+
 void Arena::map_heaps() const {
   const std::lock_guard lock(mapping_);
   if (heaps_.load() != nullptr) return;
+  expect_own_file();
   std::byte* heaps = map(fd_, fixed_bytes_, bytes_ - fixed_bytes_, plural(size(), "heap"),
                          concat("; each is ", header().heap_bound));
   // Where the kernel's shmem_enabled is `advise`. Elsewhere this changes nothing.
@@ -338,6 +352,7 @@ void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
     throw CommError(concat("host: cannot allocate ", bytes / mib, " MiB of memory: ", why, "; ",
                            available.bytes / mib, " MiB are available ", available.where));
   };
+  expect_own_file();
   if (bytes >= worth_checking && available_memory().bytes < bytes) refuse("not enough memory");
   int result = 0;
   do {
@@ -356,6 +371,7 @@ void Arena::populate_records(const Block& block, int member) const {
 
 bool Arena::release_pages(std::uint64_t offset, std::size_t bytes) const {
   constexpr int punch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  if (!is_memory(fd_, bytes_)) return false;
   return ::fallocate(fd_, punch, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 

@@ -69,6 +69,10 @@ class Arena {
   ~Arena();
 
  private:
+  /// Another file may have its number, if the program closed the descriptor.
+  /// Throws: CommError if the descriptor is not that of the memory.
+  void expect_own_file() const;
+
   int fd_;
   std::byte* base_;          ///< all before the heaps
   std::size_t fixed_bytes_;  ///< of that
