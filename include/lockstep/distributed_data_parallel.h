@@ -320,7 +320,8 @@ class DistributedDataParallel {
   ///
   /// so that a rank whose loss reaches no parameter still takes part in the exchange.
   /// Throws: InvalidArgument if the model's list of parameters has changed, or if gradients are
-  /// enabled and the output is of another type, or an option lacks its DistributedOptimizer.
+  /// enabled and the output is of another type, a buffer has got other sizes, or an option lacks
+  /// its DistributedOptimizer.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Output =

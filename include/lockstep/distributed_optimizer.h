@@ -142,8 +142,8 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the strategy averages gradients and the ranks have
   /// taken different numbers of steps. InvalidArgument also if a rank has changed an averaged
   /// gradient in place, so that a strategy with error feedback would average it twice, if the
-  /// optimizer has got a parameter that was not wrapped, if a buffer of TorchScript has got other
-  /// sizes, or, where ranks update parts, if the optimizer's options differ between ranks.
+  /// optimizer has got a parameter that was not wrapped, if a buffer has got other sizes, or, where
+  /// ranks update parts, if the optimizer's options differ between ranks.
   /// ReplicaError as a backward of DistributedDataParallel. CommError and TimeoutError as a
   /// collective does.
   void step();

@@ -279,6 +279,15 @@ TEST_ON_RANKS(BufferSync, RefusesBuffersOfOtherSizesDtypeOrNumber, 2) {
   model.setattr("mean", at::zeros({5}, at::kDouble).to(own_device()));
   expect_refused(world, "DistributedOptimizer: buffer mean is now Double [5]",
                  [&] { optimizer.backward_and_update(loss); });
+  // One that changes in place between forward and backward is left out of the exchange.
+  Normalised changed;
+  DistributedDataParallel ddp(changed, world);
+  const auto output = ddp(batch(world.rank(), 0));
+  changed.norm->num_batches_tracked.resize_({5});
+  loss_of(output).backward();
+  expect_refused(world,
+                 "DistributedDataParallel: buffer norm.num_batches_tracked is now Double [5]",
+                 [&] { ddp(batch(world.rank(), 0)); });
 }
 
 TEST_ON_RANKS(BufferSync, EndsAnExchangeInWhichARankHasABufferOfOtherSizes, 2) {

@@ -57,7 +57,11 @@ bool CoalescedTensors::waits(std::size_t index) const {
   if (!waits()) return false;
   const auto& [memory, version] = places_[index];
   const auto& tensor = tensors_[index];
-  return memory.is_alias_of(tensor.storage()) && version == tensor._version();
+  return fits(index) && memory.is_alias_of(tensor.storage()) && version == tensor._version();
+}
+
+bool CoalescedTensors::fits(std::size_t index) const {
+  return tensors_[index].sizes() == packed_[index].sizes();
 }
 
 bool CoalescedTensors::replace(std::size_t index, const at::Tensor& tensor) {
@@ -72,7 +76,7 @@ void CoalescedTensors::pack() {
   std::vector<at::Tensor> packed;
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (waits(i)) continue;
+    if (waits(i) || !fits(i)) continue;
     packed.push_back(packed_[i]);
     tensors.push_back(tensors_[i]);
   }
@@ -132,6 +136,11 @@ namespace {
 
 /// In a backward, a forward recomputes an earlier one, with the buffers of that.
 bool is_in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
+
+std::string is_now(const std::string& name, const at::Tensor& buffer) {
+  return concat("buffer ", name, " is now ", toString(buffer.scalar_type()), ' ', buffer.sizes(),
+                ", expected the dtype and the sizes");
+}
 
 }  // namespace
 
@@ -217,16 +226,32 @@ std::string BufferSync::take_tensors() {
       return concat("buffer ", name(),
                     " is another tensor than under its first name, expected one tensor");
     }
-    if (!tensors.replace(place, buffers[i])) {
-      return concat("buffer ", name(), " is now ", toString(buffers[i].scalar_type()), ' ',
-                    buffers[i].sizes(), ", expected the dtype and the sizes");
+    if (!tensors.replace(place, buffers[i])) return is_now(name(), buffers[i]);
+  }
+  return {};
+}
+
+/// Names a tensor whose sizes the program has changed in place. Another dtype is allowed: to()
+/// converts integers, too, and does not convert them back.
+std::string BufferSync::changed_in_place() const {
+  for (const auto& coalesced : all_) {
+    const auto& tensors = coalesced.tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (coalesced.fits(i)) continue;
+      const auto named = model_.tensors().buffers();
+      const auto found = std::ranges::find_if(
+          named, [&](const NamedTensor& buffer) { return buffer.tensor.is_same(tensors[i]); });
+      return is_now(found != named.end() ? found->name : "", tensors[i]);
     }
   }
   return {};
 }
 
 void BufferSync::check_tensors() {
-  if (const auto wrong = take_tensors(); !wrong.empty()) {
+  auto wrong = take_tensors();
+  // An evaluation may need other sizes.
+  if (wrong.empty() && at::GradMode::is_enabled()) wrong = changed_in_place();
+  if (!wrong.empty()) {
     throw_invalid(sees_forwards_ ? "DistributedDataParallel" : "DistributedOptimizer", wrong,
                   " as when the model was wrapped: wrap it again after changing it, or set "
                   "buffer_policy = BufferPolicy::none");

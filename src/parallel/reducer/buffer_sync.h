@@ -37,6 +37,8 @@ class CoalescedTensors {
   /// Whether received values wait for write().
   bool waits() const { return !places_.empty(); }
   void discard() { places_.clear(); }
+  /// Whether the tensor has the sizes of the construction. Exchanges leave out others.
+  bool fits(std::size_t index) const;
   /// Exchanges this tensor instead of the one at the index from now on. Returns whether it has the
   /// sizes and the dtype of that.
   bool replace(std::size_t index, const at::Tensor& tensor);
@@ -142,6 +144,7 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
   /// Takes the tensors that the model has now: a forward of TorchScript may assign others. Returns
   /// what prevents that, if anything does.
   std::string take_tensors();
+  std::string changed_in_place() const;
   bool waits() const;
   /// A graph that has saved a buffer then raises LibTorch's error.
   void write();
