@@ -117,8 +117,8 @@ class DistributedOptimizer {
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const DistributedDataParallel<M>& model)
       : DistributedOptimizer(optimizer, checked(optimizer, model.replicas_)) {}
   /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
-  /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
-  /// fails: save a checkpoint before, which has the whole state.
+  /// Another DistributedOptimizer with the same options, and ranks in the same order, continues
+  /// with it. The optimizer's own step fails: save a checkpoint before, which has the whole state.
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
