@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 
 #include "backend/errors.h"
 #include "backend/launched_world.h"
+#include "backend/progress.h"
 #include "comm/cost/cost.h"
 #include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
@@ -214,7 +216,7 @@ lockstep::host::Options options(std::chrono::milliseconds timeout) {
 }
 
 World join_over_mpi(c10d::Store& store, const Membership& membership, const std::string& job,
-                    std::chrono::milliseconds timeout) {
+                    const JoinCheck& check, std::chrono::milliseconds timeout) {
   const auto& launched = launched_world(timeout);
   auto& all = *launched.communicator;
   auto members = membership.ranks;
@@ -230,7 +232,11 @@ World join_over_mpi(c10d::Store& store, const Membership& membership, const std:
                         .number = number,
                         .job = job,
                         .inside = options(timeout),
-                        .check = [&] { return failure_of(launched); }}),
+                        .check =
+                            [&] {
+                              const auto why = check();
+                              return why ? why : failure_of(launched);
+                            }}),
               .mutex = launched.mutex};
   const std::lock_guard lock(*world.mutex);
   world.communicator->barrier({.timeout = timeout}).wait();
@@ -241,11 +247,9 @@ World join_over_tcp(const c10::intrusive_ptr<c10d::Store>& store, const Membersh
                     const JoinCheck& check, std::chrono::milliseconds timeout) {
   auto meeting =
       lockstep::detail::meet_by_store(store, offer_key, membership.rank, membership.size);
-  if (check) {
-    meeting.on_wait = [&] {
-      if (const auto why = check()) throw lockstep::CommError("lockstep init: " + *why);
-    };
-  }
+  meeting.on_wait = [&] {
+    if (const auto why = check()) throw lockstep::CommError("lockstep init: " + *why);
+  };
   const auto inside = options(timeout);
   World world{.communicator = lockstep::hierarchical::create(
                   {.make_network_world =
@@ -282,18 +286,34 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
     const auto parent = is_default ? std::nullopt : find_default_group(shared);
     const auto job = parent ? parent->job + " group " + name
                             : agree(*store, membership, "job", place_of(membership), job_of);
-    const auto check = parent ? parent->check(ranks) : JoinCheck();
+    const auto members = parent ? parent->check(ranks) : JoinCheck();
+    const bool in_main_thread = ::gettid() == ::getpid();
+    std::exception_ptr signal;
+    const JoinCheck check = [&]() -> std::optional<std::string> {
+      try {
+        if (in_main_thread) raise_signals();
+      } catch (...) {
+        signal = std::current_exception();
+        return "a signal interrupted its wait";
+      }
+      return members ? members() : std::nullopt;
+    };
     World world;
     std::shared_ptr<lockstep::host::World> memory;
-    if (job.starts_with(in_memory) || (parent && parent->on_one_host(ranks))) {
-      memory = lockstep::host::rendezvous(job, rank, size, timeout, check);
-      auto settings = options(timeout);
-      settings.world_ranks = ranks;
-      world.communicator = lockstep::host::create(memory, rank, settings);
-    } else if (job.starts_with(over_mpi)) {
-      world = join_over_mpi(*store, membership, job, timeout);
-    } else {
-      world = join_over_tcp(store, membership, check, timeout);
+    try {
+      if (job.starts_with(in_memory) || (parent && parent->on_one_host(ranks))) {
+        memory = lockstep::host::rendezvous(job, rank, size, timeout, check);
+        auto settings = options(timeout);
+        settings.world_ranks = ranks;
+        world.communicator = lockstep::host::create(memory, rank, settings);
+      } else if (job.starts_with(over_mpi)) {
+        world = join_over_mpi(*store, membership, job, check, timeout);
+      } else {
+        world = join_over_tcp(store, membership, check, timeout);
+      }
+    } catch (const lockstep::Error&) {
+      if (signal) std::rethrow_exception(signal);
+      throw;
     }
     if (is_default) {
       add_default_group({.store = c10::weak_intrusive_ptr<c10d::Store>(shared),

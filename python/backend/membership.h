@@ -36,7 +36,8 @@ std::optional<std::string> failure_of(const World& world);
 /// each other through the store, or by the name of the default group: Note [How members find each
 /// other] in membership.cpp.
 /// Throws: c10::DistBackendError on every rank if a member's process has ended, and if a member did
-/// not call it in time.
+/// not call it in time; what a signal raises in the interpreter, as Ctrl-C does, while members wait
+/// for each other.
 World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
                  std::chrono::milliseconds timeout);
 

@@ -188,6 +188,19 @@ def interrupted(rank, size):
         store.set("interrupted", "")
 
 
+def interrupted_before_a_group(rank, size):
+    """The signal ends rank 0's wait for rank 1, which does not make the group before."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["interrupted"])
+        return
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    raises(KeyboardInterrupt, [], lambda: dist.new_group(timeout=datetime.timedelta(seconds=20)))
+    store.set("interrupted", "")
+    assert time.monotonic() - begin < 10, time.monotonic() - begin
+
+
 def status_of(pid):
     """What `lockstep status` says about the job of this process."""
     command = pathlib.Path(lockstep_torch.__file__).parents[2] / "bin" / "lockstep"
@@ -281,6 +294,7 @@ class ErrorsTest(unittest.TestCase):
     test_failing_hook = ranks.test(failing_hook, 2)
     test_message_of_another_size = ranks.test(wrong_size, 2)
     test_interrupt = ranks.test(interrupted, 2)
+    test_interrupt_before_a_group = ranks.test(interrupted_before_a_group, 2)
     test_forked_child = ranks.test(forked, 2)
 
     def test_killed_rank(self):
