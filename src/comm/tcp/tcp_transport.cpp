@@ -308,7 +308,7 @@ void TcpTransport::check_closed() {
 void TcpTransport::check_silent() {
   const auto now = Clock::now();
   if (now < next_check_) return;
-  next_check_ = now + limit_ / 2;
+  next_check_ = now + std::chrono::milliseconds(limit_) / 2;
   for (int other = 0; other < size_; ++other) {
     auto& one = peer(other);
     tcp_info state{};
