@@ -271,6 +271,10 @@ TEST_ON_RANKS(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd, 
   const TemporaryFolder folder;
   EXPECT_THAT(failure([&] { Checkpoint{.model = model, .optimizer = sgd}.save(folder / "parts"); }),
               HasSubstr("remains from a DistributedOptimizer that divided it"));
+  auto in_other_parts = state_in_parts;
+  in_other_parts.buckets = one_each.buckets;
+  EXPECT_THAT(failure([&] { DistributedOptimizer(sgd, model, world, in_other_parts); }),
+              HasSubstr("remains from a DistributedOptimizer that divided it"));
   optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
   step();
   expect_equal_models(model, other);

@@ -168,12 +168,12 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
   model_->reducer().attach_optimizer(detail::is_optimized_by(optimizer));
   try {
     update_ = detail::Update::create(optimizer, model_->reducer(), group, model_->options());
-  } catch (const InvalidArgument&) {
-    model_->reducer().detach_optimizer();
-    throw;  // on every rank
   } catch (const std::exception& error) {
     model_->reducer().detach_optimizer();
-    group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
+    const bool is_on_every_rank = dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
+                                  dynamic_cast<const CheckpointError*>(&error) != nullptr;
+    if (!is_on_every_rank)
+      group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
   }
   detail::Instances<DistributedOptimizer>::all().list.push_back(this);

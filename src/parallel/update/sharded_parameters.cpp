@@ -85,8 +85,23 @@ ShardedParameters* ShardedParameters::of(const torch::optim::Optimizer& optimize
   return found == all.list.end() ? nullptr : *found;
 }
 
+void ShardedParameters::check_cuttable(const ParamStates& states) const {
+  for (const auto& bucket : buckets_) {
+    for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& /*part*/) {
+      auto* const state = find_state(states, slice.parameter);
+      if (state == nullptr) return;
+      const auto range = intersection(bucket.own, slice);
+      for (const auto* tensor : tensors_of(*state)) {
+        if (tensor->defined() && !is_part(*tensor, slice.parameter, range.length()))
+          check_whole(*tensor, slice.parameter);
+      }
+    });
+  }
+}
+
 void ShardedParameters::cut(ParamStates& states) const {
   const at::NoGradGuard no_grad;
+  check_cuttable(states);
   for (const auto& bucket : buckets_) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
       auto state = take_state(states, slice.parameter);
@@ -94,7 +109,6 @@ void ShardedParameters::cut(ParamStates& states) const {
       const auto range = intersection(bucket.own, slice);
       for (auto* tensor : tensors_of(*state)) {
         if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
-        check_whole(*tensor, slice.parameter);
         const auto whole = laid_out(*tensor, slice.values);
         *tensor = flat_part(whole, range.begin, range.length()).clone();
       }

@@ -54,7 +54,7 @@ class ShardedParameters final : public Update {
  public:
   /// Moves the parameters, and keeps the parts of the state that the optimizer has. As
   /// Update::create().
-  /// Throws: also CheckpointError if the state is not of whole parameters.
+  /// Throws: also CheckpointError, on every rank, if the state is not of whole parameters.
   ShardedParameters(torch::optim::Optimizer& optimizer, Reducer& reducer, const Group& group);
   /// Copies the parameters into memory of their own. The optimizer has the state of the parts under
   /// the whole parameters then. Another DistributedOptimizer with the same options takes it; any
@@ -87,6 +87,7 @@ class ShardedParameters final : public Update {
   void zero_grad(bool set_to_none) const;
 
   /// Replaces the states of whole parameters by copies of this rank's parts.
+  /// Throws: CheckpointError if one is of other elements. Nothing has changed then.
   void cut(ParamStates& states) const;
 
  private:
@@ -94,6 +95,7 @@ class ShardedParameters final : public Update {
   friend const ParamStates& whole_state(const torch::optim::Optimizer& optimizer);
 
   void set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) const;
+  void check_cuttable(const ParamStates& states) const;
   void leave_buckets();
   void check_groups() const;
   void move_back() const;

@@ -96,6 +96,7 @@ ShardedParameters::ShardedParameters(torch::optim::Optimizer& optimizer, Reducer
                        .begin = intersection(bucket.own, bucket.slices()[slice]).begin});
     }
   }
+  all_or_none(group_, [&] { check_cuttable(optimizer_.state()); });
   cut(optimizer_.state());
   move_back();
   Instances<ShardedParameters>::all().list.push_back(this);

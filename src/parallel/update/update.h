@@ -27,7 +27,7 @@ class Update {
   /// The update of these options: of every parameter on every rank, shared or sharded.
   /// check() must accept the optimizer. Reducer and optimizer must outlive it.
   /// Ranks: all of the group.
-  /// Throws: InvalidArgument, on every rank. CommError when memory is short.
+  /// Throws: InvalidArgument and CheckpointError, on every rank. CommError when memory is short.
   static std::unique_ptr<Update> create(torch::optim::Optimizer& optimizer, Reducer& reducer,
                                         const Group& group, const DataParallelOptions& options);
 
