@@ -66,8 +66,9 @@ void CollectiveRequest::populate(std::byte* part, std::size_t bytes, std::size_t
   try {
     context.arena().populate(context.arena().offset_of(part), bytes);
   } catch (const CommError& shortage) {
-    context.world().fail(
-        {.rank = context.rank(), .text = detail::concat(where(), ": ", shortage.what())});
+    context.world().fail({.rank = context.rank(),
+                          .text = detail::concat("rank ", context.world_rank(context.rank()), ": ",
+                                                 shortage.what())});
     context.throw_failure(where());
   }
   populated = bytes;
