@@ -66,7 +66,7 @@ TEST(NewGroups, AMemberThatDoesNotCallIsNamed) {
         EXPECT_THAT(message_of<TimeoutError>([&] {
                       (void)group->new_group(std::vector{0, 1});
                     }),
-                    HasSubstr("new_group: rank 0 of 2 waited 0.3 s for ranks 1 to call"));
+                    HasSubstr("new_group: rank 0 of 2 waited 0.3 s for rank 1 to call"));
       },
       300ms);
 }

@@ -53,7 +53,7 @@ TEST(Rendezvous, SecondRankZeroIsRefused) {
   const auto zero = joins("zero", 0, 2, 500ms);
   EXPECT_THAT(what_calls_threw({zero, zero}),
               UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
-                                   HasSubstr("waited 0.5 s for ranks 1")));
+                                   HasSubstr("waited 0.5 s for rank 1")));
 }
 
 /// An abstract address, and sockets that this process has there.
@@ -127,7 +127,7 @@ TEST(Rendezvous, SilentConnectionsAreNamed) {
     for (int i = 0; i < 80; ++i) silent.push_back(address.connected());
   };
   EXPECT_THAT(what_calls_threw({joins("named", 0, 2, 1s), come})[0],
-              AllOf(HasSubstr("rank 0 of 2 waited 1 s for ranks 1 to call init; " + this_process()),
+              AllOf(HasSubstr("rank 0 of 2 waited 1 s for rank 1 to call init; " + this_process()),
                     HasSubstr(") connected and sent no hello, the last of ")));
 }
 
@@ -242,7 +242,7 @@ TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
     ::raise(SIGKILL);
   });
   EXPECT_THAT(message_of<Error>([] { meet("one ends", 0); }),
-              HasSubstr("init: rank 1 of 3 ended while ranks 2 had still to call init"));
+              HasSubstr("init: rank 1 of 3 ended while rank 2 had still to call init"));
 }
 
 TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
@@ -274,7 +274,7 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
 TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
   OtherRank zero(joins("gives up", 0, 3, 100ms));
   EXPECT_THAT(what_joining_throws([] { return meet("gives up", 1); }, 1),
-              HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
+              HasSubstr("rank 0 of 3 waited 0.1 s for rank 2 to call init"));
 }
 
 }  // namespace

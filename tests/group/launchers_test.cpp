@@ -251,7 +251,7 @@ TEST(Launchers, WaitForAnotherRankIsReportedBeforeItsTimeout) {
   const std::vector<Wait> waits{
       {by_name("0"), "waited", "for rank 1"},
       {by_name("1"), "tried for", "to reach rank 0: the name 'no-such-host.invalid': "},
-      {on_host("0"), "waited", "for ranks 1 to call init"},
+      {on_host("0"), "waited", "for rank 1 to call init"},
       {on_host("1"), "waited", "for rank 0 to call init"}};
   std::deque<Launched> ranks;
   for (auto [variables, verb, what] : waits) {

@@ -183,7 +183,7 @@ TEST(Join, RefusesWrongArguments) {
               HasSubstr("join: got a timeout of 0 ms"));
   EXPECT_THAT([] { join(own("alone"), 0, 2, {.timeout = 200ms}); },
               ThrowsMessage<TimeoutError>(
-                  HasSubstr("join: rank 0 of 2 waited 0.2 s for ranks 1 to call join")));
+                  HasSubstr("join: rank 0 of 2 waited 0.2 s for rank 1 to call join")));
   EXPECT_THAT([] { join(own("alone"), 1, 2, {.timeout = 200ms}); },
               ThrowsMessage<TimeoutError>(HasSubstr("join: rank 1 of 2 waited 0.2 s for rank 0")));
 }

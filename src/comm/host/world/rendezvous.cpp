@@ -154,15 +154,15 @@ class Admission {
       accept_connections();
       read_hellos();
       const auto absent = missing();
-      const auto list = detail::joined(absent, ", ");
+      const auto list = detail::rank_list(absent);
       const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
         return concat(call_, ": rank 0 of ", size_, ' ', verb, ' ', time.count() / 1000.0,
-                      " s for ranks ", list, " to call ", call_, dropped_text());
+                      " s for ", list, " to call ", call_, dropped_text());
       };
       if (const auto rank = ended()) {
         fail({.kind = Failure::Kind::left,
               .rank = *rank,
-              .text = concat(call_, ": rank ", *rank, " of ", size_, " ended while ranks ", list,
+              .text = concat(call_, ": rank ", *rank, " of ", size_, " ended while ", list,
                              " had still to call ", call_)});
       }
       if (const auto why = check_ ? check_() : std::nullopt) {
