@@ -143,7 +143,7 @@ void Nodes::update() {
     if (!peer.present) continue;
     if (!open) {
       const int code = peer.member.connection.error();
-      // The other nodes count this one as lost. What they sent may arrive after their end.
+      // The other nodes count this one as lost. Their messages may arrive after their end.
       if (peer.end.empty() && last_stop_ > limit_ && running_ - after_stop_ <= limit_) {
         peer.end = failed_text(place_.number, detail::host_name(),
                                concat("its launcher had been stopped for ",
