@@ -151,7 +151,8 @@ TEST_F(Crash, IsTheFirstCauseOnAllRanks) {
                     ContainsRegex("rank 2 of 3: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV")));
   EXPECT_THAT(
       explain(),
-      AllOf(ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV "),
+      AllOf(ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGSEGV "
+                          "\\(first raised by rank 1\\)"),
             HasSubstr("stack of rank 1 (pid "), ContainsRegex("#0 [^\n]*crash_in_the_program")));
   EXPECT_THAT(stacks(0), HasSubstr("process "));
   EXPECT_THAT(stacks(2), HasSubstr("process "));

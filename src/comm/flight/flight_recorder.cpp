@@ -250,11 +250,11 @@ void FlightRecorder::keep_copies(const fs::path& folder) {
   stacks_.emplace(folder, rank());
 }
 
-bool FlightRecorder::record_failure(std::string_view text, int rank) noexcept {
+bool FlightRecorder::record_failure(std::string_view text, int rank, std::uint64_t at) noexcept {
   std::uint32_t none = 0;
   if (!file_->failed.compare_exchange_strong(none, 1)) return false;
   file_->failed_rank.store(rank, relaxed);
-  file_->failed_at.store(ticks(), relaxed);
+  file_->failed_at.store(at, relaxed);
   copy_text(file_->failure, text);
   file_->failed.store(2, std::memory_order_release);
   return true;
@@ -266,7 +266,7 @@ int FlightRecorder::write_copy(bool has_ended) const noexcept {
 }
 
 void FlightRecorder::fail(std::string_view text, int rank) noexcept {
-  if (process_.in_child() || !record_failure(text, rank) || copies_.empty()) return;
+  if (process_.in_child() || !record_failure(text, rank, ticks()) || copies_.empty()) return;
   std::vector<int> stopped;
   request_stacks(job(), stopped);
   set_ranks(file_->stopped, stopped);
@@ -278,7 +278,7 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
 
 void FlightRecorder::on_crash(const Crash& crash) noexcept {
   const auto text = crash_text(rank(), crash);
-  const bool is_first = record_failure(text.view(), crashed_rank(rank()));
+  const bool is_first = record_failure(text.view(), crashed_rank(rank()), crash.at);
   if (copies_.empty()) return;
   // The process leaves no file when its copy exists.
   if (is_first && write_copy(true) == 0 && !path_.empty()) ::unlink(path_.c_str());

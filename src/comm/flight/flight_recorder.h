@@ -121,7 +121,7 @@ class FlightRecorder final : private CrashListener {
   void on_crash(const Crash& crash) noexcept override;
   void keep_copies(const std::filesystem::path& folder);
   /// Async-signal-safe. False if the failure of the world was recorded before.
-  bool record_failure(std::string_view text, int rank) noexcept;
+  bool record_failure(std::string_view text, int rank, std::uint64_t at) noexcept;
   /// Async-signal-safe. Returns errno, 0 for success.
   int write_copy(bool has_ended) const noexcept;
 

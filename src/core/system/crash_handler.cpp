@@ -15,6 +15,7 @@
 
 #include "core/environment.h"
 #include "core/signal_safe_text.h"
+#include "core/system/ticks.h"
 #include "lockstep/error.h"
 
 // Note [What happens in a crash]
@@ -173,7 +174,8 @@ void handle_crash(int signal, siginfo_t* info, void* context) {
       const bool by_abort = signal == SIGABRT;
       CrashListener::call_all({.signal = signal,
                                .cause = by_abort ? crash_cause.view() : std::string_view(),
-                               .context = static_cast<const ucontext_t*>(context)});
+                               .context = static_cast<const ucontext_t*>(context),
+                               .at = ticks()});
     } else {
       await_end();  // another thread crashed at the same time
     }

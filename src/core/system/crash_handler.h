@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string_view>
 
@@ -18,6 +19,7 @@ struct Crash {
   int signal;
   std::string_view cause;     ///< of set_crash_cause()
   const ucontext_t* context;  ///< of the handler
+  std::uint64_t at;           ///< ticks, before any listener is called
 };
 
 /// Sets the text of the error by which this process is about to call abort().

@@ -151,9 +151,9 @@ class GradientSet {
   /// Call after it. If ranks of weight 0 alone have changed a gradient that another rank has, it
   /// counts as changed: the other ranks' mean is its value on every rank.
   void count_unchanged();
-  /// Call after the same all_reduce. Determines by which factor each earlier mean stays, if the
-  /// ranks have parts of it: the share of the ranks that have not set a gradient in its place.
-  /// factor is the weight factor of this rank. Ranks: all of the group.
+  /// Call after the same all_reduce. Determines the factor by which each earlier mean stays if the
+  /// ranks have parts of it. It is the share of the ranks that have not set a gradient in its
+  /// place. factor: the weight factor of this rank. Ranks: all of the group.
   void agree_on_part_factors(double factor, const Group& group);
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
