@@ -27,6 +27,7 @@ import lockstep_torch  # noqa: F401: registers the backend
 from torch_step import Block, Mean, WORKS
 
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20]
+LIST_TENSOR = 16 << 20  # bytes of a tensor in the lists of all_gather, gather, scatter, reduce_scatter and all_to_all
 BACKENDS = ("lockstep", "gloo")
 ALONE = "alone"  # a step without a backend
 SMALL_MLP = (lambda: nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)), 16, (784,))
@@ -90,6 +91,19 @@ def fsdp_step(group):
     return step_of(model, torch.optim.AdamW(model.parameters(), lr=1e-4), torch.rand(8, 32, 64))
 
 
+def list_operations(rank, size, group):
+    """Operations on lists of tensors, of which each has memory of its own."""
+    one, got = torch.ones(LIST_TENSOR // 4), torch.empty(LIST_TENSOR // 4)
+    ones, gots = ([torch.ones_like(one) for _ in range(size)] for _ in range(2))
+    return {
+        "all_gather": lambda: dist.all_gather(gots, one, group=group),
+        "gather": lambda: dist.gather(one, gots if rank == 0 else None, group=group),
+        "scatter": lambda: dist.scatter(got, ones if rank == 0 else None, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter(got, ones, group=group),
+        "all_to_all": lambda: dist.all_to_all(gots, ones, group=group),
+    }
+
+
 def group_makers(rank, size):
     """Functions that make a group without PyTorch's own steps, one for each backend. The groups are kept."""
     store, timeout, made = dist.distributed_c10d._get_default_store(), datetime.timedelta(minutes=1), []
@@ -116,6 +130,9 @@ def rank_main(rank, args, path, results):
         tensor = torch.zeros(size // 4)
         cases[f"all_reduce {size_text(size)}"] = ({backend: lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group)
                                           for backend, group in groups.items()}, max(3, min(200, (8 << 20) // size)))
+    lists = {backend: list_operations(rank, args.ranks, group) for backend, group in groups.items()}
+    for name in lists["gloo"]:
+        cases[f"{name} of lists, {size_text(LIST_TENSOR)}"] = {backend: own[name] for backend, own in lists.items()}, 3
     cases["making a group"] = group_makers(rank, args.ranks), 3
     # A group of a step that needs none is None.
     step_groups = groups | {ALONE: None}

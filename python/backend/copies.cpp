@@ -109,7 +109,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather_coalesced(
   }
   Tensors memory;
   for (const auto& input : inputs) {
-    memory.push_back(at::empty({size_, input.numel()}, input.options()));
+    memory.push_back(scratch(size_ * input.numel(), input.options()).view({size_, input.numel()}));
   }
   const auto work =
       make_work({OpType::ALLGATHER_COALESCED, "lockstep:all_gather"}, inputs, outputs);
@@ -169,11 +169,11 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::gather(TensorLists& outputs, Te
     expect_alike("gather", {outputs.front().front(), inputs.front()});
   }
   const auto input = inputs.front().contiguous();
-  const auto memory = root ? at::empty({size_, input.numel()}, input.options()) : at::Tensor();
+  const auto memory = root ? scratch(size_ * input.numel(), input.options()) : at::Tensor();
   const auto work = make_work({OpType::GATHER, "lockstep:gather"}, inputs, outputs);
   work->keep(input);
   if (root) {
-    work->then([memory, outputs] { unflatten(memory.view({-1}), outputs.front()); });
+    work->then([memory, outputs] { unflatten(memory, outputs.front()); });
   }
   return start(work, {options.timeout, options.asyncOp}, [&](lockstep::Communicator& world) {
     return world.gather(input.data_ptr(), root ? memory.data_ptr() : nullptr, bytes_of(input),

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -41,16 +43,62 @@ at::Tensor ProcessGroupLockstep::allocateTensor(long size, at::TensorOptions opt
                                       ", expected real numbers; for a DDP model with complex "
                                       "parameters set DDP_DISABLE_COMM_MEM=1 in the environment"));
   }
-  const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-  auto memory = progress_->allocate(bytes);
+  return shared_tensor(size, options);
+}
+
+at::Tensor ProcessGroupLockstep::shared_tensor(std::int64_t elements,
+                                               const at::TensorOptions& options) const {
+  auto memory =
+      progress_->allocate(static_cast<std::size_t>(elements) * options.dtype().itemsize());
   void* data = memory.get();
   // A hook of DDP may resize its bucket, which then moves to ordinary memory.
-  return at::for_blob(data, {size})
+  return at::for_blob(data, {elements})
       .deleter([memory](void*) mutable { memory.reset(); })
       .options(options)
       .resizeable_storage()
       .allocator(c10::GetCPUAllocator())
       .make_tensor();
+}
+
+namespace {
+
+/// Whether one more group of this process may map shared memory for its operations on lists. The
+/// mapping takes address space, which gradient buckets need first.
+bool may_share_lists() {
+  static std::atomic<int> groups{0};
+  constexpr int most_groups = 16;
+  rlimit space{};
+  ::getrlimit(RLIMIT_AS, &space);
+  return space.rlim_cur == RLIM_INFINITY && groups++ < most_groups;
+}
+
+}  // namespace
+
+at::Tensor ProcessGroupLockstep::scratch(std::int64_t elements, const at::TensorOptions& options) {
+  constexpr std::size_t most = std::size_t{128} << 20;  // freed, it stays with the process
+  if (!shares_lists_) shares_lists_ = may_share_lists();
+  const auto bytes = static_cast<std::size_t>(elements) * options.dtype().itemsize();
+  if (bytes > most || !*shares_lists_) return at::empty({elements}, options);
+  return shared_tensor(elements, options);
+}
+
+at::Tensor ProcessGroupLockstep::memory_of(const Tensors& tensors) {
+  if (const auto shared = consecutive(tensors); shared.defined()) return shared;
+  std::int64_t elements = 0;
+  for (const auto& tensor : tensors) elements += tensor.numel();
+  return scratch(elements, tensors.front().options());
+}
+
+at::Tensor ProcessGroupLockstep::flattened(const Tensors& tensors) {
+  if (tensors.size() == 1) return tensors.front().contiguous().view({-1});
+  const auto memory = memory_of(tensors);
+  if (consecutive(tensors).defined()) return memory;
+  std::int64_t begin = 0;
+  for (const auto& tensor : tensors) {
+    memory.narrow(0, begin, tensor.numel()).copy_(tensor.reshape({-1}));
+    begin += tensor.numel();
+  }
+  return memory;
 }
 
 void ProcessGroupLockstep::abort() { progress_->fail("the program aborted the process group"); }

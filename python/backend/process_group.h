@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -102,6 +103,15 @@ class ProcessGroupLockstep final : public c10d::Backend {
     const char* text;  ///< a string literal such as "lockstep:all_reduce"
   };
 
+  /// A tensor of one dimension in memory that the ranks read in place.
+  at::Tensor shared_tensor(std::int64_t elements, const at::TensorOptions& options) const;
+  /// The same for the time of an operation. In ordinary memory if it is large or address space is
+  /// short.
+  at::Tensor scratch(std::int64_t elements, const at::TensorOptions& options);
+  /// Contiguous memory for all elements: the tensors' own if that is consecutive, else scratch().
+  at::Tensor memory_of(const Tensors& tensors);
+  /// The same, with the elements' values.
+  at::Tensor flattened(const Tensors& tensors);
   WorkPointer make_work(Title title, const Tensors& inputs, TensorLists outputs);
   /// Begins the operation that begin(world) returns, as that of the Work. Returns the Work.
   template <class Begin>
@@ -141,6 +151,7 @@ class ProcessGroupLockstep final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   std::shared_ptr<Progress> progress_;
   std::uint64_t sequence_ = 0;
+  std::optional<bool> shares_lists_;  ///< scratch() is shared memory; null before its first call
 };
 
 }  // namespace lockstep_torch

@@ -65,9 +65,6 @@ at::Tensor contiguous_memory(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
 }
 
-namespace {
-
-/// The memory of contiguous tensors that follow one another in one storage; undefined for others.
 at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
   const auto& first = tensors.front();
   std::int64_t end = first.storage_offset();
@@ -78,15 +75,6 @@ at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
     end += tensor.numel();
   }
   return first.as_strided({end - first.storage_offset()}, {1});
-}
-
-}  // namespace
-
-at::Tensor memory_of(const std::vector<at::Tensor>& tensors) {
-  if (const auto shared = consecutive(tensors); shared.defined()) return shared;
-  std::int64_t elements = 0;
-  for (const auto& tensor : tensors) elements += tensor.numel();
-  return at::empty({elements}, tensors.front().options());
 }
 
 at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
@@ -112,14 +100,6 @@ at::Tensor apart_from(const std::vector<at::Tensor>& outputs, std::size_t own, i
 
 void copy_back(const at::Tensor& memory, at::Tensor tensor) {
   if (!memory.is_same(tensor)) tensor.copy_(memory);
-}
-
-at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
-  if (const auto shared = consecutive(tensors); shared.defined()) return shared;
-  if (tensors.size() == 1) return tensors.front().contiguous().view({-1});
-  std::vector<at::Tensor> flat;
-  for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-  return at::cat(flat);
 }
 
 void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {

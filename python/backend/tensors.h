@@ -30,11 +30,9 @@ void expect_elements(const char* operation, const at::Tensor& larger, const at::
 
 /// The tensor, or contiguous memory of its shape.
 at::Tensor contiguous_memory(const at::Tensor& tensor);
-/// All elements in one dimension. They share the tensors' memory if that is consecutive, as that of
-/// the parts of one tensor; else they have memory of their own.
-at::Tensor flattened(const std::vector<at::Tensor>& tensors);
-/// Contiguous memory for all elements: the tensors' own if that is consecutive.
-at::Tensor memory_of(const std::vector<at::Tensor>& tensors);
+/// The memory of contiguous tensors that follow one another in one storage, as the parts of one
+/// tensor do; undefined for others.
+at::Tensor consecutive(const std::vector<at::Tensor>& tensors);
 /// The tensor, or a copy of it if its storage is that of the other tensor.
 at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor);
 /// The contiguous input number `own`, or a copy of it if it overlaps an output. It may be this

@@ -229,10 +229,12 @@ std::shared_ptr<World> World::create(int size, std::size_t heap_bytes) {
     throw InvalidArgument(
         concat("host: got a world of ", size, " ranks, expected 1 to ", max_ranks));
   }
-  constexpr std::size_t address_space = std::size_t{1} << 46;
+  constexpr std::size_t least_address_space = std::size_t{1} << 40;
   const auto heap = heap_bytes == 0
                         ? heap_size(size)
                         : HeapSize{heap_bytes, "limited by heap_bytes of the program: raise it"};
+  // A process may have dozens of worlds in 2^47 bytes of address space.
+  const std::size_t address_space = std::max(least_address_space, 2 * heap.bytes);
   heap_bytes =
       round_up(std::min(heap.bytes, address_space / static_cast<std::size_t>(size) - page), page);
   const std::size_t bytes = total_bytes(size, heap_bytes);
