@@ -83,11 +83,7 @@ std::vector<std::string> command_line(const Arguments& arguments) {
 bool measures_devices(const Arguments& arguments) {
   if (arguments.device != "auto") return arguments.device != "cpu";
   if (arguments.settings.collective == Collective::barrier) return false;
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return !bench::device_program().empty() &&
-         !launch::find_gpus({},
-                            visible != nullptr ? std::optional<std::string>(visible) : std::nullopt)
-              .gpus.empty();
+  return !bench::device_program().empty() && !launch::find_gpus().gpus.empty();
 }
 
 /// Throws: InvalidArgument if an option holds for memory of the host only.

@@ -251,39 +251,21 @@ Rows limits() {
           {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
 }
 
-std::string driver_text(const launch::GpuSources& sources, const launch::GpuList& found) {
-  const bool asked = !found.driver.empty();
-  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …"
-  const auto modules = detail::fields(sources.proc / "version");
-  const auto kernel_module = modules.find("NVRM version");
-  std::string text = asked ? concat("for CUDA ", found.driver) : "";
-  if (kernel_module != modules.end()) text += (asked ? ", " : "") + kernel_module->second;
-  if (!found.problem.empty()) text += (text.empty() ? "" : "; ") + found.problem;
-  return text;
-}
-
 /// The GPUs that a rank sees, the driver and NCCL, each with what to do if it is missing.
 Rows gpus() {
-  const launch::GpuSources sources;
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const auto found = launch::find_gpus(
-      sources, visible != nullptr ? std::optional<std::string>(visible) : std::nullopt);
-  Rows rows{{"driver", driver_text(sources, found)}};
+  const auto found = launch::find_gpus();
+  const auto version = found.driver.empty() ? "" : concat("for CUDA ", found.driver);
+  Rows rows{{"driver",
+             concat(version, version.empty() || found.problem.empty() ? "" : "; ", found.problem)}};
   for (const auto& gpu : found.gpus) {
-    const auto memory = std::to_string(gpu.memory >> 10);
-    rows.push_back(
-        {concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name, ", ",
-                                        gpu.memory == 0 ? "unknown memory" : gibibytes(memory))});
-  }
-  if (visible != nullptr) {
-    const auto all = launch::find_gpus(sources, std::nullopt).gpus.size();
-    rows.push_back({"visible", concat(found.gpus.size(), " of ", plural(all, "GPU"),
-                                      ", as CUDA_VISIBLE_DEVICES says")});
+    rows.push_back({concat("GPU ", gpu.id),
+                    concat(gpu.name, ", ", gibibytes(std::to_string(gpu.memory >> 10)))});
   }
   const auto nccl = launch::find_nccl(torch_folder());
-  const auto version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
+  const auto nccl_version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
   rows.push_back(
-      {"NCCL", concat(version, version.empty() || nccl.problem.empty() ? "" : ": ", nccl.problem)});
+      {"NCCL", concat(nccl_version, nccl_version.empty() || nccl.problem.empty() ? "" : ": ",
+                      nccl.problem)});
   return rows;
 }
 

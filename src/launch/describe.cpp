@@ -99,7 +99,7 @@ std::string describe(const Plan& plan) {
   for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     const auto& cpus = plan.ranks[rank].cpus;
     Row row{std::to_string(rank), cpus.empty() ? "any" : format_cpu_list(cpus)};
-    if (with_gpus) row.push_back(label(gpus[rank % gpus.size()]));
+    if (with_gpus) row.push_back(labels({&gpus[rank % gpus.size()], 1}));
     for (const auto i : own) row.push_back(plan.ranks[rank].variables[i].second);
     ranks.push_back(std::move(row));
   }

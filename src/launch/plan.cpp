@@ -146,9 +146,8 @@ std::string value_of(const Variables& variables, std::string_view name) {
   return found == nullptr ? "" : *found;
 }
 
-Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,
-               const GpuSources& sources) {
-  auto gpus = choose_gpus(given, inherited, sources);
+Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited) {
+  auto gpus = choose_gpus(given, inherited);
   Options options = given;
   if (options.rank_per_gpu) options.ranks = static_cast<int>(gpus.gpus.size());
   check(options);

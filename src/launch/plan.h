@@ -120,8 +120,7 @@ inline constexpr int listen_descriptor = 201;
 
 /// Checks the options, finds the program and the GPUs, and divides the cores.
 /// Throws: InvalidArgument naming the option, or the program and why it cannot be executed.
-Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited,
-               const GpuSources& sources = {});
+Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited);
 
 /// The same with the cores and the environment of this process.
 Plan make_plan(const Options& options);
@@ -148,7 +147,7 @@ Variables inherited_environment();
 
 /// Decides which GPUs the ranks use. Looks for GPUs only if the options ask for them.
 /// Throws: InvalidArgument naming the option, what was found and what to do.
-RankGpus choose_gpus(const Options& options, const Variables& inherited, const GpuSources& sources);
+RankGpus choose_gpus(const Options& options, const Variables& inherited);
 
 /// Checks that there are enough GPUs for this number of ranks.
 /// Throws: InvalidArgument naming --share-gpus.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <set>
 #include <string_view>
 
 #include "core/text.h"
@@ -12,10 +11,6 @@ namespace {
 
 using detail::concat;
 using detail::plural;
-
-bool is_uuid(const std::string& entry) {
-  return entry.starts_with("GPU-") || entry.starts_with("MIG-");
-}
 
 /// The option that asks for GPUs, for error texts.
 std::string asking_option(const Options& options) {
@@ -45,80 +40,23 @@ std::string sharing(const Options& options, const Variables& inherited) {
                                "--share-gpus=nccl"));
 }
 
-/// The entries of --gpus.
-std::vector<std::string> parse_list(const std::string& list) {
-  const auto entries = gpu_entries(list);
-  if (entries.empty()) {
-    throw InvalidArgument("gpus: got an empty list, expected indices such as 0,1");
-  }
+/// Throws: InvalidArgument if --gpus has an entry that is neither an index nor a UUID, such as a
+/// range.
+void check_list(const std::string& list, const std::vector<std::string>& entries) {
   for (const auto& entry : entries) {
     const bool index = !entry.empty() && entry.find_first_not_of("0123456789") == std::string::npos;
-    if (!index && !is_uuid(entry)) {
-      throw InvalidArgument(concat("gpus: got '", entry, "' in '", list,
-                                   "', expected indices such as 0,1, or UUIDs as nvidia-smi -L "
-                                   "prints them"));
-    }
-    if (is_uuid(entry) != is_uuid(entries.front())) {
-      throw InvalidArgument(concat("gpus: got '", list,
-                                   "', expected indices only or UUIDs only: CUDA reads no list of "
-                                   "both"));
-    }
+    if (index || entry.starts_with("GPU-") || entry.starts_with("MIG-")) continue;
+    throw InvalidArgument(concat("gpus: got '", entry, "' in '", list,
+                                 "', expected indices such as 0,1, or UUIDs as nvidia-smi -L "
+                                 "prints them"));
   }
-  return entries;
-}
-
-InvalidArgument no_gpus(const Options& options, const std::string& problem) {
-  return InvalidArgument(concat(asking_option(options), ": found no GPU: ", problem,
-                                ". To train on the CPU, leave out the options for GPUs and give a "
-                                "number of ranks: -n 2"));
-}
-
-/// The GPUs of --gpus.
-GpuList named_gpus(const Options& options, const GpuSources& sources) {
-  const auto entries = parse_list(*options.gpus);
-  const auto list = detail::joined(entries, ",");
-  if (entries.front().starts_with("MIG-")) {
-    auto found = find_gpus(sources, list);  // only CUDA knows MIG devices
-    if (found.gpus.empty()) throw no_gpus(options, found.problem);
-    if (entries.size() > 1) {
-      throw InvalidArgument(concat("gpus: got ", entries.size(),
-                                   " MIG devices, expected one: a CUDA process uses one MIG "
-                                   "device. Name one, and add --share-gpus for several ranks"));
-    }
-    return found;
-  }
-  auto all = find_gpus(sources, std::nullopt);
-  if (all.gpus.empty()) throw no_gpus(options, all.problem);
-  std::vector<Gpu> gpus;
-  std::set<std::size_t> taken;
-  for (const auto& entry : entries) {
-    const auto index = gpu_index(all.gpus, entry);
-    if (!index) {
-      throw InvalidArgument(concat("gpus: got ", entry, ", expected some of ",
-                                   plural(all.gpus.size(), "GPU"),
-                                   " of this host: ", labels(all.gpus)));
-    }
-    if (!taken.insert(*index).second) {
-      throw InvalidArgument(concat("gpus: got GPU ", entry, " twice in ", *options.gpus,
-                                   ", expected each GPU once. --share-gpus lets several ranks use "
-                                   "one GPU"));
-    }
-    gpus.push_back(all.gpus[*index]);
-    gpus.back().id = is_uuid(entry) ? entry : std::to_string(*index);
-  }
-  all.gpus = std::move(gpus);
-  return all;
 }
 
 /// A batch system, or the user, may have allotted some GPUs to this job by CUDA_VISIBLE_DEVICES.
-void check_allotted(const std::vector<Gpu>& gpus, const std::string& allotted,
-                    const GpuSources& sources) {
-  const auto allowed = find_gpus(sources, allotted).gpus;
+void check_allotted(const std::vector<Gpu>& gpus, const std::string& allotted) {
+  const auto allowed = find_gpus(allotted).gpus;
   for (const auto& gpu : gpus) {
-    const bool found = std::any_of(allowed.begin(), allowed.end(), [&](const Gpu& one) {
-      return gpu.uuid.empty() ? gpu.id == one.id : gpu.uuid == one.uuid;
-    });
-    if (found) continue;
+    if (std::ranges::find(allowed, gpu.uuid, &Gpu::uuid) != allowed.end()) continue;
     throw InvalidArgument(concat("gpus: got ", gpu.id,
                                  ", expected some of CUDA_VISIBLE_DEVICES=", allotted,
                                  " of the environment. Name GPUs of that list, or unset "
@@ -128,8 +66,7 @@ void check_allotted(const std::vector<Gpu>& gpus, const std::string& allotted,
 
 }  // namespace
 
-RankGpus choose_gpus(const Options& options, const Variables& inherited,
-                     const GpuSources& sources) {
+RankGpus choose_gpus(const Options& options, const Variables& inherited) {
   check_device(options, inherited);
   RankGpus chosen;
   if (!options.device.empty()) chosen.variables.emplace_back("LOCKSTEP_DEVICE", options.device);
@@ -139,17 +76,21 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
     chosen.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
   }
 
-  const auto* const inherited_list = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
-  const auto allotted = inherited_list != nullptr ? std::optional(*inherited_list) : std::nullopt;
-  GpuList found;
+  const auto entries = gpu_entries(options.gpus.value_or(""));
+  const auto list = detail::joined(entries, ",");
+  if (options.gpus) check_list(*options.gpus, entries);
+  auto found = options.gpus ? find_gpus(list) : find_gpus();
+  if (found.gpus.empty() || found.gpus.size() < entries.size()) {
+    throw InvalidArgument(concat(asking_option(options), ": found ",
+                                 found.gpus.empty() ? "no GPU" : plural(found.gpus.size(), "GPU"),
+                                 ": ", found.problem,
+                                 ". To train on the CPU, leave out the options for GPUs and give a "
+                                 "number of ranks: -n 2"));
+  }
   if (options.gpus) {
-    found = named_gpus(options, sources);
-    if (allotted) check_allotted(found.gpus, *allotted, sources);
-    const auto list = detail::joined(found.gpus, ",", &Gpu::id);
+    const auto* const allotted = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
+    if (allotted != nullptr) check_allotted(found.gpus, *allotted);
     chosen.variables.emplace_back("CUDA_VISIBLE_DEVICES", list);
-  } else {
-    found = find_gpus(sources, allotted);
-    if (found.gpus.empty()) throw no_gpus(options, found.problem);
   }
   const auto share = sharing(options, inherited);
   if (!options.share_gpus.empty()) chosen.variables.emplace_back("LOCKSTEP_SHARE_GPUS", share);

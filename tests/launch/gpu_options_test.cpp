@@ -63,7 +63,8 @@ TEST_F(GpuOptions, ReachTheRanks) {
   for (const auto& [options, shown, more] : cases) {
     EXPECT_EQ(shown_by_ranks(words_of(options), more), concat(shown, '\n')) << options;
   }
-  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device=cuda share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}),
+            "0/1 visible=0,01 device=cuda share=\n");
 }
 
 /// Without these options nothing looks for a GPU, which takes seconds on some machines.
@@ -103,7 +104,7 @@ TEST_F(GpuOptions, InDoctor) {
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
   EXPECT_THAT(run_cli({"doctor"}, variables),
-              prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n", "1 of 2 GPUs",
+              prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n",
                       concat("  NCCL     2.19.0, ", LOCKSTEP_FAKE_CUDA)},
                      {"too old"}));
   variables["FAKE_NCCL_VERSION"] = "21805";
@@ -119,30 +120,30 @@ TEST_F(GpuOptions, WrongOnesAreOneClearError) {
   std::vector<Refused> wrong{
       {"-n 3 --gpus 0,1", {"got 3 ranks for 2 GPUs: 0 (NVIDIA A), 1 (NVIDIA B)", "--share-gpus"}},
       {"-n 2 --gpus 1", {"got 2 ranks for 1 GPU: 1 (NVIDIA B)", "Start 1 rank (-n gpus)"}},
-      {"--gpus ''", {"gpus: got an empty list"}},
+      {"--gpus ''", {"--gpus : found no GPU", "CUDA_VISIBLE_DEVICES= shows no GPU"}},
       {"--gpus 0,", {"gpus: got '' in '0,'"}},
       {"--gpus 1,0-1",
        {"gpus: got '0-1' in '1,0-1', expected indices such as 0,1", "nvidia-smi -L"}},
       {"--gpus -1", {"gpu"}},
-      {"--gpus 0,2", {"gpus: got 2, expected some of 2 GPUs of this host: 0 (NVIDIA A), 1"}},
-      {"--gpus 99999999999999999999", {"got 99999999999999999999, expected some of 2 GPUs"}},
-      {"--gpus GPU-77777777-7777", {"got GPU-77777777-7777"}},
+      {"--gpus 0,2", {"--gpus 0,2: found 1 GPU: ", "the list ends at '2', which names no GPU"}},
+      {"--gpus 99999999999999999999", {"99999999999999999999 shows no GPU"}},
+      {"--gpus GPU-77777777-7777", {"=GPU-77777777-7777 shows no GPU"}},
       {"-n 2 --share-gpus=mpi", {"share-gpus: got 'mpi'", "--share-gpus=nccl"}},
-      {"--gpus 1,0,01", {"got GPU 01 twice", "--share-gpus"}},
-      {"--gpus 0,GPU-22222222-2222", {"CUDA reads no list of both"}},
-      {"--gpus MIG-1,MIG-2", {"got 2 MIG devices"}},
+      {"--gpus 1,0,01", {"=1,0,01 shows no GPU", "each once"}},
+      {"--gpus 0,GPU-22222222-2222", {"found 1 GPU: ", "the list ends at 'GPU-22222222-2222'"}},
+      {"--gpus MIG-1,MIG-2", {"the list ends at 'MIG-2'", "a second MIG device"}},
       {"--gpus 0",
        {"gpus: got 0, expected some of CUDA_VISIBLE_DEVICES=1 of the environment"},
        {{"CUDA_VISIBLE_DEVICES", "1"}}},
       {"-n gpus",
-       {"-n gpus: found no GPU: CUDA_VISIBLE_DEVICES is empty", ". To train on the CPU, leave out",
-        "-n 2"},
+       {"-n gpus: found no GPU: NVIDIA driver ", "CUDA_VISIBLE_DEVICES= shows no GPU",
+        ". To train on the CPU, leave out", "-n 2"},
        {{"CUDA_VISIBLE_DEVICES", ""}}},
       {"-n 2 --share-gpus",
-       {"--share-gpus: found no GPU: the NVIDIA driver finds no GPU"},
+       {"--share-gpus: found no GPU: NVIDIA driver ", ": it finds no GPU; run nvidia-smi"},
        {{"FAKE_CUDA_NAMES", ""}}},
       {"--gpus 0",
-       {"--gpus 0: found no GPU: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},
+       {"--gpus 0: found no GPU: ", ": cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},
        {{"FAKE_CUDA_RESULT", "803"}}},
       {"--gpus 0 --device cpu", {"device: got cpu together with --gpus 0", "Leave one out"}},
       {"-n gpus",

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <sstream>
 
 #include "core/nccl_version.h"
 #include "launch/system.h"
@@ -31,20 +30,23 @@ TEST(Probe, ReturnsTextOfAnotherProcessOrSaysWhyThereIsNone) {
   EXPECT_EQ(probe(thrown, 60s).problem, "no such thing");
   const auto ended = []() -> std::string { _exit(7); };
   EXPECT_EQ(probe(ended, 60s).problem, "ended early: exit code 7");
+  const auto hung = []() -> std::string {
+    for (;;) pause();
+  };
+  EXPECT_EQ(probe(hung, 1s).problem, "no answer within 1 s");
   EXPECT_FALSE(anything_left());
 }
 
 /// The fake driver reads the variable as CUDA's documentation says.
 class VisibleGpus : public ::testing::Test {
  protected:
-  std::vector<Gpu> shown(const std::string& visible) { return find_gpus(sources_, visible).gpus; }
-
   Variable names_{"FAKE_CUDA_NAMES", "A|B|C|D"};
-  GpuSources sources_{.driver = LOCKSTEP_FAKE_CUDA};
+  Variable driver_{"LOCKSTEP_LIBCUDA", LOCKSTEP_FAKE_CUDA};
+  Variable all_{"CUDA_VISIBLE_DEVICES", nullptr};
 };
 
 TEST_F(VisibleGpus, AreListedByTheDriver) {
-  const auto found = find_gpus(sources_, std::nullopt);
+  const auto found = find_gpus();
   EXPECT_EQ(found.problem, "");
   EXPECT_EQ(found.driver, "13.0");
   EXPECT_THAT(ids(found.gpus), ElementsAre("0", "1", "2", "3"));
@@ -53,111 +55,48 @@ TEST_F(VisibleGpus, AreListedByTheDriver) {
   EXPECT_EQ(found.gpus.at(1).memory, std::uint64_t{2} << 30);
 }
 
-/// visible_gpus(), which stands in for a driver that cannot be loaded, selects as the driver does.
-TEST_F(VisibleGpus, HaveTheEntryAsIdAndAreSelectedAsByTheDriver) {
-  EXPECT_THAT(ids(shown("2, 0")), ElementsAre("2", "0"));
-  EXPECT_THAT(names(shown("2, 0")), ElementsAre("C", "A"));
-  EXPECT_THAT(ids(shown("GPU-44444444")), ElementsAre("GPU-44444444"));
-  const auto all = find_gpus(sources_, std::nullopt).gpus;
-  const std::string third = "GPU-33333333-3333-3333-3333-333333333333";
-  std::istringstream lists(
-      "0|3|2,1|0,1,2,3| 1 , 3|| "
-      "|4|-1|0,2,-1,1|1,7,0|0,0|1,2,1|x|1,x,2|2abc,1|,1|1,,2|GPU-11111111,GPU-33333333|GPU-"
-      "33333333-3333,1|1,GPU-33333333-3333|GPU-55555555-5555|GPU-|GPU-22222222-2222,GPU-22222222-"
-      "2222");
-  for (std::string visible; std::getline(lists, visible, '|');) {
-    const auto expected = shown(visible);
-    const auto selected = visible_gpus(all, visible);
-    EXPECT_EQ(names(selected), names(expected)) << visible;
-    EXPECT_EQ(ids(selected), ids(expected)) << visible;
-  }
-  EXPECT_THAT(names(visible_gpus(all, third)), ElementsAre("C"));
-  EXPECT_THAT(ids(visible_gpus(all, "MIG-1,MIG-2")), ElementsAre("MIG-1"));
-}
-
-TEST_F(VisibleGpus, AUuidThatBeginsSeveralNamesNoneAndFewerThanNamedAreExplained) {
-  const std::vector<Gpu> all{{.id = "0", .uuid = "ab10"}, {.id = "1", .uuid = "ab20"}};
-  EXPECT_THAT(visible_gpus(all, "GPU-ab"), IsEmpty());
-  EXPECT_THAT(ids(visible_gpus(all, "GPU-AB2")), ElementsAre("GPU-AB2"));
+TEST_F(VisibleGpus, HaveTheEntryAsIdAndFewerThanNamedAreExplained) {
+  EXPECT_THAT(ids(find_gpus("2, 0").gpus), ElementsAre("2", "0"));
+  EXPECT_THAT(names(find_gpus("2, 0").gpus), ElementsAre("C", "A"));
+  EXPECT_THAT(ids(find_gpus("GPU-44444444").gpus), ElementsAre("GPU-44444444"));
   EXPECT_EQ(
-      find_gpus(sources_, "2,7,0").problem,
+      find_gpus("2,7,0").problem,
       "CUDA_VISIBLE_DEVICES=2,7,0 shows 1 GPU: the list ends at '7', which names no GPU, or a "
       "second MIG device");
-  EXPECT_EQ(find_gpus(sources_, "2,0").problem, "");
+  EXPECT_EQ(find_gpus("2,0").problem, "");
+  const Variable own("CUDA_VISIBLE_DEVICES", "3");
+  EXPECT_THAT(ids(find_gpus().gpus), ElementsAre("3"));
 }
 
-TEST(NoGpu, OfADriverThatFailsIsExplained) {
-  const GpuSources sources{.driver = LOCKSTEP_FAKE_CUDA, .limit = 1s};
-  const auto problem_with = [&](const char* result) {
+TEST_F(VisibleGpus, OfADriverThatFailsAreExplained) {
+  const auto problem_with = [](const char* result) {
     const Variable variable("FAKE_CUDA_RESULT", result);
-    const auto found = find_gpus(sources, std::nullopt);
+    const auto found = find_gpus();
     EXPECT_THAT(found.gpus, IsEmpty());
     return found.problem;
   };
   EXPECT_THAT(problem_with("803"),
               AllOf(HasSubstr("cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"),
-                    HasSubstr("Restart the machine")));
-  EXPECT_THAT(problem_with("3"), HasSubstr("cuInit: error (3)"));
-  EXPECT_THAT(problem_with("hang"), HasSubstr("no answer within 1 s"));
+                    HasSubstr("; run nvidia-smi")));
+  EXPECT_THAT(problem_with("3"), HasSubstr("cuInit: unknown error (3)"));
   EXPECT_THAT(problem_with("crash"), HasSubstr("ended early: SIGABRT"));
-  EXPECT_THAT(find_gpus({.driver = "libc.so.6"}, std::nullopt).problem,
-              HasSubstr("it has no function cuInit"));
+  const Variable other("LOCKSTEP_LIBCUDA", "libc.so.6");
+  EXPECT_THAT(find_gpus().problem, HasSubstr("libc.so.6: it has no function cuInit"));
+  const Variable missing("LOCKSTEP_LIBCUDA", "/nonexistent/libcuda.so.1");
+  EXPECT_THAT(find_gpus().problem, AllOf(HasSubstr("NVIDIA driver /nonexistent/libcuda.so.1: "),
+                                         HasSubstr("install the driver")));
   EXPECT_FALSE(anything_left());
 }
 
 /// A process that has called cuInit() cannot use CUDA in its forked children.
-TEST(Driver, IsNeverInitialisedInThisProcess) {
+TEST_F(VisibleGpus, InitialiseNoDriverInThisProcess) {
   const TemporaryFolder folder;
   const auto log = folder / "pids";
   const Variable variable("FAKE_CUDA_LOG", log.c_str());
-  const Variable one("FAKE_CUDA_NAMES", "A");
-  EXPECT_EQ(find_gpus({.driver = LOCKSTEP_FAKE_CUDA}, std::nullopt).gpus.size(), 1U);
+  EXPECT_EQ(find_gpus().gpus.size(), 4U);
   const auto pids = content(log);
   EXPECT_NE(pids, "");
   EXPECT_NE(pids, std::to_string(getpid()) + "\n");
-}
-
-class DeviceFiles : public ::testing::Test {
- protected:
-  void add(const std::string& minor) {
-    std::filesystem::create_directories(sources_.devices);
-    std::ofstream(sources_.devices / ("nvidia" + minor));
-  }
-  void describe_gpu(const std::string& address, const std::string& minor,
-                    const std::string& model) {
-    const auto directory = sources_.proc / "gpus" / address;
-    std::filesystem::create_directories(directory);
-    std::ofstream(directory / "information")
-        << "Model: \t\t " << model << "\nIRQ:   \t\t 48\nGPU UUID: \t GPU-" << minor
-        << "0000000-0000-0000-0000-000000000000\nDevice Minor: \t " << minor << '\n';
-  }
-
-  TemporaryFolder folder_;
-  GpuSources sources_{
-      .driver = "/nonexistent/libcuda.so.1", .devices = folder_ / "dev", .proc = folder_ / "proc"};
-};
-
-TEST_F(DeviceFiles, AreCountedWithoutTheDriversLibrary) {
-  const auto none = find_gpus(sources_, std::nullopt);
-  EXPECT_THAT(none.gpus, IsEmpty());
-  EXPECT_THAT(none.problem, AllOf(HasSubstr("no NVIDIA driver: /nonexistent/libcuda.so.1: "),
-                                  HasSubstr("install the driver")));
-  for (const char* name : {"0", "1", "ctl", "-uvm", "-modeset"}) add(name);
-  const auto found = find_gpus(sources_, std::nullopt);
-  EXPECT_THAT(ids(found.gpus), ElementsAre("0", "1"));
-  EXPECT_THAT(found.problem, HasSubstr("counted by the files in "));
-  EXPECT_THAT(ids(find_gpus(sources_, "1,0").gpus), ElementsAre("1", "0"));
-  EXPECT_THAT(find_gpus(sources_, "").problem, HasSubstr("CUDA_VISIBLE_DEVICES is empty"));
-}
-
-TEST_F(DeviceFiles, AreDescribedByTheKernelModule) {
-  for (const char* name : {"0", "1"}) add(name);
-  describe_gpu("0000:81:00.0", "0", "NVIDIA A");
-  describe_gpu("0000:01:00.0", "1", "NVIDIA B");
-  describe_gpu("0000:c1:00.0", "2", "of another container");
-  const auto found = find_gpus(sources_, std::nullopt);
-  EXPECT_THAT(names(found.gpus), ElementsAre("NVIDIA B", "NVIDIA A")) << "in PCI order";
-  EXPECT_THAT(names(find_gpus(sources_, "GPU-00").gpus), ElementsAre("NVIDIA A"));
 }
 
 TEST(NcclVersion, IsReadOrMissesTheLibrary) {
