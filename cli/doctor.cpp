@@ -1,6 +1,4 @@
-#include <fcntl.h>
 #include <gnu/libc-version.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -8,14 +6,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -47,18 +42,6 @@ using detail::concat;
 using detail::plural;
 using detail::Row;
 using Rows = std::vector<Row>;
-
-/// The first line of a file, which other kernels may not have.
-std::string setting(const std::filesystem::path& file) {
-  const auto line = detail::first_line(file);
-  return line.empty() ? "unknown" : line;
-}
-
-/// The field of a file; "unknown" if it has none of this name.
-std::string value_of(const std::map<std::string, std::string>& fields, const std::string& name) {
-  const auto found = fields.find(name);
-  return found == fields.end() ? "unknown" : found->second;
-}
 
 std::string gibibytes(const std::string& kibibytes) {
   std::istringstream in(kibibytes);
@@ -131,19 +114,6 @@ std::string interfaces() {
   }
 }
 
-/// The text about progress of operations over MPI: by a thread, or by waiting ranks only.
-std::string progress() {
-  try {
-    if (Environment::read().progress == ProgressMode::wait) {
-      return "ranks will make progress while they wait, as LOCKSTEP_PROGRESS says";
-    }
-  } catch (const InvalidArgument& problem) {
-    return problem.what();
-  }
-  return "a thread will make progress (where the program begins MPI, with MPI_THREAD_MULTIPLE "
-         "only)";
-}
-
 std::string ucx_text() {
   if (const auto why = ucx::available(); !why.empty()) return why;
   return ucx::has_device() ? "works; used without MPI if all ranks can"
@@ -153,19 +123,17 @@ std::string ucx_text() {
 Rows parts() {
   const auto host = host::available();
   const auto mpi = mpi::available();
-  Rows rows{{"LibTorch", libtorch()},
-            {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
-            {"backend mpi", mpi.empty() ? concat(mpi::version(), "; ", progress()) : mpi},
-            {"between hosts", interfaces()},
-            {"UCX", ucx_text()}};
-  rows.push_back(
-      {"CPU targets", detail::joined(kernels::cpu_targets(), " ") + " (the first is used)"});
-  return rows;
+  return {{"LibTorch", libtorch()},
+          {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
+          {"backend mpi", mpi.empty() ? mpi::version() : mpi},
+          {"between hosts", interfaces()},
+          {"UCX", ucx_text()},
+          {"CPU targets", detail::joined(kernels::cpu_targets(), " ") + " (the first is used)"}};
 }
 
 Rows processors() {
   const auto topology = Topology::read();
-  Rows rows{{"processor", value_of(detail::fields("/proc/cpuinfo"), "model name")},
+  Rows rows{{"processor", detail::fields("/proc/cpuinfo")["model name"]},
             {"cores", concat(plural(topology.cores.size(), "core"), ", ",
                              plural(topology.cpus().size(), "logical CPU"), " allowed of ",
                              sysconf(_SC_NPROCESSORS_ONLN))}};
@@ -175,28 +143,13 @@ Rows processors() {
       if (core.node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
     }
     std::sort(cpus.begin(), cpus.end());
-    const auto memory = detail::fields(
-        concat("/sys/devices/system/node/node", node, "/meminfo"));  // "Node 0 MemTotal"
-    const auto total = memory.find(concat("Node ", node, " MemTotal"));
-    rows.push_back({concat("NUMA node ", node),
-                    concat("CPUs ", format_cpu_list(cpus),
-                           total == memory.end() ? "" : concat(", ", gibibytes(total->second)))});
+    rows.push_back({concat("NUMA node ", node), concat("CPUs ", format_cpu_list(cpus))});
   }
-  const auto quota = setting("/sys/fs/cgroup/cpu.max");
-  if (quota != "unknown" && !quota.starts_with("max")) {
+  const auto quota = detail::first_line("/sys/fs/cgroup/cpu.max");
+  if (!quota.empty() && !quota.starts_with("max")) {
     rows.push_back({"CPU quota", concat(quota, " (µs of each period; this cgroup)")});
   }
   return rows;
-}
-
-/// Checks whether shared memory can be allocated as by the host backend.
-std::string memfd() {
-  const int fd = memfd_create("lockstep-doctor", MFD_CLOEXEC);
-  if (fd < 0) return concat("refused: ", std::strerror(errno));
-  constexpr off_t sample = 1 << 20;
-  const int result = posix_fallocate(fd, 0, sample);
-  close(fd);
-  return result == 0 ? "works" : concat("refused: ", std::strerror(result));
 }
 
 /// The shared memory that each rank of a world on all cores can allocate.
@@ -207,35 +160,18 @@ std::string shared_heap() {
                 heap.bound);
 }
 
-/// The pages of the heap of ranks that `lockstep run` starts. `enabled` is the kernel's setting.
-std::string heap_pages(const std::string& enabled) {
-  if (enabled.find("[always]") != std::string::npos)
-    return "huge pages, which the kernel uses always";
-  if (enabled.find("[madvise]") == std::string::npos) {
-    return "small pages: the kernel's transparent huge pages are off";
-  }
-#if defined(__GLIBC__) && !__GLIBC_PREREQ(2, 35)
-  return "small pages: glibc asks for huge ones from version 2.35 on";
-#else
-  return "huge pages, for which lockstep run lets glibc ask (--huge-pages)";
-#endif
-}
-
 Rows memory() {
-  const auto info = detail::fields("/proc/meminfo");
-  const auto get = [&](const char* name) { return value_of(info, name); };
+  auto info = detail::fields("/proc/meminfo");
   const std::filesystem::path huge = "/sys/kernel/mm/transparent_hugepage";
-  const auto enabled = setting(huge / "enabled");
-  Rows rows{{"memory",
-             concat(gibibytes(get("MemTotal")), ", available ", gibibytes(get("MemAvailable")))},
-            {"swap", gibibytes(get("SwapTotal"))},
-            {"huge pages",
-             concat("transparent ", enabled, ", shared memory ", setting(huge / "shmem_enabled"),
-                    ", reserved ", get("HugePages_Total"), " of ", get("Hugepagesize"))},
-            {"heap of ranks", heap_pages(enabled)},
-            {"overcommit", setting("/proc/sys/vm/overcommit_memory")},
-            {"shared memory", concat("memfd and fallocate: ", memfd())},
-            {"shared heap", shared_heap()}};
+  Rows rows{
+      {"memory",
+       concat(gibibytes(info["MemTotal"]), ", available ", gibibytes(info["MemAvailable"]))},
+      {"swap", gibibytes(info["SwapTotal"])},
+      {"huge pages", concat("transparent ", detail::first_line(huge / "enabled"),
+                            ", shared memory ", detail::first_line(huge / "shmem_enabled"),
+                            ", reserved ", info["HugePages_Total"], " of ", info["Hugepagesize"])},
+      {"overcommit", detail::first_line("/proc/sys/vm/overcommit_memory")},
+      {"shared heap", shared_heap()}};
   const MemoryGroups groups;
   if (const auto limit = groups.limit()) {
     rows.push_back(
@@ -330,16 +266,13 @@ Rows environment() {
 }
 
 void doctor() {
-  const auto print = [width = detail::terminal_width(STDOUT_FILENO)](const std::string& table) {
-    std::cout << detail::wrapped(table, width);
-  };
-  print(detail::table("Versions", versions()) + '\n');
-  print(detail::table("Parts", parts()) + '\n');
-  print(detail::table("Processors", processors()) + '\n');
-  print(detail::table("GPUs", gpus()) + '\n');
-  print(detail::table("Memory", memory()) + '\n');
-  print(detail::table("Limits", limits()) + '\n');
-  print(detail::table("Environment", environment()));
+  std::cout << detail::table("Versions", versions()) << '\n'
+            << detail::table("Parts", parts()) << '\n'
+            << detail::table("Processors", processors()) << '\n'
+            << detail::table("GPUs", gpus()) << '\n'
+            << detail::table("Memory", memory()) << '\n'
+            << detail::table("Limits", limits()) << '\n'
+            << detail::table("Environment", environment());
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -30,13 +29,7 @@ void print_error(std::string_view text) {
 
 /// Prints a help text or a version, or what is wrong with the command line. Returns the exit code.
 int end_parsing(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) {
-    std::ostringstream text;
-    const int exit_code = app.exit(error, text);
-    std::cout << lockstep::detail::wrapped(text.str(),
-                                           lockstep::detail::terminal_width(STDOUT_FILENO));
-    return exit_code;
-  }
+  if (error.get_exit_code() == 0) return app.exit(error);
   const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
   print_error(extra ? lockstep::cli::unexpected_words(app) : error.what());
   const auto chosen = app.get_subcommands();
@@ -82,8 +75,7 @@ int run(int argc, char** argv) {
     return 1;
   }
   if (app.get_subcommands().empty()) {
-    std::cerr << lockstep::detail::wrapped(app.help(),
-                                           lockstep::detail::terminal_width(STDERR_FILENO));
+    std::cerr << app.help();
     return usage_error;
   }
   return exit_code;

@@ -110,7 +110,7 @@ void print_table(const TuneArguments& arguments, const Topology& topology,
     std::cout << "Each candidate ran once, so the spread between runs is not known.\n";
   }
   for (const auto& line : tune::lines(verdict, static_cast<int>(topology.cores.size()))) {
-    std::cout << detail::wrapped(line, 100) << '\n';
+    std::cout << line << '\n';
   }
   const bool colour = detail::shows_colour(STDOUT_FILENO);
   const auto command = command_of(verdict.best->candidate, arguments, topology);

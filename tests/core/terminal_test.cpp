@@ -56,17 +56,5 @@ TEST(Terminal, HasAWidthIfItsOwnerSetOne) {
   EXPECT_EQ(terminal_width(ends.file), 0);
 }
 
-TEST(Terminal, LongLinesAreBrokenAtSpacesBelowTheirLastColumnAndWordsStay) {
-  EXPECT_EQ(wrapped("Options:\n  -n INT    Number of ranks, at least one\n", 32),
-            "Options:\n  -n INT    Number of ranks, at\n            least one\n");
-  EXPECT_EQ(wrapped("alpha beta gamma delta", 20), "alpha beta gamma\ndelta");
-  EXPECT_EQ(wrapped("  … beta gamma delta x", 22), "  … beta gamma delta x")
-      << "a character is a column";
-  const std::string text = "  path    /a/long/path/that/does/not/fit/into/a/line\n\nend";
-  EXPECT_EQ(wrapped(text, 30), text);
-  EXPECT_EQ(wrapped("one two", 0), "one two");
-  EXPECT_EQ(wrapped("", 10), "");
-}
-
 }  // namespace
 }  // namespace lockstep::detail

@@ -53,7 +53,7 @@ TEST(Printed, HasEveryCommandAndWhatABugReportNeeds) {
   EXPECT_THAT(run_cli({"doctor"}),
               prints({"lockstep", "compiler", "kernel", "glibc", "LibTorch", "backend host",
                       "backend mpi", "UCX", "CPU targets", "cores", "NUMA node", "memory",
-                      "huge pages", "memfd", "open files"}));
+                      "huge pages", "shared heap", "open files"}));
 }
 
 TEST(Doctor, TellsWhichWorldAProgramWouldJoin) {

@@ -67,7 +67,7 @@ TEST(OutOfMemory, IsNamedAsTheCauseOfASigkill) {
 TEST(OutOfMemory, LimitOfANestedGroupIsSeen) {
   const LimitedGroup group(64 * megabyte);
   if (!group) GTEST_SKIP() << "no control group with a memory limit can be made here";
-  EXPECT_THAT(group.run("doctor").out, HasSubstr("memory limit   64 MiB, "));
+  EXPECT_THAT(group.run("doctor").out, HasSubstr("memory limit  64 MiB, "));
   const auto ended = group.run(concat("run -n 2 ", quoted(rank_program()), " share-memory 1"));
   EXPECT_EQ(ended.code, 1) << ended.err;
   EXPECT_THAT(

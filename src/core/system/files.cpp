@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,16 +10,17 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <random>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "core/environment.h"
 #include "core/log.h"
+#include "core/system/terminal.h"
 #include "core/system/topology.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -223,12 +223,9 @@ std::map<fs::path, Held>& held() {
 /// The line in which the job that has the lock describes itself.
 std::string holder(int fd) {
   std::array<char, 512> text{};
-  const auto length = ::pread(fd, text.data(), text.size(), 0);
-  std::string line(text.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-  line = line.substr(0, line.find('\n'));
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < ' ') c = '?';  // any process may have written it
-  }
+  [[maybe_unused]] const auto length = ::pread(fd, text.data(), text.size() - 1, 0);
+  const std::string_view all(text.data());
+  const auto line = plain_line(all.substr(0, all.find('\n')));  // any process may have written it
   return line.empty() ? "it has not said which" : line;
 }
 
@@ -279,12 +276,8 @@ Descriptor lock(const fs::path& folder, const fs::path& path) {
 }  // namespace
 
 std::string new_run_id() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof number, 0) != sizeof number) {
-    number = static_cast<std::uint64_t>(std::time(nullptr)) << 32 |
-             static_cast<std::uint32_t>(::getpid());
-  }
-  return hex(number, 16);
+  std::random_device random;
+  return hex(std::uint64_t{random()} << 32 | random(), 16);
 }
 
 const std::string& run_id() {

@@ -10,8 +10,6 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <sstream>
-#include <string_view>
 
 #include "core/environment.h"
 #include "core/system/files.h"
@@ -20,32 +18,21 @@
 namespace lockstep::inline v0_2 {
 
 void keep_freed_memory() {
-#ifdef __GLIBC__
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   ::mallopt(M_TOP_PAD, 64 << 20);
-#endif
 }
 
-void use_one_arena() {
-#ifdef __GLIBC__
-  ::mallopt(M_ARENA_MAX, 1);
-#endif
-}
+void use_one_arena() { ::mallopt(M_ARENA_MAX, 1); }
 
 void populate_heap(std::size_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  constexpr int populate_write = MADV_POPULATE_WRITE;
-#else
-  constexpr int populate_write = 23;  // Linux 5.14, in headers since glibc 2.34
-#endif
   void* block = std::malloc(bytes);
   if (block == nullptr) return;
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<std::uintptr_t>(block) + page - 1) / page * page;
   const auto end = (reinterpret_cast<std::uintptr_t>(block) + bytes) / page * page;
   // An older kernel returns an error; pages are then populated on first use.
-  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write);
+  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
   std::free(block);
 }
 
@@ -63,25 +50,6 @@ std::optional<std::uint64_t> field(const fs::path& file, const std::string& key)
   return parse_number<std::uint64_t>(detail::fields(file, ' ')[key]);
 }
 
-bool lists(const std::string& commas, std::string_view word) {
-  return std::ranges::count(detail::lines_in(commas, ','), word) > 0;
-}
-
-/// A path in mountinfo, without its escapes (\040 for a space).
-std::string unescaped(std::string_view text) {
-  std::string path;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto digits = text.substr(i).size() >= 4 ? text.substr(i + 1, 3) : std::string_view();
-    const bool octal = text[i] == '\\' && digits.size() == 3 &&
-                       std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '7'; });
-    path +=
-        octal ? static_cast<char>((digits[0] - '0') * 64 + (digits[1] - '0') * 8 + digits[2] - '0')
-              : text[i];
-    if (octal) i += 3;
-  }
-  return path;
-}
-
 /// This process's groups: by "memory" for that controller of version 1, by "" for version 2.
 std::map<std::string, std::string> own_groups(const fs::path& file) {
   std::map<std::string, std::string> found;
@@ -92,68 +60,29 @@ std::map<std::string, std::string> own_groups(const fs::path& file) {
     if (first == std::string::npos || second == std::string::npos) continue;
     const auto controllers = line.substr(first + 1, second - first - 1);
     if (controllers.empty()) found[""] = line.substr(second + 1);
-    if (lists(controllers, "memory")) found["memory"] = line.substr(second + 1);
+    if (std::ranges::count(detail::lines_in(controllers, ','), "memory") > 0)
+      found["memory"] = line.substr(second + 1);
   }
   return found;
-}
-
-struct Mount {
-  std::string root;   ///< path of the mounted group
-  std::string point;  ///< where
-  bool unified;
-};
-
-std::vector<Mount> mounts(const fs::path& file) {
-  std::vector<Mount> found;
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const auto dash = line.find(" - ");
-    if (dash == std::string::npos) continue;
-    std::istringstream before(line.substr(0, dash));
-    std::istringstream after(line.substr(dash + 3));
-    std::string skipped, root, point, type, source, options;
-    before >> skipped >> skipped >> skipped >> root >> point;
-    after >> type >> source >> options;
-    const bool unified = type == "cgroup2";
-    if (unified || (type == "cgroup" && lists(options, "memory"))) {
-      found.push_back({unescaped(root), unescaped(point), unified});
-    }
-  }
-  return found;
-}
-
-/// A group's path relative to the mounted group: "/a/b" for "/x/a/b" if "/x" is mounted. Empty if
-/// the group is outside the mounted one, which is then the nearest visible group.
-std::string below(const std::string& group, const std::string& root) {
-  if (root == "/") return group;
-  const bool inside =
-      group.starts_with(root) && (group.size() == root.size() || group[root.size()] == '/');
-  return inside ? group.substr(root.size()) : "";
 }
 
 }  // namespace
 
+// Where systemd and container runtimes mount the groups.
 MemoryGroups::MemoryGroups(const fs::path& root) : vmstat_(root / "proc/vmstat") {
   const auto own = own_groups(root / "proc/self/cgroup");
-  auto all = mounts(root / "proc/self/mountinfo");
-  std::ranges::stable_sort(all, {}, &Mount::unified);
-  bool found[2] = {false, false};
-  for (const auto& mount : all) {
-    const auto group = own.find(mount.unified ? "" : "memory");
-    if (group == own.end() || found[mount.unified]) continue;
-    const auto top = root / fs::path(mount.point).relative_path();
-    auto folder = top / fs::path(below(group->second, mount.root)).relative_path();
-    folder = folder.lexically_normal();
-    if (!folder.has_filename()) folder = folder.parent_path();
+  for (const bool unified : {false, true}) {
+    const auto group = own.find(unified ? "" : "memory");
+    const auto top = root / (unified ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
     std::error_code none;
+    if (group == own.end() || !fs::is_directory(top, none)) continue;
+    auto folder = (top / fs::path(group->second).relative_path()).lexically_normal();
+    if (!folder.has_filename()) folder = folder.parent_path();
+    // A container may see a part of the tree, or a process be outside its namespace of groups.
     const bool outside = group->second.find("/..") != std::string::npos;
     if (outside || !fs::is_directory(folder, none)) folder = top;
-    if (!fs::is_directory(folder, none)) continue;
-    found[mount.unified] = true;
-    for (;; folder = folder.parent_path()) {
-      groups_.push_back({folder, mount.unified});
-      if (folder == top || !folder.has_relative_path()) break;
-    }
+    for (; folder != top; folder = folder.parent_path()) groups_.push_back({folder, unified});
+    groups_.push_back({top, unified});
   }
 }
 

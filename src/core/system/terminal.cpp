@@ -4,60 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "core/environment.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
-namespace {
-
-/// Columns of a UTF-8 text, one a character.
-std::size_t columns(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
-/// Where the last column of a line of a table begins: after the first gap of two spaces or more
-/// behind the first word. The first word, if there is no gap.
-std::size_t last_column(std::string_view line) {
-  const auto first = std::min(line.find_first_not_of(' '), line.size());
-  const auto gap = line.find("  ", first);
-  return gap == std::string_view::npos ? first
-                                       : std::min(line.find_first_not_of(' ', gap), line.size());
-}
-
-/// The last space, from a place on, that leaves at most room columns before it; else the first one:
-/// a word is never broken. npos if there is no space.
-std::size_t place_of_break(std::string_view line, std::size_t from, std::size_t room) {
-  auto found = std::string_view::npos;
-  for (auto space = line.find(' ', from); space != std::string_view::npos;
-       space = line.find(' ', space + 1)) {
-    if (found != std::string_view::npos && columns(line.substr(0, space)) > room) break;
-    found = space;
-  }
-  return found;
-}
-
-std::string wrapped_line(std::string_view line, std::size_t width) {
-  constexpr std::size_t least_room = 20;
-  auto from = last_column(line);
-  auto indent = columns(line.substr(0, from));
-  if (indent + least_room > width) indent = std::min<std::size_t>(4, width / 2);
-  std::string out;
-  auto room = width;
-  while (columns(line) > room) {
-    const auto end = place_of_break(line, from, room);
-    if (end == std::string_view::npos) break;
-    out += concat(line.substr(0, end), '\n', std::string(indent, ' '));
-    line.remove_prefix(end + 1);
-    from = 0;
-    room = width - indent;
-  }
-  return concat(out, line);
-}
-
-}  // namespace
 
 bool is_capable_terminal(int fd) {
   if (isatty(fd) == 0) return false;
@@ -101,19 +52,6 @@ std::string table(const std::string& title, const std::vector<Row>& rows) {
   return text;
 }
 
-std::string wrapped(std::string_view text, std::size_t width) {
-  std::string out;
-  while (width > 0 && !text.empty()) {
-    const auto size = std::min(text.find('\n'), text.size());
-    out += wrapped_line(text.substr(0, size), width);
-    text.remove_prefix(size);
-    if (text.empty()) break;
-    out += '\n';
-    text.remove_prefix(1);
-  }
-  return concat(out, text);
-}
-
 namespace {
 
 constexpr char escape = '\x1b';
@@ -124,58 +62,30 @@ bool between(char c, unsigned first, unsigned last) {
   return code >= first && code <= last;
 }
 
-/// The length of the valid UTF-8 character at the beginning; 0 for none.
+/// The length of the escape sequence at the beginning of a text. An incomplete sequence ends with
+/// the line.
 /// Units: bytes.
-std::size_t utf8_length(std::string_view text) {
-  const std::size_t length = between(text[0], 0xc2, 0xdf)   ? 2
-                             : between(text[0], 0xe0, 0xef) ? 3
-                             : between(text[0], 0xf0, 0xf4) ? 4
-                                                            : 0;
-  if (length == 0 || text.size() < length) return 0;
-  const auto rest = text.substr(1, length - 1);
-  return std::ranges::all_of(rest, [](char c) { return between(c, 0x80, 0xbf); }) ? length : 0;
+std::size_t sequence_length(std::string_view text) {
+  if (text.size() < 2) return text.size();
+  const char kind = text[1];
+  std::size_t last = 1;
+  if (std::string_view("]PX^_").find(kind) != std::string_view::npos) {
+    // A control string, which ends with BEL or a sequence of its own.
+    last = text.find_first_of("\a\x1b", 2);
+    if (last < text.size() && text[last] == escape) --last;
+  } else if (kind == '[' || between(kind, 0x20, 0x2f)) {
+    const unsigned first_of_end = kind == '[' ? 0x40 : 0x30;
+    for (last = 2; last < text.size() && between(text[last], 0x20, first_of_end - 1);) ++last;
+  }
+  return last < text.size() ? last + 1 : text.size();
 }
 
-/// A C1 control character at the beginning of a text: ESC and a character, UTF-8, or one byte.
-/// `letter` is the character after ESC in the first form.
-struct Control {
-  char letter;
-  std::size_t length;
-};
-std::optional<Control> control_at(std::string_view text) {
-  if (text[0] == escape && text.size() > 1) return Control{text[1], 2};
-  const auto of = [](char c) { return static_cast<char>(static_cast<unsigned char>(c) - 0x40); };
-  if (text[0] == '\xc2' && text.size() > 1 && between(text[1], 0x80, 0x9f)) {
-    return Control{of(text[1]), 2};
-  }
-  if (between(text[0], 0x80, 0x9f)) return Control{of(text[0]), 1};
-  return std::nullopt;
-}
-
-/// The length of the escape sequence that begins with this control character. An incomplete
-/// sequence ends with the line.
-/// Units: bytes.
-std::size_t sequence_length(std::string_view text, const Control& control) {
-  auto at = control.length;
-  const auto skip = [&](unsigned first, unsigned last) {
-    while (at < text.size() && between(text[at], first, last)) ++at;
-  };
-  if (control.letter == '[') {
-    skip(0x30, 0x3f);
-    skip(0x20, 0x2f);
-  } else if (std::string_view("]PX^_").find(control.letter) != std::string_view::npos) {
-    // A control string, which ends with BEL or ST.
-    while (at < text.size() && text[at] != '\a') {
-      const auto inner = control_at(text.substr(at));
-      if (inner && inner->letter == '\\') return at + inner->length;
-      ++at;
-    }
-  } else if (between(control.letter, 0x20, 0x2f)) {
-    skip(0x20, 0x2f);
-  } else {
-    return at;
-  }
-  return std::min(at + 1, text.size());
+/// The length of the control characters at the beginning of a text: an escape sequence, one of the
+/// two bytes c2 80 to c2 9f, or one byte. 0 if there is none.
+std::size_t control_length(std::string_view text) {
+  if (text[0] == escape) return sequence_length(text);
+  if (text[0] == '\xc2' && text.size() > 1 && between(text[1], 0x80, 0x9f)) return 2;
+  return text[0] != '\t' && (between(text[0], 0, 0x1f) || text[0] == '\x7f') ? 1 : 0;
 }
 
 bool is_colour(std::string_view sequence) {
@@ -186,26 +96,18 @@ bool is_colour(std::string_view sequence) {
 }  // namespace
 
 std::string plain_line(std::string_view line) {
-  const auto ordinary = [](char c) { return c == '\t' || between(c, 0x20, 0x7e); };
-  if (std::ranges::all_of(line, ordinary)) return std::string(line);
   std::string shown;
   bool coloured = false;
   while (!line.empty()) {
-    std::size_t length = 1;
-    if (const auto control = control_at(line)) {
-      length = sequence_length(line, *control);
-      const auto sequence = line.substr(0, length);
-      if (is_colour(sequence)) {
-        shown += sequence;
-        coloured = sequence != reset && sequence != "\x1b[m";
-      }
-    } else if (const auto whole = utf8_length(line); whole > 0) {
-      length = whole;
-      shown += line.substr(0, length);
-    } else if (line[0] == '\t' || !(between(line[0], 0, 0x1f) || line[0] == '\x7f')) {
+    const auto length = control_length(line);
+    const auto sequence = line.substr(0, length);
+    if (length == 0) {
       shown += line[0];
+    } else if (is_colour(sequence)) {
+      shown += sequence;
+      coloured = sequence != reset && sequence != "\x1b[m";
     }
-    line.remove_prefix(length);
+    line.remove_prefix(length == 0 ? 1 : length);
   }
   if (coloured) shown += reset;
   return shown;

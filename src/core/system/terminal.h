@@ -27,14 +27,10 @@ using Row = std::vector<std::string>;
 /// Formats a title and rows, with each column as wide as its widest cell.
 std::string table(const std::string& title, const std::vector<Row>& rows);
 
-/// The text with lines of at most width columns, broken at spaces; unchanged for width 0. What
-/// follows a break stands below the line's last column of text, as the explanation of an option
-/// does.
-std::string wrapped(std::string_view text, std::size_t width);
-
 /// A rank's line for display between lines of other ranks. Keeps tabs and colours (SGR sequences).
 /// Removes all other control characters and escape sequences, which could move the cursor, clear
-/// the screen, or set the terminal's title. Resets a colour at the end of the line.
+/// the screen, or set the terminal's title. Resets a colour at the end of the line. Of a sequence
+/// that begins with a control character of two bytes in UTF-8, removes that character only.
 /// Source: ECMA-48, and xterm's control sequences.
 std::string plain_line(std::string_view line);
 
