@@ -17,12 +17,8 @@ struct JsonNumber {
 };
 
 /// The numbers and nulls of a JSON object in their order, without what is nested or no number. None
-/// where the text is no object. The time is linear in the text, whatever it holds.
+/// where the text is no object.
 std::optional<std::vector<std::pair<std::string, JsonNumber>>> flat_numbers(std::string_view text);
-
-/// The names of a JSON object in their order, each with those of the object that it names.
-using JsonNames = std::vector<std::pair<std::string, std::vector<std::string>>>;
-std::optional<JsonNames> names_in_order(std::string_view text);
 
 /// The content of a regular file; none where there is no such file. Nothing else is opened: a fifo
 /// would wait for its writer.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -170,17 +169,22 @@ void read_environment(const std::filesystem::path& path, Run& run) {
   if (left_out(path, run)) return;
   const auto text = regular_file(path);
   if (!text) return;
-  const auto names = names_in_order(*text);
-  if (!names) {
-    run.remarks.push_back(detail::json_is_too_deep(*text)
-                              ? concat("environment.json: has more than ", detail::deepest_json,
-                                       " levels of nesting, and is left out")
-                              : "environment.json: is no JSON object, and left out");
+  // The names in their order, each with those of the object that it names.
+  std::vector<std::pair<std::string, std::vector<std::string>>> names;
+  const auto note_name = [&](int depth, json::parse_event_t event, const json& value) {
+    if (event != json::parse_event_t::key) return true;
+    if (depth == 1) names.emplace_back(value.get<std::string>(), std::vector<std::string>());
+    if (depth == 2 && !names.empty()) names.back().second.push_back(value.get<std::string>());
+    return true;
+  };
+  const auto all = detail::json_is_too_deep(*text) ? json() : json::parse(*text, note_name, false);
+  if (!all.is_object()) {
+    run.remarks.push_back(concat("environment.json: is no JSON object of at most ",
+                                 detail::deepest_json, " levels, and left out"));
     return;
   }
-  const auto all = json::parse(*text);
   std::unordered_set<std::string> seen;
-  for (const auto& [name, inner] : *names) {
+  for (const auto& [name, inner] : names) {
     if (seen.insert(name).second) add_environment(name, inner, all.at(name), run);
   }
 }
@@ -285,35 +289,15 @@ std::vector<std::pair<std::string, Curve>> interval_curves(const std::vector<Int
 namespace {
 
 // More than any run has, and few enough that sums over records and ranks stay in range.
-constexpr std::int64_t most_steps = 1'000'000'000'000;
-constexpr double most_seconds = 1e12;
-constexpr std::int64_t most_samples = 1'000'000'000'000;
+constexpr double most_of_one = 1e12;  // steps, samples or seconds
+constexpr double most_bytes = 1e18;
 
-/// The integral part of a number.
-/// Throws: std::range_error if it is beyond the range of Integer, where a conversion would be
-/// undefined; json::exception if it is no number.
-template <class Integer>
-Integer integer(const json& value) {
-  using Limits = std::numeric_limits<Integer>;
-  const auto in_range = [](auto number) {
-    if (!std::in_range<Integer>(number)) throw std::range_error("integer");
-    return static_cast<Integer>(number);
-  };
-  if (value.is_number_unsigned()) return in_range(value.get<std::uint64_t>());
-  if (value.is_number_integer()) return in_range(value.get<std::int64_t>());
-  // The first number beyond the range is a power of two; the largest within it may be no double.
-  const auto number = value.get<double>();
-  const double beyond = 2 * static_cast<double>(Limits::max() / 2 + 1);
-  if (!(number >= static_cast<double>(Limits::min()) && number < beyond))
-    throw std::range_error("integer");
-  return static_cast<Integer>(number);
-}
-
-/// Throws: as integer().
-double duration(const json& value) {
-  const double seconds = value;
-  if (!(std::abs(seconds) <= most_seconds)) throw std::range_error("duration");
-  return seconds;
+/// A number of an object.
+/// Throws: std::range_error if it is not between the limits; json::exception if it is no number.
+double number(const json& object, const char* name, double least, double most) {
+  const double value = object.at(name);
+  if (!(value >= least && value <= most)) throw std::range_error(name);
+  return value;
 }
 
 }  // namespace
@@ -340,20 +324,27 @@ std::optional<Interval> parse_interval(std::string_view text) {
   if (detail::json_is_too_deep(text)) return std::nullopt;
   try {
     const auto line = json::parse(text);
-    Interval interval{.step = integer<std::int64_t>(line.at("step")),
-                      .steps = integer<std::int64_t>(line.at("steps")),
-                      .elapsed = line.at("elapsed")};
-    if (interval.steps < 0 || interval.steps > most_steps) return std::nullopt;
+    Interval interval{
+        .step = static_cast<std::int64_t>(number(line, "step", -most_of_one, most_of_one)),
+        .steps = static_cast<std::int64_t>(number(line, "steps", 0, most_of_one)),
+        .elapsed = line.at("elapsed")};
     for (const auto& rank : line.at("ranks")) {
-      const auto samples = rank.contains("samples") ? integer<std::int64_t>(rank["samples"]) : 0;
-      if (samples < 0 || samples > most_samples) return std::nullopt;
-      interval.ranks.push_back({.seconds = duration(rank.at("seconds")),
-                                .waiting = duration(rank.at("waiting")),
-                                .working = duration(rank.at("working")),
-                                .loading = rank.contains("loading") ? duration(rank["loading"]) : 0,
-                                .bytes = integer<std::uint64_t>(rank.at("bytes")),
-                                .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes")),
-                                .samples = samples});
+      const auto seconds = [&](const char* name) {
+        return number(rank, name, -most_of_one, most_of_one);
+      };
+      const auto bytes = [&](const char* name) {
+        return static_cast<std::uint64_t>(number(rank, name, 0, most_bytes));
+      };
+      interval.ranks.push_back(
+          {.seconds = seconds("seconds"),
+           .waiting = seconds("waiting"),
+           .working = seconds("working"),
+           .loading = rank.contains("loading") ? seconds("loading") : 0,
+           .bytes = bytes("bytes"),
+           .dense_bytes = bytes("dense_bytes"),
+           .samples = rank.contains("samples")
+                          ? static_cast<std::int64_t>(number(rank, "samples", 0, most_of_one))
+                          : 0});
     }
     if (interval.ranks.empty()) return std::nullopt;
     return interval;

@@ -141,12 +141,13 @@ TEST_F(Report, ToleratesATornLastLineAndSaysSo) {
           "metrics.jsonl: the last line is torn, and left out",
           "intervals.jsonl: the last line is torn, and left out",
           "intervals.jsonl: 1 interval of another number of ranks than the last are left out",
-          "environment.json: is no JSON object, and left out"));
+          "environment.json: is no JSON object of at most 32 levels, and left out"));
   for (const auto& remark : remarks_) EXPECT_THAT(text, HasSubstr(remark));
   EXPECT_THAT(text, HasSubstr("train_loss at step 1: 0.5<"));
   write("environment.json", "[{\"command\": 1}]");
   page();
-  EXPECT_EQ(remarks_.back(), "environment.json: is no JSON object, and left out");
+  EXPECT_EQ(remarks_.back(),
+            "environment.json: is no JSON object of at most 32 levels, and left out");
 }
 
 TEST_F(Report, IsMadeOfARunThatHasHardlyBegunOrBrokenDown) {
@@ -213,7 +214,7 @@ TEST_F(Report, LeavesOutWhatIsNestedTooDeeply) {
     EXPECT_THAT(remarks_,
                 ElementsAre("metrics.jsonl: 1 line is no record, and left out",
                             "intervals.jsonl: 1 line is no record, and left out",
-                            "environment.json: has more than 32 levels of nesting, and is left "
+                            "environment.json: is no JSON object of at most 32 levels, and left "
                             "out"));
     EXPECT_TRUE(event_files_of(folder.path()).empty());
   }
