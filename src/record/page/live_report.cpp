@@ -52,42 +52,13 @@ bool equal_in_constant_time(std::string_view one, std::string_view other) {
   return different == 0;
 }
 
-/// The value of a name in the query of a target such as "/?name=value".
-std::string_view query_value(std::string_view target, std::string_view name) {
-  auto rest = target.substr(std::min(target.find('?'), target.size()));
-  while (!rest.empty()) {
-    rest.remove_prefix(1);  // '?' or '&'
-    const auto pair = rest.substr(0, rest.find('&'));
-    rest.remove_prefix(pair.size());
-    if (pair.starts_with(name) && pair.substr(name.size()).starts_with('=')) {
-      return pair.substr(name.size() + 1);
-    }
-  }
-  return {};
-}
-
-/// The value of a header, without its port. Names of headers have no case.
-std::string host_of(std::string_view request) {
-  std::string lower(request);
-  std::ranges::transform(lower, lower.begin(), [](char letter) {
-    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
-  });
-  const std::string_view name = "\r\nhost:";
-  const auto begin = lower.find(name);
-  if (begin == lower.npos) return "";
-  auto value = lower.substr(begin + name.size());
-  value = value.substr(0, value.find("\r\n"));
-  value.erase(0, std::min(value.find_first_not_of(" \t"), value.size()));
-  return value.substr(0, value.find_first_of(": \t"));
-}
-
-std::string http(const char* status, const std::string& body, bool with_body) {
+std::string http(const char* status, const std::string& body) {
   return concat("HTTP/1.1 ", status,
                 "\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: ", body.size(),
                 "\r\nCache-Control: no-store\r\nConnection: close\r\nX-Content-Type-Options: "
                 "nosniff\r\nReferrer-Policy: no-referrer\r\nContent-Security-Policy: default-src "
                 "'none'; style-src 'unsafe-inline'\r\n\r\n",
-                with_body ? body : "");
+                body);
 }
 
 }  // namespace
@@ -133,26 +104,16 @@ std::string LiveReport::page() const {
   }
 }
 
-std::string LiveReport::response(const std::string& request) const {
-  const auto method = request.substr(0, request.find(' '));
-  auto target = request.substr(std::min(method.size() + 1, request.size()));
-  target = target.substr(0, target.find_first_of(" \r"));
-  const auto path = target.substr(0, target.find('?'));
-  const auto refuse = [](const char* status, const char* why = "") {
-    return http(status, filled(page_template, {{"title", status}, {"intro", why}}), true);
-  };
-  // Another site's name that leads to this address is that site's attempt to read the page.
-  const auto host = host_of(request);
-  if (host != "127.0.0.1" && host != "localhost") return refuse("403 Forbidden");
-  if (!equal_in_constant_time(query_value(target, "token"), token_)) {
-    return refuse(
-        "403 Forbidden",
-        "The address has no token, or that of another server. Open the whole address that "
-        "`lockstep report --serve` has printed.");
-  }
-  if (method != "GET" && method != "HEAD") return refuse("405 Method Not Allowed");
-  if (path != "/") return refuse("404 Not Found");
-  return http("200 OK", page(), method == "GET");
+std::string LiveReport::response(std::string_view request) const {
+  const auto wanted = concat("GET /?token=", token_, ' ');
+  const auto begin = request.substr(0, wanted.size());
+  if (equal_in_constant_time(begin, wanted)) return http("200 OK", page());
+  return http(
+      "403 Forbidden",
+      filled(page_template, {{"title", "403 Forbidden"},
+                             {"intro",
+                              "The address has no token, or that of another server. Open the whole "
+                              "address that `lockstep report --serve` has printed."}}));
 }
 
 bool LiveReport::advance(Client& client) const {
@@ -162,9 +123,8 @@ bool LiveReport::advance(Client& client) const {
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return true;
     if (count <= 0 || client.request.size() > longest_request) return false;
     client.request.append(buffer.data(), static_cast<std::size_t>(count));
-    const auto end = client.request.find("\r\n\r\n");
-    if (end == client.request.npos) return true;
-    client.unsent = response(client.request.substr(0, end + 2));
+    if (client.request.find("\r\n\r\n") == client.request.npos) return true;
+    client.unsent = response(client.request);
     client.until = Clock::now() + client_time;
   }
   const auto count =

@@ -65,7 +65,7 @@ class LiveReport {
   /// Reads from the client, or writes to it. False if it is to be closed.
   bool advance(Client& client) const;
   std::string page() const;
-  std::string response(const std::string& request) const;
+  std::string response(std::string_view request) const;
 
   std::filesystem::path folder_;
   std::uint16_t port_ = 0;
@@ -88,8 +88,7 @@ std::vector<Advice> advice_of(const Run& first, const Run& second);
 /// As the template of pages takes it.
 std::vector<Values> values_of(const std::vector<Advice>& advice);
 
-/// Checks the format of `report --export`. Throws: InvalidArgument unless it is csv. For formats of
-/// earlier versions it names the replacement.
+/// Checks the format of `report --export`. Throws: InvalidArgument unless it is csv.
 void check_export_format(std::string_view format);
 
 /// Writes the metrics of a run, and what its intervals say of steps as interval/step_seconds and so
