@@ -87,14 +87,10 @@ void write_table(std::ostream& out, const Table& table) {
 
 void check_export_format(std::string_view format) {
   if (format == "csv") return;
-  const char* remedy =
-      format == "wandb"    ? "Import the run's TensorBoard log: wandb sync --sync-tensorboard DIR"
-      : format == "mlflow" ? "Send metrics.jsonl with the lines of Python in docs/run-log.md."
-      : format == "prometheus"
-          ? "Convert the last line of metrics.jsonl with the command in docs/run-log.md."
-          : "Name csv.";
   throw InvalidArgument(
-      detail::concat("report: --export: got the format '", format, "', expected csv. ", remedy));
+      detail::concat("report: --export: got the format '", format,
+                     "', expected csv. For Weights & Biases, MLflow and Prometheus see "
+                     "docs/run-log.md."));
 }
 
 void write_csv(const Run& run, const std::filesystem::path& file) {
