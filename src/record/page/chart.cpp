@@ -128,28 +128,6 @@ std::size_t draw_line(std::ostream& out, const Frame& frame, const Line& line) {
   return smoothing;
 }
 
-/// A weighted sum of values and the sum of their weights.
-struct WeightedSum {
-  double sum = 0;
-  double weight = 0;
-};
-
-/// Of each value and those before it in the range, up to the last that is no number. Weights fall
-/// by the same share from value to value.
-template <class Iterator>
-std::vector<WeightedSum> running_sums(Iterator begin, Iterator end, double share) {
-  std::vector<WeightedSum> sums;
-  WeightedSum last;
-  for (; begin != end; ++begin) {
-    const double value = begin->second;
-    last = drawable(value) ? WeightedSum{.sum = last.sum + share * (value - last.sum),
-                                         .weight = last.weight + share * (1 - last.weight)}
-                           : WeightedSum();
-    sums.push_back(last);
-  }
-  return sums;
-}
-
 }  // namespace
 
 std::vector<double> ticks(double lowest, double highest) {
@@ -221,18 +199,20 @@ std::size_t smoothing_of(const Curve& curve) {
 }
 
 Curve smoothed(const Curve& curve, std::size_t points) {
-  const double share = 2 / static_cast<double>(std::max<std::size_t>(points, 2));
-  const auto before = running_sums(curve.begin(), curve.end(), share);
-  auto after = running_sums(curve.rbegin(), curve.rend(), share);
-  std::ranges::reverse(after);
+  const std::vector<Curve::value_type> all(curve.begin(), curve.end());
+  const auto count = static_cast<std::ptrdiff_t>(all.size());
+  const auto reach = static_cast<std::ptrdiff_t>(points / 2);
   Curve result;
-  std::size_t i = 0;
-  for (const auto& [step, value] : curve) {
-    // Both sums have the value itself.
-    const double sum = before[i].sum + (after[i].sum - share * value);
-    const double weight = before[i].weight + after[i].weight - share;
-    result.emplace_hint(result.end(), step, drawable(value) ? sum / weight : value);
-    ++i;
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    double mean = all[i].second;
+    double weight = 1;
+    for (const std::ptrdiff_t side : {-1, 1}) {
+      for (auto j = i + side; std::abs(j - i) <= reach; j += side) {
+        if (j < 0 || j >= count || !drawable(all[j].second)) break;
+        mean += (all[j].second - mean) / ++weight;
+      }
+    }
+    result.emplace_hint(result.end(), all[i].first, drawable(all[i].second) ? mean : all[i].second);
   }
   return result;
 }

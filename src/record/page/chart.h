@@ -40,8 +40,8 @@ std::vector<double> log_ticks(double lowest, double highest);
 /// and the last.
 Curve thinned(const Curve& curve, std::size_t most);
 
-/// The mean of about so many points around each, whose weights fall exponentially on both sides: it
-/// does not lag. A value that is no number stays, and no mean reaches across it.
+/// The mean of about so many points around each. A value that is no number stays, and no mean
+/// reaches across it.
 Curve smoothed(const Curve& curve, std::size_t points);
 
 /// Over how many points a chart smooths a curve; 0 for one of few points, or without noise.

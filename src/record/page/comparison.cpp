@@ -140,32 +140,6 @@ List charts_of(const Run& first, const Run& second, const RunNames& names) {
   return charts;
 }
 
-/// The parts of a step, as the mean of the ranks.
-void add_bars(Values& page, const Run& first, const Run& second, const RunNames& names) {
-  if (first.intervals.empty() || second.intervals.empty()) return;
-  const auto mean_of = [](const Run& run) {
-    const auto all = totals(run.intervals);
-    return RankInterval{.seconds = all.mean(&RankInterval::seconds),
-                        .waiting = all.mean(&RankInterval::waiting),
-                        .working = all.mean(&RankInterval::working),
-                        .loading = all.mean(&RankInterval::loading)};
-  };
-  const auto a = mean_of(first);
-  const auto b = mean_of(second);
-  const double longest = std::max(a.seconds, b.seconds);
-  List runs;
-  for (const auto& [name, parts] : {std::pair(names.first, a), std::pair(names.second, b)}) {
-    const auto step = milliseconds_text(parts.seconds);
-    const auto description = concat(name, ": a step of ", step);
-    runs.push_back(
-        {{"run", name}, {"bar", stacked_bar(parts, longest, description)}, {"step", step}});
-  }
-  page.texts["has_times"] = "yes";
-  page.texts["measured"] = "yes";
-  page.texts["loads"] = a.loading + b.loading > 0 ? "yes" : "";
-  page.lists["runs"] = std::move(runs);
-}
-
 List environments_of(const Run& first, const Run& second) {
   List rows;
   for (const auto& [name, of_first, of_second] : united(first.environment, second.environment)) {
@@ -200,7 +174,6 @@ std::string comparison_page(const Run& first, const Run& second) {
       {"charts", std::move(charts)},
       {"environments", environments_of(first, second)},
       {"remarks", list_of("remark", remarks_of(first, second, names.first, names.second))}};
-  add_bars(page, first, second, names);
   return filled(page_template, page);
 }
 

@@ -254,13 +254,6 @@ td.wide { width: 20%; }
 {{/#ranks}}
 </table></div>
 {{/?ranks}}
-{{?runs}}
-<div class="scroll"><table>
-{{#runs}}
-<tr><td>{{run}}</td><td class="wide">{{&bar}}</td><td>{{step}}</td></tr>
-{{/#runs}}
-</table></div>
-{{/?runs}}
 {{&step_chart}}
 {{/?has_times}}
 {{?constants}}
