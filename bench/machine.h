@@ -8,9 +8,6 @@
 
 namespace lockstep::bench {
 
-/// Below this round trip two cores share a cache, from it on they do not.
-inline constexpr double near_limit_ns = 200;
-
 /// Binds the calling thread to these processors. Where the system refuses that, and for an empty
 /// list, the thread runs anywhere.
 void keep_to(const std::vector<int>& cpus);

@@ -79,14 +79,6 @@ Row measure(Transport& transport, const Settings& settings, Memory memory, std::
   return row;
 }
 
-void write_probe(std::ostream& out, const char* when, std::optional<double> probe_ns) {
-  out << "# cache line round trip between two cores, " << when << ": "
-      << (probe_ns ? lockstep::detail::fixed(*probe_ns, 0) +
-                         (*probe_ns < near_limit_ns ? " ns (near)" : " ns (far)")
-                   : "not measured, there is one core")
-      << "\n";
-}
-
 void write_surroundings(std::ostream& out, const Transport& transport, const Settings& settings,
                         std::optional<double> stream_gbs) {
   out << "# lockstep " << version() << ", " << name(settings.collective)
@@ -123,10 +115,8 @@ void run_session(Transport& transport, const Settings& settings, std::ostream& o
   const bool table = !settings.json && transport.rank() == 0;
   std::optional<double> stream_gbs;
   if (settings.stream) stream_gbs = stream_bandwidth(transport);
-  const std::optional<double> before = cache_line_round_trip(transport);
   if (table) {
     write_surroundings(out, transport, settings, stream_gbs);
-    write_probe(out, "before", before);
     out << table_head() << std::flush;
   }
   std::optional<std::int64_t> wrong;
@@ -135,12 +125,7 @@ void run_session(Transport& transport, const Settings& settings, std::ostream& o
     if (row.wrong) wrong = wrong.value_or(0) + *row.wrong;
     out << (settings.json ? json_line(row) + "\n" : table_line(row)) << std::flush;
   });
-  const std::optional<double> after = cache_line_round_trip(transport);
-  if (table) {
-    write_probe(out, "after", after);
-    if (wrong) out << "# wrong elements: " << *wrong << "\n";
-    out << std::flush;
-  }
+  if (table && wrong) out << "# wrong elements: " << *wrong << std::endl;
 }
 
 }  // namespace lockstep::bench
