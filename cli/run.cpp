@@ -25,8 +25,6 @@ namespace {
 
 struct RunArguments {
   launch::Options options;
-  double grace = 0.5;
-  double restart_delay = 1;
   launch::NodeOptions nodes;
   std::string hosts;
   std::string host_file;
@@ -42,12 +40,15 @@ struct RunArguments {
   bool dry_run = false;
 };
 
-std::chrono::milliseconds milliseconds(const char* option, double seconds) {
-  if (!(seconds >= 0 && seconds <= 1e6)) {
-    throw InvalidArgument(
-        detail::concat("run: ", option, ": got ", seconds, ", expected seconds from 0 to 1e6"));
-  }
-  return std::chrono::milliseconds(static_cast<long>(seconds * 1000));
+/// Adds an option in seconds.
+void add_seconds(CLI::App* command, const char* name, std::chrono::milliseconds& value,
+                 const char* text) {
+  const auto take = [&value](double seconds) {
+    value = std::chrono::milliseconds(static_cast<long>(seconds * 1000));
+  };
+  in_range(command->add_option_function<double>(name, take, text), 0, 1e6)
+      ->type_name("SECONDS")
+      ->default_str(detail::concat(static_cast<double>(value.count()) / 1000));
 }
 
 /// The value of -n: a number, or "gpus".
@@ -161,8 +162,6 @@ int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
     throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
   }
   if (!ranks_given) options.rank_per_gpu = true;
-  options.grace = milliseconds("--grace", arguments.grace);
-  options.restart_delay = milliseconds("--restart-delay", arguments.restart_delay);
   const auto plan = launch::make_plan(options);
   if (arguments.dry_run) {
     std::cout << launch::describe(plan);
@@ -229,9 +228,11 @@ void add_run(CLI::App& app, int& exit_code) {
   add_value(command, "--gpus", options.gpus, "LIST",
             "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first (default: "
             "CUDA_VISIBLE_DEVICES, else all)");
-  command->add_flag("--share-gpus{1}", options.share_gpus,
-                    "Allow more ranks than GPUs. Ranks share GPUs in turn and exchange through "
-                    "host memory; with --share-gpus=nccl by NCCL 2.30 or newer");
+  command
+      ->add_flag("--share-gpus{1}", options.share_gpus,
+                 "Allow more ranks than GPUs. Ranks share GPUs in turn and exchange through "
+                 "host memory; with --share-gpus=nccl by NCCL 2.30 or newer")
+      ->check(CLI::IsMember({"1", "nccl"}).description(""));
   add_value(command, "--device", options.device, "DEVICE",
             "Device on which ranks train, for programs that leave it to init(): auto, cpu or cuda "
             "(default: LOCKSTEP_DEVICE, else auto)")
@@ -248,39 +249,32 @@ void add_run(CLI::App& app, int& exit_code) {
   add_switch(command, "--denormals", options.flush_denormals, {"keep", "flush"}, "flush",
              "Replace floats below 1.2e-38 by 0, or keep them as IEEE 754 says: flush or keep "
              "(default: flush)");
-  add_value(command, "--timeout", options.timeout, "SECONDS",
-            "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)");
-  add_value(command, "--stall-warning", options.stall_warning, "SECONDS",
-            "Time of a wait after which a rank or launcher reports who is missing, and after which "
-            "the launcher reports a rank that goes on when it has left the world; 0: never "
-            "(default: LOCKSTEP_STALL_WARNING, else 30)");
+  constexpr double longest = 1e9;
+  add_number(command, "--timeout", options.timeout, 1e-3, longest, "SECONDS",
+             "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)");
+  add_number(
+      command, "--stall-warning", options.stall_warning, 0, longest, "SECONDS",
+      "Time of a wait after which a rank or launcher reports who is missing, and after which "
+      "the launcher reports a rank that goes on when it has left the world; 0: never "
+      "(default: LOCKSTEP_STALL_WARNING, else 30)");
   add_value(
       command, "--interface", options.interface, "NAME",
       "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, else all)");
-  add_value(command, "--grace", arguments->grace, "SECONDS",
-            "Time from SIGTERM to SIGKILL, for ranks that save their state: after a failure, and, "
-            "at least 5, when the launcher gets SIGTERM, SIGINT or SIGHUP")
-      ->capture_default_str();
+  add_seconds(command, "--grace", options.grace,
+              "Time from SIGTERM to SIGKILL, for ranks that save their state: after a failure, "
+              "and, at least 5, when the launcher gets SIGTERM, SIGINT or SIGHUP");
   command->add_flag_callback(
       "--no-forward-signals", [arguments] { arguments->options.forward_signals = false; },
       "Do not send SIGUSR1 and SIGUSR2 on to the ranks, for a batch system that sends them to "
       "every process itself (default: send them)");
-  command
-      ->add_option_function<double>(
-          "--linger",
-          [arguments](double seconds) {
-            arguments->options.linger = std::chrono::duration<double>(seconds);
-          },
-          "Longest time that a rank may go on after it left the world or all other ranks ended "
-          "(default: no limit)")
-      ->type_name("SECONDS");
-  add_value(command, "--max-restarts", options.max_restarts, "TIMES",
-            "Largest number of times that all ranks are started again after a failure")
-      ->capture_default_str();
-  add_value(command, "--restart-delay", arguments->restart_delay, "SECONDS",
-            "Time from a failure to the restart. It doubles with each restart, up to 60, and "
-            "begins anew after an attempt that lasted 60")
-      ->capture_default_str();
+  add_number(command, "--linger", options.linger, 0, longest, "SECONDS",
+             "Longest time that a rank may go on after it left the world or all other ranks ended "
+             "(default: no limit)");
+  add_number(command, "--max-restarts", options.max_restarts, 0, longest, "TIMES",
+             "Largest number of times that all ranks are started again after a failure");
+  add_seconds(command, "--restart-delay", options.restart_delay,
+              "Time from a failure to the restart. It doubles with each restart, up to 60, and "
+              "begins anew after an attempt that lasted 60");
   command->add_flag("-q,--quiet", options.quiet, "Print rank 0's output only");
   add_value(command, "--log-dir", options.log_directory, "DIR",
             "Folder for what each rank prints: rank-0.out, rank-0.err, …; in attempt-0, … with "

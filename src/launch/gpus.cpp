@@ -37,7 +37,7 @@ void* load(const std::string& library) {
 template <class Function>
 Function* find(void* library, const char* name) {
   auto* const found = reinterpret_cast<Function*>(dlsym(library, name));
-  if (found == nullptr) throw std::runtime_error(concat("it has no function ", name));
+  if (found == nullptr) throw std::runtime_error(concat("the library has no function ", name));
   return found;
 }
 
@@ -124,7 +124,7 @@ GpuList find_gpus(std::optional<std::string> visible) {
       longest_probe);
   GpuList list;
   if (!answer.problem.empty()) {
-    list.problem = concat("NVIDIA driver ", library, ": ", answer.problem,
+    list.problem = concat("NVIDIA driver: ", answer.problem,
                           "; run nvidia-smi, and install the driver if it is missing");
     return list;
   }
@@ -172,7 +172,7 @@ FoundNccl find_nccl(const std::filesystem::path& libtorch) {
   FoundNccl found;
   if (!answer.problem.empty()) {
     found.problem =
-        concat("not found: ", library, ": ", answer.problem,
+        concat("not found: ", answer.problem,
                named ? "; correct LOCKSTEP_NCCL, which names it"
                      : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
     return found;

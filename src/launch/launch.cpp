@@ -42,18 +42,11 @@ void conclude(const Outcome& outcome, int restarts, int most, Output& err) {
     return;
   }
   if (most == 0 || outcome.end_signal == SIGPIPE) return;
-  if (outcome.end_signal) {
-    err.line("", concat("lockstep: not started again, as ", signal_name(*outcome.end_signal),
-                        " asked it to end"));
-  } else if (!outcome.survivors.empty()) {
-    err.line("", "lockstep: not started again, as a process of this attempt still runs");
-  } else if (restarts < most) {
-    err.line("", "lockstep: not started again, as another node may not start again");
-  } else {
-    err.line("", most == 1
-                     ? std::string("lockstep: not started again: the one restart was used")
-                     : concat("lockstep: not started again: all ", most, " restarts were used"));
-  }
+  const auto why = outcome.end_signal ? concat(signal_name(*outcome.end_signal), " asked it to end")
+                   : !outcome.survivors.empty() ? "a process of this attempt still runs"
+                   : restarts < most            ? "another node may not start again"
+                                                : concat("all restarts were used: ", most);
+  err.line("", concat("lockstep: not started again, as ", why));
 }
 
 /// How long the readers of a finished job may read nothing. A successful job waits for its reader

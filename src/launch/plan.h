@@ -46,9 +46,9 @@ struct Options {
   std::string interface;  ///< network interface, for LOCKSTEP_INTERFACE; empty: not set
   std::chrono::milliseconds grace{500};  ///< between SIGTERM and SIGKILL after a failure
   bool forward_signals = true;           ///< SIGUSR1 and SIGUSR2 are sent on to the ranks
-  /// Longest time that a rank may run after it left the world or all others ended; after that, the
-  /// job fails. None: no limit.
-  std::optional<std::chrono::duration<double>> linger;
+  /// Longest time in seconds that a rank may run after it left the world or all others ended; after
+  /// that, the job fails. None: no limit.
+  std::optional<double> linger;
   std::chrono::milliseconds restart_delay{
       1000};                        ///< before the first restart; later delays: Backoff
   int max_restarts = 0;             ///< most restarts of the world after a failure
@@ -139,7 +139,7 @@ struct Division {
 };
 Division divide_cores(const Topology& topology, int ranks, Bind bind);
 
-/// Formats the plan as tables: the configuration, and the environment of the ranks.
+/// Formats the plan as tables: program and places of the ranks, and their environment.
 std::string describe(const Plan& plan);
 
 /// This process's environment.

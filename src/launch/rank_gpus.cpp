@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "core/text.h"
@@ -19,11 +18,7 @@ std::string asking_option(const Options& options) {
 }
 
 void check_device(const Options& options, const Variables& inherited) {
-  constexpr std::array devices{"auto", "cpu", "cuda"};
   const auto& device = options.device;
-  if (!device.empty() && std::ranges::find(devices, device) == devices.end()) {
-    throw InvalidArgument(concat("device: got '", device, "', expected auto, cpu or cuda"));
-  }
   const bool of_variable = device.empty() && value_of(inherited, "LOCKSTEP_DEVICE") == "cpu";
   if (!options.asks_for_gpus() || (device != "cpu" && !of_variable)) return;
   throw InvalidArgument(concat("device: got ", of_variable ? "LOCKSTEP_DEVICE=cpu" : "cpu",
@@ -33,11 +28,8 @@ void check_device(const Options& options, const Variables& inherited) {
 
 /// The value of LOCKSTEP_SHARE_GPUS for the ranks: 1, nccl, or empty.
 std::string sharing(const Options& options, const Variables& inherited) {
-  if (options.share_gpus.empty()) return value_of(inherited, "LOCKSTEP_SHARE_GPUS");
-  if (options.share_gpus == "1" || options.share_gpus == "nccl") return options.share_gpus;
-  throw InvalidArgument(concat("share-gpus: got '", options.share_gpus,
-                               "', expected --share-gpus (through host memory) or "
-                               "--share-gpus=nccl"));
+  return options.share_gpus.empty() ? value_of(inherited, "LOCKSTEP_SHARE_GPUS")
+                                    : options.share_gpus;
 }
 
 /// Throws: InvalidArgument if --gpus has an entry that is neither an index nor a UUID, such as a

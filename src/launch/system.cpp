@@ -55,14 +55,9 @@ FileLimit::FileLimit(unsigned long needed) {
   }
   const rlimit raised{.rlim_cur = needed, .rlim_max = before_.rlim_max};
   if (setrlimit(RLIMIT_NOFILE, &raised) != 0) throw_system("raise its limit of open files");
-  raised_ = true;
 }
 
-FileLimit::~FileLimit() { restore(); }
-
-void FileLimit::restore() const noexcept {
-  if (raised_) setrlimit(RLIMIT_NOFILE, &before_);
-}
+void FileLimit::restore() const noexcept { setrlimit(RLIMIT_NOFILE, &before_); }
 
 void open_standard_descriptors() {
   for (int fd = 0; fd <= 2; ++fd) {
@@ -104,15 +99,10 @@ using std::filesystem::path;
 
 /// The reason why the file cannot be executed; empty if it can.
 std::string obstacle(const path& file) {
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  if (!std::filesystem::exists(status)) return error ? error.message() : std::strerror(ENOENT);
-  if (std::filesystem::is_directory(status)) return "it is a directory";
-  if (!std::filesystem::is_regular_file(status)) return "it is not a regular file";
-  if (access(file.c_str(), X_OK) != 0) {
-    return errno == EACCES ? "it is not executable (chmod +x)" : std::strerror(errno);
-  }
-  return {};
+  std::error_code none;
+  if (std::filesystem::is_directory(file, none)) return "it is a directory";
+  if (access(file.c_str(), X_OK) == 0) return {};
+  return errno == EACCES ? "it is not executable (chmod +x)" : std::strerror(errno);
 }
 
 }  // namespace
@@ -177,11 +167,9 @@ bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcep
     if ((found == 0 && info.si_pid == child) || (found != 0 && errno == ECHILD)) return true;
     const auto left = until - std::chrono::steady_clock::now();
     if (left <= left.zero()) return false;
-    // Without pidfds, the child's end is detected by polling.
-    constexpr auto longest_nap = std::chrono::milliseconds(20);
     const auto nap = std::chrono::ceil<std::chrono::milliseconds>(left);
     pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
-    poll(&ended, 1, static_cast<int>((process ? nap : std::min(nap, longest_nap)).count()));
+    poll(&ended, 1, static_cast<int>(nap.count()));
   }
 }
 
@@ -228,11 +216,8 @@ const char* state_text(char state) {
 
 std::string survivor_text(const std::string& what, pid_t pid) {
   const auto process = detail::read_process(pid);
-  // The kernel function in which it waits.
-  const auto wait = detail::first_line(concat("/proc/", pid, "/wchan"));
   return concat(what, " (pid ", pid,
-                process.exists() ? concat(", ", state_text(process.state)) : "",
-                wait.empty() || wait == "0" ? "" : concat(": ", wait), ")");
+                process.exists() ? concat(", ", state_text(process.state)) : "", ")");
 }
 
 namespace {

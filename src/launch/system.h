@@ -30,22 +30,17 @@ Pipe make_pipe();
 /// Throws a CommError: "the launcher cannot WHAT: " and the text of errno.
 [[noreturn]] void throw_system(std::string_view what);
 
-/// The limit of open files of this process: raises the soft limit to `needed`, and restores it on
-/// destruction.
+/// The limit of open files of this process: raises the soft limit to `needed`.
 class FileLimit {
  public:
   /// Throws: CommError if the hard limit is below `needed`.
   explicit FileLimit(unsigned long needed);
-  ~FileLimit();
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
 
   /// For a forked child: restores the limit with which the launcher was started.
   void restore() const noexcept;
 
  private:
   rlimit before_{};
-  bool raised_ = false;
 };
 
 /// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that no pipe gets its

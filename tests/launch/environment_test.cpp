@@ -40,9 +40,8 @@ TEST(DryRun, ShowsThePlanAndStartsNothing) {
   const auto shown = run_lockstep({"-n", "2", "--dry-run", "sh", "-c", "echo started"});
   EXPECT_EQ(shown.code, 0);
   EXPECT_EQ(shown.err, "");
-  EXPECT_THAT(shown.out,
-              AllOf(HasSubstr("Configuration\n"), HasSubstr("Environment of each rank\n"),
-                    Not(HasSubstr("\nstarted"))));
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("Configuration\n"), HasSubstr("Places of the ranks\n"),
+                               Not(HasSubstr("\nstarted"))));
   const auto started = run_lockstep({"-v", "-n", "1", "echo", "started"});
   EXPECT_EQ(started.out, "started\n");
   EXPECT_THAT(started.err, HasSubstr("Environment of every rank\n"));

@@ -85,11 +85,11 @@ TEST_F(GpuOptions, AreInTheTableOfRanks) {
   const auto one_each =
       run_lockstep({"--gpus", "1,0", "--dry-run", "--bind", "none", "true"}, with_gpus());
   EXPECT_THAT(one_each,
-              prints({"  ranks      2\n", "  GPUs       1 (NVIDIA B), 0 (NVIDIA A), one a rank\n",
+              prints({"  ranks    2\n", "  GPUs     1 (NVIDIA B), 0 (NVIDIA A), one a rank\n",
                       "  CUDA_VISIBLE_DEVICES      1,0\n",
-                      "  rank  cpus  GPU           LOCKSTEP_RANK\n"
-                      "  0     any   1 (NVIDIA B)  0\n"
-                      "  1     any   0 (NVIDIA A)  1\n"}));
+                      "  rank  cpus  GPU\n"
+                      "  0     any   1 (NVIDIA B)\n"
+                      "  1     any   0 (NVIDIA A)\n"}));
   const auto shared =
       run_lockstep({"-n", "3", "--share-gpus", "--dry-run", "--bind", "none", "true"},
                    with_gpus({{"CUDA_VISIBLE_DEVICES", "0,1"}}));
@@ -104,8 +104,8 @@ TEST_F(GpuOptions, InDoctor) {
                               {"FAKE_NCCL_VERSION", "21900"},
                               {"CUDA_VISIBLE_DEVICES", "1"}});
   EXPECT_THAT(run_cli({"doctor"}, variables),
-              prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1    NVIDIA B, 2.0 GiB\n",
-                      concat("  NCCL     2.19.0, ", LOCKSTEP_FAKE_CUDA)},
+              prints({"\nGPUs\n", "for CUDA 13.0", "  GPU 1   NVIDIA B, 2.0 GiB\n",
+                      concat("  NCCL    2.19.0, ", LOCKSTEP_FAKE_CUDA)},
                      {"too old"}));
   variables["FAKE_NCCL_VERSION"] = "21805";
   variables["FAKE_CUDA_NAMES"] = "";
@@ -128,7 +128,7 @@ TEST_F(GpuOptions, WrongOnesAreOneClearError) {
       {"--gpus 0,2", {"--gpus 0,2: found 1 GPU: ", "the list ends at '2', which names no GPU"}},
       {"--gpus 99999999999999999999", {"99999999999999999999 shows no GPU"}},
       {"--gpus GPU-77777777-7777", {"=GPU-77777777-7777 shows no GPU"}},
-      {"-n 2 --share-gpus=mpi", {"share-gpus: got 'mpi'", "--share-gpus=nccl"}},
+      {"-n 2 --share-gpus=mpi", {"--share-gpus: mpi not in {1,nccl}"}},
       {"--gpus 1,0,01", {"=1,0,01 shows no GPU", "each once"}},
       {"--gpus 0,GPU-22222222-2222", {"found 1 GPU: ", "the list ends at 'GPU-22222222-2222'"}},
       {"--gpus MIG-1,MIG-2", {"the list ends at 'MIG-2'", "a second MIG device"}},
@@ -136,11 +136,11 @@ TEST_F(GpuOptions, WrongOnesAreOneClearError) {
        {"gpus: got 0, expected some of CUDA_VISIBLE_DEVICES=1 of the environment"},
        {{"CUDA_VISIBLE_DEVICES", "1"}}},
       {"-n gpus",
-       {"-n gpus: found no GPU: NVIDIA driver ", "CUDA_VISIBLE_DEVICES= shows no GPU",
+       {"-n gpus: found no GPU: NVIDIA driver: CUDA_VISIBLE_DEVICES= shows no GPU",
         ". To train on the CPU, leave out", "-n 2"},
        {{"CUDA_VISIBLE_DEVICES", ""}}},
       {"-n 2 --share-gpus",
-       {"--share-gpus: found no GPU: NVIDIA driver ", ": it finds no GPU; run nvidia-smi"},
+       {"--share-gpus: found no GPU: NVIDIA driver: it finds no GPU; run nvidia-smi"},
        {{"FAKE_CUDA_NAMES", ""}}},
       {"--gpus 0",
        {"--gpus 0: found no GPU: ", ": cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},

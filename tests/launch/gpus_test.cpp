@@ -81,9 +81,9 @@ TEST_F(VisibleGpus, OfADriverThatFailsAreExplained) {
   EXPECT_THAT(problem_with("3"), HasSubstr("cuInit: unknown error (3)"));
   EXPECT_THAT(problem_with("crash"), HasSubstr("ended early: SIGABRT"));
   const Variable other("LOCKSTEP_LIBCUDA", "libc.so.6");
-  EXPECT_THAT(find_gpus().problem, HasSubstr("libc.so.6: it has no function cuInit"));
+  EXPECT_THAT(find_gpus().problem, HasSubstr("NVIDIA driver: the library has no function cuInit"));
   const Variable missing("LOCKSTEP_LIBCUDA", "/nonexistent/libcuda.so.1");
-  EXPECT_THAT(find_gpus().problem, AllOf(HasSubstr("NVIDIA driver /nonexistent/libcuda.so.1: "),
+  EXPECT_THAT(find_gpus().problem, AllOf(HasSubstr("NVIDIA driver: /nonexistent/libcuda.so.1: "),
                                          HasSubstr("install the driver")));
   EXPECT_FALSE(anything_left());
 }

@@ -66,7 +66,7 @@ TEST(LogFiles, ThatAreNoFilesStartNothing) {
         std::pair("link",
                   "/rank-1.out': it is a symbolic link to ../precious, expected a file; "
                   "remove it, or name another folder"),
-        std::pair("fifo", "/rank-0.err': it is not a regular file")}) {
+        std::pair("fifo", "/rank-0.err': No such device or address")}) {
     const auto ended =
         run_lockstep({"-n", "2", "--log-dir", (folder / logs).string(), "echo", "started"});
     EXPECT_THAT(ended, ends(2, {said}));

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/system/denormals_guard.h"
-#include "launch/launch.h"
 #include "lockstep/denormals.h"
 #include "tests/launch/launched.h"
 #include "tests/message_of.h"
@@ -164,45 +163,21 @@ TEST(Plan, GivesTheVariablesThatUserAndOptionsAskFor) {
 TEST(Describe, ShowsTheConfigurationAndEachRank) {
   auto options = options_for(2);
   options.arguments = {"--flag", "it's two"};
-  const Variables users{{"MALLOC_ARENA_MAX", "1"}, {"LOCKSTEP_BUCKET_MIB", "8"}};
+  const Variables users{{"MALLOC_ARENA_MAX", "1"}, {"LOCKSTEP_FLUSH_DENORMALS", "0"}};
   const auto text = describe(make_plan(options, machine(1, 4, 2), users));
-  EXPECT_THAT(text, HasSubstr("  command    /bin/true --flag 'it'\\''s two'\n"));
-  EXPECT_THAT(text, HasSubstr("  cores      4 cores, 8 logical CPUs, 1 NUMA node\n"));
+  EXPECT_THAT(text, HasSubstr("  command  /bin/true --flag 'it'\\''s two'\n"));
+  EXPECT_THAT(text, HasSubstr("  cores    4 cores, 8 logical CPUs, 1 NUMA node\n"));
   EXPECT_THAT(text, HasSubstr("  LOCKSTEP_WORLD_SIZE       2\n"));
   EXPECT_THAT(text, HasSubstr("  MALLOC_ARENA_MAX          1  (yours)\n"));
-  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_BUCKET_MIB       8  (yours)\n"));
-  EXPECT_THAT(text, HasSubstr("  rank  cpus     LOCKSTEP_RANK\n"
-                              "  0     0-1,4-5  0\n"
-                              "  1     2-3,6-7  1\n"));
-}
-
-TEST(Describe, ShowsTheTreatmentOfDenormals) {
-  auto options = options_for(1);
-  const Variables users{{"LOCKSTEP_FLUSH_DENORMALS", "0"}};
-  EXPECT_THAT(describe(make_plan(options, machine(1, 1), users)),
-              AllOf(HasSubstr("  denormals  as LOCKSTEP_FLUSH_DENORMALS, or flushed\n"),
-                    HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0  (yours)\n")));
-  options.flush_denormals = false;
-  EXPECT_THAT(
-      describe(make_plan(options, machine(1, 1), {})),
-      AllOf(HasSubstr("  denormals  kept\n"), HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0\n")));
+  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0  (yours)\n"));
+  EXPECT_THAT(text, HasSubstr("  rank  cpus\n"
+                              "  0     0-1,4-5\n"
+                              "  1     2-3,6-7\n"));
 }
 
 TEST(Describe, OfUnboundRanks) {
-  EXPECT_THAT(
-      describe(make_plan(options_for(3), machine(1, 2), {})),
-      AllOf(HasSubstr("none: more ranks than logical CPUs"), HasSubstr("  2     any   2\n")));
-}
-
-TEST(Launch, IsAFunctionToo) {
-  auto options = options_for(2);
-  EXPECT_EQ(run(make_plan(options)), 0);
-  options.program = "/bin/false";
-  options.quiet = true;
-  ::testing::internal::CaptureStderr();
-  const int code = run(make_plan(options));
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("ended with exit code 1"));
-  EXPECT_EQ(code, 1);
+  EXPECT_THAT(describe(make_plan(options_for(3), machine(1, 2), {})),
+              AllOf(HasSubstr("none: more ranks than logical CPUs"), HasSubstr("  2     any\n")));
 }
 
 /// As "1 of 2 at h0:29500".

@@ -43,13 +43,12 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
   Launched job(in_shell(
       concat("run -n 6 --stall-warning 3 sh -c '", script, "' ", quoted(rank_program()), " 2>&1")));
   for (int rank = 1; rank <= 4; ++rank) job.await_output(concat("rank ", rank, " of 6 (pid "));
-  const auto program = "left the world [3-9] s ago and has not ended: program ";
+  const auto said = "left the world [3-9] s ago and has not ended: ";
   EXPECT_THAT(job.output(),
-              AllOf(ContainsRegex(concat("rank 1 of 6 \\(pid [0-9]+\\) ", program,
-                                         "launch_rank_program, sleeping, 0 s of processor time")),
-                    ContainsRegex(concat("rank 2 of 6 .*", program, ".*, stopped by a signal")),
-                    ContainsRegex(concat("rank 3 of 6 .*", program, ".*, running, [0-9.]+")),
-                    ContainsRegex(concat("rank 4 of 6 .*", program, "sleep, sleeping, "))));
+              AllOf(ContainsRegex(concat("rank 1 of 6 \\(pid [0-9]+\\) ", said, "sleeping\\. ")),
+                    ContainsRegex(concat("rank 2 of 6 .*", said, "stopped by a signal")),
+                    ContainsRegex(concat("rank 3 of 6 .*", said, "running")),
+                    ContainsRegex(concat("rank 4 of 6 .*", said, "sleeping"))));
   EXPECT_THAT(job.output(), Not(HasSubstr("rank 0 of 6")));
   job.send(SIGINT);
   const auto ended = job.wait_for_all();

@@ -27,7 +27,7 @@ TEST(Restart, GoesOnUntilAllIsWell) {
     EXPECT_THAT(ended.err,
                 ContainsRegex(concat("lockstep: restart ", restart,
                                      " of 3: rank 1 of 2 failed first: it was ended by SIGKILL ",
-                                     "\\(host [^\n]*; all ranks start again\n")));
+                                     "\\(host [^\n]*; all ranks start again in 0 s\n")));
   }
   EXPECT_EQ(numbers_after(ended.err, "lockstep:").size(), 2U)
       << "a line each, and no more: " << ended.err;
@@ -49,7 +49,7 @@ TEST(Restart, EndsWhenAllAreUsedAfterDelaysThatDouble) {
               ends(3,
                    {"; all ranks start again in 0.05 s\n", " again in 0.1 s\n", " again in 0.2 s\n",
                     "restart 3 of 3", "lockstep: rank 1 of 2 failed first: it ended with exit",
-                    "lockstep: not started again: all 3 restarts were used"},
+                    "lockstep: not started again, as all restarts were used: 3"},
                    {"restart 4"}));
 }
 

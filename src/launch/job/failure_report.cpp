@@ -87,7 +87,7 @@ std::string fault_of_running_rank(const Member& rank, std::optional<Failure::Kin
                                   bool joined) {
   using Kind = Failure::Kind;
   if (rank.lingered) {
-    return concat("went on for ", rank.lingered->count(), " s ",
+    return concat("went on for ", *rank.lingered, " s ",
                   joined ? "after it left the world" : "after all other ranks ended",
                   " (--linger)");
   }
@@ -120,10 +120,7 @@ std::string event_text(const Member& rank, std::optional<Failure::Kind> kind, bo
                   "lockstep::init(), or pass --no-forward-signals");
   }
   const auto memory = rank.out_of_memory.empty() ? "" : concat("; ", rank.out_of_memory);
-  // Such as a sleep() that the signal for stacks interrupts.
-  const bool was_late = kind == Failure::Kind::timeout && !rank.ending->by_signal;
-  return concat(was_late ? fault_of_running_rank(rank, kind, joined) + ", and then " : "",
-                rank.ending->by_signal ? "was ended by " : "ended with ", rank.ending->text(),
+  return concat(rank.ending->by_signal ? "was ended by " : "ended with ", rank.ending->text(),
                 memory);
 }
 
@@ -195,11 +192,6 @@ namespace {
 
 std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
 
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return plain_line(text);
-}
-
 }  // namespace
 
 std::string report(const FirstCause& cause, bool colour) {
@@ -210,24 +202,23 @@ std::string report(const FirstCause& cause, bool colour) {
   }
   if (cause.role == Role::lost_node) return text;
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
-  const bool one = cause.last_lines.size() == 1;
   if (cause.lines_shown_last) {
     return text + (cause.lines_hold_reason ? "\n  Its error is printed above."
-                   : one                   ? "\n  Its last line of stderr is above."
-                                           : "\n  Its last lines of stderr are above.");
+                                           : "\n  Its last output on stderr is above.");
   }
-  text += concat("\n  Its last ", one ? "line" : concat(cause.last_lines.size(), " lines"),
-                 " of stderr:");
+  text += concat("\n  Its last ", detail::plural(cause.last_lines.size(), "line"), " of stderr:");
   for (const auto& line : cause.last_lines) text += concat("\n  | ", plain_line(line));
   return text;
 }
 
 std::string restart_line(const FirstCause& cause, int restart, int most,
                          std::chrono::milliseconds delay, bool colour) {
-  return concat(label(colour), " restart ", restart, " of ", most, ": ", cause.who,
-                cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
-                "; all ranks start again",
-                delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
+  return concat(
+      label(colour), " restart ", restart, " of ", most, ": ", cause.who,
+      cause.reason.empty()
+          ? ""
+          : concat("; reason: ", detail::joined(detail::lines_in(cause.reason), " ", plain_line)),
+      "; all ranks start again in ", delay.count() / 1000.0, " s");
 }
 
 namespace {

@@ -72,22 +72,13 @@ Log open_log(const std::filesystem::path& folder, int rank, std::string_view end
   if (folder.empty()) return {};
   make_folder(folder);
   const auto file = folder / concat("rank-", rank, '.', ending);
-  const auto refuse = [&](const std::string& why) {
-    throw InvalidArgument(concat("cannot write the log file '", file.string(), "': ", why));
-  };
   // Without O_NONBLOCK, opening a FIFO would wait for its reader.
-  Descriptor log(
-      open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
-  const int error = errno;
-  struct stat status {};
-  if (error == ELOOP) refuse(detail::why_not_opened(file, error));
-  const bool known = (log ? fstat(log.get(), &status) : lstat(file.c_str(), &status)) == 0;
-  if (known && !S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode)) {
-    refuse("it is not a regular file; remove it, or name another folder");
+  constexpr int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  Descriptor log(open(file.c_str(), flags, 0644));
+  if (!log) {
+    const auto why = detail::why_not_opened(file, errno);
+    throw InvalidArgument(concat("cannot write the log file '", file.string(), "': ", why));
   }
-  if (!log) refuse(std::strerror(error));
-  if (S_ISREG(status.st_mode) && ftruncate(log.get(), 0) != 0) refuse(std::strerror(errno));
-  fcntl(log.get(), F_SETFL, fcntl(log.get(), F_GETFL) & ~O_NONBLOCK);
   return {std::move(log), file};
 }
 

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <filesystem>
 #include <utility>
 
 #include "comm/flight/flight_record.h"
@@ -22,8 +21,6 @@ namespace {
 
 using detail::concat;
 
-/// Most guardians of one attempt, in case every guardian is killed at once.
-constexpr int most_guardians = 8;
 constexpr int registry_descriptor = 3;
 
 [[noreturn]] void guard(int registry) {
@@ -73,12 +70,7 @@ Guardian::~Guardian() {
   }
 }
 
-void Guardian::add(pid_t group) const noexcept {
-  [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
-}
-
 Processes::Processes() : children_before_(children()), guardian_(std::in_place) {
-  prctl(PR_GET_CHILD_SUBREAPER, &subreaper_before_);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -91,7 +83,6 @@ Processes::~Processes() {
     if (!member.stays) member.process.reap();
   }
   end_others();
-  prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
 }
 
 void Processes::start(const Plan& plan, const std::vector<WriteEnds>& streams,
@@ -143,20 +134,10 @@ void Processes::reap_orphan(pid_t pid) const noexcept {
 void Processes::check_guardian(Output& err) {
   const auto ending = guardian_ ? ending_of(guardian_->pid()) : std::nullopt;
   if (!ending) return;
-  const auto what =
-      concat("lockstep: the guardian process (pid ", guardian_->pid(),
-             "), which ends the ranks if the launcher is killed, ended with ", ending->text());
+  err.line("", concat("lockstep: the guardian process (pid ", guardian_->pid(),
+                      "), which ends the ranks if the launcher is killed, ended with ",
+                      ending->text(), ". Ranks may outlive a killed launcher."));
   guardian_.reset();
-  try {
-    if (guardians_++ < most_guardians) guardian_.emplace();
-  } catch (const CommError& error) {
-    err.line("", error.what());
-  }
-  for (const auto& member : members_) {
-    if (guardian_ && !member.gone) guardian_->add(member.process.pid());
-  }
-  err.line("", guardian_ ? concat(what, ". A new one (pid ", guardian_->pid(), ") takes its place.")
-                         : concat(what, ". Ranks may outlive a killed launcher."));
 }
 
 void Processes::give_up() {
@@ -209,7 +190,6 @@ namespace {
 using detail::plural;
 using namespace std::chrono_literals;
 using std::chrono::duration_cast;
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto longest_gap = 5s;
@@ -234,12 +214,7 @@ std::vector<std::string> RemainingRanks::update(Clock::time_point now,
   for (const auto& rank : remaining) {
     const auto [found, added] = known_.try_emplace(rank.rank);
     auto& known = found->second;
-    if (added) {
-      known = {.rank = rank,
-               .since = now,
-               .reported = false,
-               .processor_time = detail::read_process(rank.pid).processor_time};
-    }
+    if (added) known = {.rank = rank, .since = now, .reported = false};
     if (known.reported || stall_ == 0s || now - known.since < stall_) continue;
     known.reported = true;
     if (lines.size() < most_lines) {
@@ -263,25 +238,20 @@ std::string RemainingRanks::line(Clock::time_point now, const Known& known) cons
                   ". Continue it with kill -CONT ", pid, ", or end the job with Ctrl-C.");
   }
   const auto process = detail::read_process(pid);
-  std::error_code none;
-  const auto program =
-      std::filesystem::read_symlink(concat("/proc/", pid, "/exe"), none).filename();
-  const auto used = process.exists() ? process.processor_time - known.processor_time : 0ms;
-  return concat(
-      who,
-      why == RemainReason::left ? concat("left the world ", how_long, " ago and has not ended")
-                                : concat("has not ended ", how_long, " after all other ranks"),
-      ": ", program.empty() ? "" : concat("program ", program.string(), ", "),
-      process.exists() ? state_text(process.state) : "ending", ", ",
-      duration_cast<milliseconds>(used).count() / 100 / 10.0, " s of processor time since then. ",
-      limit_ ? concat("It is ended after ", limit_->count(), " s (--linger).")
-             : "End the job with Ctrl-C, or limit this time with --linger SECONDS.");
+  return concat(who,
+                why == RemainReason::left
+                    ? concat("left the world ", how_long, " ago and has not ended")
+                    : concat("has not ended ", how_long, " after all other ranks"),
+                ": ", process.exists() ? state_text(process.state) : "ending", ". ",
+                limit_ ? concat("It is ended after ", *limit_, " s (--linger).")
+                       : "End the job with Ctrl-C, or limit this time with --linger SECONDS.");
 }
 
 std::optional<int> RemainingRanks::overdue(Clock::time_point now) const {
   if (!limit_) return std::nullopt;
   for (const auto& [rank, known] : known_) {
-    if (known.rank.why != RemainReason::stopped && now - known.since >= *limit_) return rank;
+    if (known.rank.why != RemainReason::stopped && now - known.since >= Seconds(*limit_))
+      return rank;
   }
   return std::nullopt;
 }

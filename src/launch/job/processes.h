@@ -35,7 +35,7 @@ struct Member {
   bool gone = false;               ///< it was reaped, and its process group is empty
   /// The --linger limit, if the rank ran longer than this after it had left the world or all other
   /// ranks had ended.
-  std::optional<std::chrono::duration<double>> lingered = {};
+  std::optional<double> lingered = {};
 
   bool ended() const { return ending || stays; }
 };
@@ -55,9 +55,6 @@ class Guardian {
   /// The descriptor to which a rank writes its process group (one pid_t) before it executes its
   /// program.
   int registry() const { return registry_.get(); }
-  /// Registers the process group of a rank that was started before this guardian.
-  void add(pid_t group) const noexcept;
-
   /// The process never ends by itself.
   pid_t pid() const { return pid_; }
 
@@ -66,8 +63,9 @@ class Guardian {
   pid_t pid_ = -1;
 };
 
-/// The processes of one attempt: its ranks, their descendants and the guardian. While the object
-/// exists, orphaned descendants become children of this process. The destructor kills what runs.
+/// The processes of one attempt: its ranks, their descendants and the guardian. From the
+/// first object on, orphaned descendants become children of this process. The destructor kills what
+/// runs.
 class Processes {
  public:
   /// Starts the guardian.
@@ -100,7 +98,7 @@ class Processes {
   bool has_forwarded(int signal) const { return forwarded_.contains(signal); }
   /// Reaps the process if it is an orphan of a rank: no rank, guardian or earlier child.
   void reap_orphan(pid_t pid) const noexcept;
-  /// Starts a guardian in place of one that has ended, and reports that.
+  /// Reports a guardian that has ended.
   void check_guardian(Output& err);
   /// Marks the ranks that SIGKILL has not ended.
   void give_up();
@@ -111,9 +109,7 @@ class Processes {
 
  private:
   std::set<pid_t> children_before_;
-  int subreaper_before_ = 0;
   std::optional<Guardian> guardian_;
-  int guardians_ = 1;
   std::vector<Member> members_;
   std::set<int> forwarded_;
   bool wait_reported_ = false;  ///< that of the next pending signal
@@ -169,9 +165,9 @@ class RemainingRanks {
 
   using Seconds = std::chrono::duration<double>;
 
-  /// stall: time after which a rank is reported; 0: never. limit: longest time that such a rank may
-  /// run; nullopt: no limit.
-  RemainingRanks(int ranks, Seconds stall, std::optional<Seconds> limit)
+  /// stall: time after which a rank is reported; 0: never. limit: longest time in seconds that such
+  /// a rank may run; nullopt: no limit.
+  RemainingRanks(int ranks, Seconds stall, std::optional<double> limit)
       : ranks_(ranks), stall_(stall), limit_(limit) {}
 
   /// Call it about once a second with the ranks that remain. Returns lines to display. Time without
@@ -186,14 +182,13 @@ class RemainingRanks {
     Rank rank;
     Clock::time_point since;
     bool reported;
-    std::chrono::milliseconds processor_time;  ///< used before since
   };
 
   std::string line(Clock::time_point now, const Known& known) const;
 
   int ranks_;
   Seconds stall_;
-  std::optional<Seconds> limit_;
+  std::optional<double> limit_;  ///< in seconds
   std::optional<Clock::time_point> updated_;
   std::map<int, Known> known_;
 };

@@ -60,7 +60,6 @@ void join_group(int registry, pid_t launcher, const std::string& score) noexcept
   write_file("/proc/self/oom_score_adj", score.data(), score.size());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(127);  // the launcher ended before prctl()
-  // If the guardian has just ended, the launcher registers this process with the next one.
   const pid_t self = getpid();
   [[maybe_unused]] const auto written = write(registry, &self, sizeof(self));
 }
