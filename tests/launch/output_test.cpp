@@ -1,6 +1,7 @@
 #include "launch/job/output.h"
 
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -117,6 +118,11 @@ class Unread {
   Unread& operator=(const Unread&) = delete;
 
   void send(int signal) const { job_->send(signal); }
+  void resize(unsigned short rows, unsigned short columns) const {
+    const winsize size{.ws_row = rows, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+    EXPECT_EQ(::ioctl(reader_, TIOCSWINSZ, &size), 0);
+    send(SIGWINCH);
+  }
   /// The reader that takes nothing must not put off the end for long.
   Ended wait() {
     auto ended = job_->wait_for_all();
@@ -164,6 +170,14 @@ TEST(Terminal, HasColoursUnlessTheUserRefusesThem) {
     EXPECT_THAT(plain, Not(HasSubstr("\x1b")));
   }
   EXPECT_THAT(on_terminal({"true"}, "xterm"), HasSubstr("\x1b[1;31mlockstep:\x1b[0m run: "));
+}
+
+TEST(Terminal, KeepsTheSizeOfTheLaunchers) {
+  const auto script = "until [ \"$(stty size <&1)\" = '33 77' ]; do sleep 0.02; done";
+  Unread job(Unread::Out::terminal, {"-n", "1", "sh", "-c", concat("echo begun; ", script)}, true);
+  job.resize(33, 77);
+  EXPECT_EQ(job.read_all(), "begun\r\n");
+  EXPECT_EQ(job.wait().code, 0);
 }
 
 TEST(Terminal, ShowsAnUnfinishedLineAtOnce) {
