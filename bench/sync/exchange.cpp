@@ -54,7 +54,7 @@ struct Exchanged {
 volatile float read_result;
 
 /// The selection of the largest 1 %.
-std::function<void()> selection_of(std::span<const float> from) {
+std::function<void()> selection_of(std::span<float> from) {
   const std::size_t k = std::max<std::size_t>(1, from.size() / 100);
   const std::size_t room = k + lockstep::kernels::select_slack;
   const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
@@ -62,7 +62,7 @@ std::function<void()> selection_of(std::span<const float> from) {
   const auto values = std::make_shared<std::vector<float>>(room);
   return [=] {
     lockstep::kernels::select_top<float>(
-        from, *space, {std::span(*indices).first(k), std::span(*values).first(k)});
+        from, {}, *space, {std::span(*indices).first(k), std::span(*values).first(k)});
   };
 }
 
@@ -70,8 +70,8 @@ std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& wo
                              const at::Tensor& gradient) {
   const std::int64_t k = std::max<std::int64_t>(1, settings.elements / 100);
   std::vector<Timed> all;
-  const std::span<const float> from(gradient.const_data_ptr<float>(),
-                                    static_cast<std::size_t>(gradient.numel()));
+  const std::span from(gradient.mutable_data_ptr<float>(),
+                       static_cast<std::size_t>(gradient.numel()));
   all.push_back({"read pass", [=] { read_result = read_pass(from); }});
   all.push_back({"select_top of 1 %", selection_of(from)});
   all.push_back({"torch.topk of 1 %", [=] { at::topk(gradient, k); }});

@@ -96,12 +96,11 @@ class TopKAverage final : public Average {
 
   void select(std::span<T> gradient) {
     const auto picks = Record::at(sent_.data(), space_->largest_k());
+    const auto residual = residual_.as<T>();
+    kernels::select_top(gradient, residual, *space_, picks);
     if (residual_.defined()) {
-      const auto residual = residual_.as<T>();
-      kernels::move_and_select_top(gradient, residual, *space_, picks);
       for (const auto index : picks.indices) residual[index] = 0;
     } else {
-      kernels::select_top<T>(gradient, *space_, picks);
       std::fill(gradient.begin(), gradient.end(), T{0});
     }
   }
@@ -192,9 +191,7 @@ class ThresholdAverage final : public Average {
   void select(std::span<T> gradient) {
     const kernels::Picks<T> picks{.indices = indices_,
                                   .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
-    const auto found = residual_.defined() ? kernels::move_and_select_above(
-                                                 gradient, residual_.as<T>(), threshold_, picks)
-                                           : kernels::select_above<T>(gradient, threshold_, picks);
+    const auto found = kernels::select_above(gradient, residual_.as<T>(), threshold_, picks);
     auto& report = report_.template as<Report>()[0];
     report.picks = static_cast<std::int64_t>(found);
     report.not_finite = 0;

@@ -5,9 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/text.h"
 #include "kernels/blocks.h"
-#include "lockstep/error.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/quantize.cpp"
@@ -95,16 +93,6 @@ HWY_EXPORT(quantize_chunk_with_feedback);
 HWY_EXPORT(dequantize_chunk);
 HWY_EXPORT(add_share);
 
-namespace {
-
-void expect_chunks(std::size_t got, std::size_t count) {
-  if (got == quantized_chunks(count)) return;
-  throw InvalidArgument(detail::concat("quantize: got ", got, " chunks for ", count,
-                                       " elements, expected ", quantized_chunks(count)));
-}
-
-}  // namespace
-
 std::size_t first_not_finite(const QuantizedChunk& chunk) {
   std::uint16_t place;
   std::memcpy(&place, chunk.codes, sizeof place);
@@ -118,7 +106,6 @@ std::int32_t rank_not_finite(const QuantizedChunk& chunk) {
 }
 
 void quantize(std::span<const float> values, std::span<QuantizedChunk> chunks) {
-  expect_chunks(chunks.size(), values.size());
   const auto quantize_one = [&](std::size_t at, const float* of_chunk) {
     HWY_DYNAMIC_DISPATCH(quantize_chunk)(of_chunk, chunks[at / quantized_chunk]);
   };
@@ -127,7 +114,6 @@ void quantize(std::span<const float> values, std::span<QuantizedChunk> chunks) {
 
 void quantize_with_feedback(std::span<const float> values, std::span<float> residual,
                             std::span<QuantizedChunk> chunks) {
-  expect_chunks(chunks.size(), values.size());
   const auto quantize_one = [&](std::size_t at, const float* of_chunk, float* rest) {
     HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)
     (of_chunk, rest, chunks[at / quantized_chunk]);
@@ -157,7 +143,6 @@ void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
 }
 
 void dequantize(std::span<const QuantizedChunk> chunks, std::span<float> values) {
-  expect_chunks(chunks.size(), values.size());
   const auto dequantize_one = [&](std::size_t at, float* of_chunk) {
     HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunks[at / quantized_chunk], of_chunk);
   };

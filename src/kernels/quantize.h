@@ -26,6 +26,8 @@ constexpr std::size_t quantized_chunks(std::size_t count) {
 /// The index in the chunk of the first element that was not finite. Requires a scale of NaN.
 std::size_t first_not_finite(const QuantizedChunk& chunk);
 
+/// chunks.size() is quantized_chunks(values.size()), here and below.
+///
 /// scale = largest magnitude / 127; codes = values / scale, rounded to nearest, ties to even. A
 /// chunk whose largest magnitude is below 2^-119 becomes zeros.
 /// Source: per-chunk scaling as in Dettmers, "8-Bit Approximations for Parallelism in Deep

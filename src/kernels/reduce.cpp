@@ -6,9 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/text.h"
-#include "lockstep/error.h"
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce.cpp"
 #include "hwy/foreach_target.h"
@@ -299,11 +296,6 @@ ReduceOp of_booleans(ReduceOp op) {
 
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count) {
-  if (inputs.empty()) throw InvalidArgument("reduce: got no inputs, expected at least one");
-  if (!has_reduction(dtype, op)) {
-    throw InvalidArgument(detail::concat("reduce: got ", name(op), " of ", name(dtype),
-                                         ", expected a reduction of that dtype"));
-  }
   if (count == 0) return;
   if (inputs.size() == 1) {
     // Every reduction of one input is that input.
@@ -324,9 +316,6 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
 
 void multiply(DType dtype, double factor, const std::byte* input, std::byte* output,
               std::size_t count) {
-  if (!is_floating(dtype)) {
-    throw InvalidArgument(detail::concat("multiply: got ", name(dtype), ", expected floats"));
-  }
   HWY_DYNAMIC_DISPATCH(multiply)(dtype, factor, input, output, count);
 }
 

@@ -32,21 +32,21 @@ namespace lockstep::inline v0_2::kernels {
 /// i below count. The order is that of inputs, so all callers get the same bits. f16 and bf16 are
 /// accumulated in f32 and rounded once, to nearest, ties to even. avg multiplies by 1/inputs.size()
 /// before that rounding. Integers wrap. premultiplied_sum is sum: its inputs are products. An
-/// output may be one of the inputs; other overlaps are not allowed. Any alignment. Throws:
-/// InvalidArgument unless has_reduction(dtype, op).
+/// output may be one of the inputs; other overlaps are not allowed. Any alignment. There is at
+/// least one input, and has_reduction(dtype, op).
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count);
 
 /// output[i] = input[i] · factor, for floats. f16 and bf16 are multiplied in f32 and rounded once.
 /// The factor is rounded to the type of the multiplication. output may be input.
-/// Throws: InvalidArgument for integers.
 void multiply(DType dtype, double factor, const std::byte* input, std::byte* output,
               std::size_t count);
 
 /// A sum or avg of float32 elements with a wire dtype. outputs[j][i] = round((r(inputs[0][i]) +
 /// r(inputs[1][i])) + …), where r clips and rounds an element to wire.dtype. avg multiplies by
 /// 1/inputs.size(): before r if wire.predivide is set, else after the sum. An output may be one of
-/// the inputs; other overlaps are not allowed. Any alignment.
+/// the inputs; other overlaps are not allowed. Any alignment. wire.dtype is f16 or bf16, here and
+/// below.
 void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
                     std::span<std::byte* const> outputs, std::size_t count);
 

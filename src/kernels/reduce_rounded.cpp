@@ -2,9 +2,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/text.h"
 #include "kernels/reduce.h"
-#include "lockstep/error.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce_rounded.cpp"
@@ -171,17 +169,6 @@ HWY_EXPORT(widen_any);
 
 namespace {
 
-/// Throws: InvalidArgument for a reduction or wire dtype without a reduced-precision kernel.
-void check(const char* kernel, const Wire& wire, ReduceOp op) {
-  if (op != ReduceOp::sum && op != ReduceOp::avg) {
-    throw InvalidArgument(detail::concat(kernel, ": got ", name(op), ", expected sum or avg"));
-  }
-  if (wire.dtype != DType::f16 && wire.dtype != DType::bf16) {
-    throw InvalidArgument(detail::concat(kernel, ": got a wire of ", name(wire.dtype),
-                                         ", expected float16 or bfloat16"));
-  }
-}
-
 Rounding rounding_of(const Wire& wire, ReduceOp op, std::size_t ranks) {
   const float divisor = op == ReduceOp::avg ? 1.0f / static_cast<float>(ranks) : 1.0f;
   return {.limit = wire.clip > 0 ? wire.clip : std::numeric_limits<float>::infinity(),
@@ -193,27 +180,22 @@ Rounding rounding_of(const Wire& wire, ReduceOp op, std::size_t ranks) {
 
 void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
                     std::span<std::byte* const> outputs, std::size_t count) {
-  if (inputs.empty()) throw InvalidArgument("reduce_rounded: got no inputs, expected at least one");
-  check("reduce_rounded", wire, op);
   const auto rounding = rounding_of(wire, op, inputs.size());
   HWY_DYNAMIC_DISPATCH(reduce_any)(wire.dtype == DType::bf16, rounding, inputs, outputs, count);
 }
 
 void round_to_halves(const Wire& wire, ReduceOp op, std::size_t ranks, const std::byte* values,
                      std::byte* halves, std::size_t count) {
-  check("round_to_halves", wire, op);
   const auto rounding = rounding_of(wire, op, ranks);
   HWY_DYNAMIC_DISPATCH(round_any)(wire.dtype == DType::bf16, rounding, values, halves, count);
 }
 
 void reduce_halves(const Wire& wire, ReduceOp op, std::span<const std::byte* const> inputs,
                    std::span<std::byte* const> outputs, std::size_t count) {
-  check("reduce_halves", wire, op);
   reduce(wire.dtype, wire.predivide ? ReduceOp::sum : op, inputs, outputs, count);
 }
 
 void widen_halves(const Wire& wire, const std::byte* halves, std::byte* values, std::size_t count) {
-  check("widen_halves", wire, ReduceOp::sum);
   HWY_DYNAMIC_DISPATCH(widen_any)(wire.dtype == DType::bf16, halves, values, count);
 }
 

@@ -296,15 +296,29 @@ class SampledThreshold {
 };
 
 template <class T>
-void select(Source<T> source, SelectSpace<T>& space, Picks<T> picks) {
+Source<T> source_of(std::span<T> data, std::span<T> residual) {
+  return {.gradient = data.data(),
+          .residual = residual.empty() ? nullptr : residual.data(),
+          .count = data.size()};
+}
+
+}  // namespace
+
+template <class T>
+SelectSpace<T>::SelectSpace(std::size_t k)
+    : k_(k),
+      capacity_(2 * k + least_capacity),
+      indices_(capacity_),
+      values_(capacity_),
+      sample_(largest_sample) {}
+
+template <class T>
+void select_top(std::span<T> data, std::span<T> residual, SelectSpace<T>& space, Picks<T> picks) {
+  auto source = source_of(data, residual);
   const std::size_t k = picks.indices.size();
   if (source.count > std::numeric_limits<std::uint32_t>::max()) {
     throw InvalidArgument(
         detail::concat("select_top: got ", source.count, " elements, expected fewer than 2^32"));
-  }
-  if (k > source.count || k > space.largest_k()) {
-    throw InvalidArgument(detail::concat("select_top: got ", k, " of ", source.count,
-                                         " elements to pick in space for ", space.largest_k()));
   }
   Candidates<T> found{
       .indices = space.indices(), .values = space.values(), .capacity = space.capacity()};
@@ -325,11 +339,8 @@ void select(Source<T> source, SelectSpace<T>& space, Picks<T> picks) {
 }
 
 template <class T>
-std::size_t select(const Source<T>& source, T threshold, Picks<T> picks) {
-  if (picks.indices.size() < select_slack) {
-    throw InvalidArgument(detail::concat("select_above: got picks of ", picks.indices.size(),
-                                         " elements, expected at least ", select_slack));
-  }
+std::size_t select_above(std::span<T> data, std::span<T> residual, T threshold, Picks<T> picks) {
+  const auto source = source_of(data, residual);
   const auto limit = static_cast<Limit<T>>(detail::magnitude(threshold)) - 1;
   Candidates<T> found{.indices = picks.indices.data(),
                       .values = picks.values.data(),
@@ -343,55 +354,10 @@ std::size_t select(const Source<T>& source, T threshold, Picks<T> picks) {
   return total;
 }
 
-template <class T>
-Source<T> reading(std::span<const T> data) {
-  // Without a residual, the pass only reads.
-  return {.gradient = const_cast<T*>(data.data()), .count = data.size()};
-}
-
-template <class T>
-Source<T> moving(std::span<T> gradient, std::span<T> residual) {
-  return {.gradient = gradient.data(), .residual = residual.data(), .count = gradient.size()};
-}
-
-}  // namespace
-
-template <class T>
-SelectSpace<T>::SelectSpace(std::size_t k)
-    : k_(k),
-      capacity_(2 * k + least_capacity),
-      indices_(capacity_),
-      values_(capacity_),
-      sample_(largest_sample) {}
-
-template <class T>
-void select_top(std::span<const T> data, SelectSpace<T>& space, Picks<T> picks) {
-  select(reading(data), space, picks);
-}
-
-template <class T>
-void move_and_select_top(std::span<T> gradient, std::span<T> residual, SelectSpace<T>& space,
-                         Picks<T> picks) {
-  select(moving(gradient, residual), space, picks);
-}
-
-template <class T>
-std::size_t select_above(std::span<const T> data, T threshold, Picks<T> picks) {
-  return select(reading(data), threshold, picks);
-}
-
-template <class T>
-std::size_t move_and_select_above(std::span<T> gradient, std::span<T> residual, T threshold,
-                                  Picks<T> picks) {
-  return select(moving(gradient, residual), threshold, picks);
-}
-
-#define LOCKSTEP_INSTANTIATE(T)                                                                \
-  template class SelectSpace<T>;                                                               \
-  template void select_top<T>(std::span<const T>, SelectSpace<T>&, Picks<T>);                  \
-  template void move_and_select_top<T>(std::span<T>, std::span<T>, SelectSpace<T>&, Picks<T>); \
-  template std::size_t select_above<T>(std::span<const T>, T, Picks<T>);                       \
-  template std::size_t move_and_select_above<T>(std::span<T>, std::span<T>, T, Picks<T>)
+#define LOCKSTEP_INSTANTIATE(T)                                                       \
+  template class SelectSpace<T>;                                                      \
+  template void select_top<T>(std::span<T>, std::span<T>, SelectSpace<T>&, Picks<T>); \
+  template std::size_t select_above<T>(std::span<T>, std::span<T>, T, Picks<T>)
 LOCKSTEP_INSTANTIATE(float);
 LOCKSTEP_INSTANTIATE(double);
 #undef LOCKSTEP_INSTANTIATE

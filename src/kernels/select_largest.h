@@ -41,32 +41,25 @@ class SelectSpace {
   std::vector<T> sample_;
 };
 
-/// Selects the k = picks.indices.size() elements of largest magnitude, in ascending order of index.
-/// Of equal ones, those with lower index; NaN is above Inf. k must not exceed the size of data or
-/// space.largest_k().
+/// Selects the k = picks.indices.size() elements of largest magnitude of the data, in ascending
+/// order of index. Of equal ones, those with lower index; NaN is above Inf. k must not exceed the
+/// size of data or space.largest_k().
+/// With a residual, which has as many elements: residual += data; data = 0; then selects from
+/// residual. Without one, data is only read.
 /// Source: a threshold estimated from a sample, as in Lin, Han, Mao, Wang, Dally, "Deep Gradient
 /// Compression", 2018; made exact by selecting among the candidates that pass it.
 template <class T>
-void select_top(std::span<const T> data, SelectSpace<T>& space, Picks<T> picks);
-
-/// residual += gradient; gradient = 0; then selects from residual.
-template <class T>
-void move_and_select_top(std::span<T> gradient, std::span<T> residual, SelectSpace<T>& space,
-                         Picks<T> picks);
+void select_top(std::span<T> data, std::span<T> residual, SelectSpace<T>& space, Picks<T> picks);
 
 /// Number of elements by which the spans of Picks must be longer than the selection.
 inline constexpr std::size_t select_slack = 64;
 
 /// Selects the elements whose magnitude is at least threshold, in ascending order of index, and
 /// returns their number. If it exceeds picks.indices.size() - select_slack, the contents of picks
-/// are not valid.
+/// are not valid. picks has at least select_slack elements.
+/// The residual is as in select_top().
 template <class T>
-std::size_t select_above(std::span<const T> data, T threshold, Picks<T> picks);
-
-/// residual += gradient; gradient = 0; then selects from residual.
-template <class T>
-std::size_t move_and_select_above(std::span<T> gradient, std::span<T> residual, T threshold,
-                                  Picks<T> picks);
+std::size_t select_above(std::span<T> data, std::span<T> residual, T threshold, Picks<T> picks);
 
 /// data[indices[i]] += scale · values[i], one after another. Every index must lie within data.
 template <class T>

@@ -1,6 +1,5 @@
 #include <limits>
 
-#include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 #include "tests/kernels/quantized.h"
 
@@ -75,14 +74,6 @@ TEST(Quantize, SaysWhoseAndWhichElementIsNotFinite) {
     EXPECT_EQ(first_not_finite(mean[1]), 150U);
     EXPECT_EQ(rank_not_finite(mean[1]), 1);
   }
-}
-
-TEST(Quantize, RefusesAnotherNumberOfChunks) {
-  std::vector<float> values(513);
-  std::vector<QuantizedChunk> chunks(1);
-  EXPECT_THROW(quantize(values, chunks), InvalidArgument);
-  EXPECT_THROW(dequantize(chunks, values), InvalidArgument);
-  EXPECT_THROW(quantize_with_feedback(values, values, chunks), InvalidArgument);
 }
 
 RankVectors vectors_of(std::size_t ranks, std::size_t count, float size, std::size_t seed) {

@@ -5,7 +5,6 @@
 #include "core/text.h"
 #include "kernels/reduce.h"
 #include "lockstep/denormals.h"
-#include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 
 namespace lockstep::inline v0_2::kernels {
@@ -118,20 +117,6 @@ TEST_P(RoundedOnTarget, FlushingKeepsDenormalHalvesAndFlushesDenormalFloats) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOnTarget, every_target(), target_name);
-
-TEST(ReduceRounded, RefusesWhatItCannotDo) {
-  float value = 1;
-  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(&value)};
-  std::byte* outputs[] = {reinterpret_cast<std::byte*>(&value)};
-  EXPECT_THROW(reduce_rounded({}, ReduceOp::sum, {}, outputs, 1), InvalidArgument);
-  EXPECT_THROW(reduce_rounded({}, ReduceOp::max, inputs, outputs, 1), InvalidArgument);
-  EXPECT_THROW(reduce_rounded({.dtype = DType::i8}, ReduceOp::sum, inputs, outputs, 1),
-               InvalidArgument);
-  EXPECT_THROW(round_to_halves({}, ReduceOp::min, 1, inputs[0], outputs[0], 1), InvalidArgument);
-  EXPECT_THROW(reduce_halves({.dtype = DType::f64}, ReduceOp::sum, inputs, outputs, 1),
-               InvalidArgument);
-  EXPECT_THROW(widen_halves({.dtype = DType::f32}, inputs[0], outputs[0], 1), InvalidArgument);
-}
 
 }  // namespace
 }  // namespace lockstep::kernels
