@@ -51,7 +51,6 @@ Model find_model(std::string_view name);
 Model model_of(std::size_t parameters);
 
 /// "none", "optimizer" or "gradients".
-std::string_view name(Shard shard);
 /// Throws: InvalidArgument listing the names.
 Shard parse_shard(std::string_view text);
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/enum_names.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "plan/forecast.h"
@@ -83,17 +84,16 @@ constexpr NamedModel models[] = {
        return resnet({3, 4, 6, 3}, true);
      }}};
 
-template <class Value>
-struct Named {
+constexpr detail::EnumNames<Shard::gradients> shards("none", "optimizer", "gradients");
+
+struct NamedOptimizer {
   std::string_view name;
-  Value value;
+  int state_tensors;
 };
 
-constexpr Named<Shard> shards[] = {
-    {"none", Shard::none}, {"optimizer", Shard::optimizer}, {"gradients", Shard::gradients}};
-
-constexpr Named<int> optimizers[] = {{"sgd", 0},  {"momentum", 1}, {"rmsprop", 1}, {"adagrad", 1},
-                                     {"adam", 2}, {"adamw", 2},    {"amsgrad", 3}};
+constexpr NamedOptimizer optimizers[] = {{"sgd", 0},     {"momentum", 1}, {"rmsprop", 1},
+                                         {"adagrad", 1}, {"adam", 2},     {"adamw", 2},
+                                         {"amsgrad", 3}};
 
 /// The entry with this name. Throws: InvalidArgument listing the names.
 const auto& find_named(const auto& all, const char* option, std::string_view name,
@@ -136,10 +136,9 @@ Model model_of(std::size_t parameters) {
   return model;
 }
 
-std::string_view name(Shard shard) { return shards[static_cast<int>(shard)].name; }
-Shard parse_shard(std::string_view text) { return find_named(shards, "--shard", text).value; }
+Shard parse_shard(std::string_view text) { return shards.parse("plan: --shard:", text); }
 int state_tensors(std::string_view optimizer) {
-  return find_named(optimizers, "--optimizer", optimizer).value;
+  return find_named(optimizers, "--optimizer", optimizer).state_tensors;
 }
 
 ModelMemory bytes_per_parameter(const Keeping& keeping) {
@@ -147,7 +146,7 @@ ModelMemory bytes_per_parameter(const Keeping& keeping) {
   const double state = element_bytes * keeping.state_tensors;
   if (keeping.share_memory) {
     if (keeping.shard != Shard::none) {
-      throw InvalidArgument(concat("plan: --share-memory: got --shard ", name(keeping.shard),
+      throw InvalidArgument(concat("plan: --share-memory: got --shard ", shards.of(keeping.shard),
                                    ", expected one of the two: shared state is one copy already"));
     }
     // .grad() is in the bucket or, where the ranks of one host read each other's buckets, beside

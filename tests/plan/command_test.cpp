@@ -129,7 +129,7 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
                   {"--model cnn --step-ms nan", {"--step-ms"}},
                   {"--model cnn --batch 0", {"--batch"}},
                   {"--model cnn --overlap 1.5", {"--overlap"}},
-                  {"--model cnn --shard zero", {"none, optimizer, gradients"}},
+                  {"--model cnn --shard zero", {"none, optimizer or gradients"}},
                   {"--model cnn --shard optimizer --strategy fp16", {"expected fp32"}},
                   {"--model cnn --share-memory --strategy fp16", {"expected fp32"}},
                   {"--model cnn --share-memory --shard optimizer", {"expected one of the two"}},
