@@ -79,12 +79,7 @@ void Progress::advance(std::int64_t count, const std::function<std::string()>& n
 
 void Progress::draw(Clock::time_point now, const std::function<std::string()>& note) {
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  std::string text = progress_text(title_, done_, total_, elapsed, units_, note ? note() : "");
-  const std::size_t bar = title_.size() + std::string_view(" [").size();
-  const std::size_t filled = text.find_first_not_of('#', bar) - bar;
-  text.replace(bar, filled,
-               detail::in_tone(text.substr(bar, filled), detail::Tone::label,
-                               filled > 0 && !detail::is_colour_refused()));
+  const auto text = progress_text(title_, done_, total_, elapsed, units_, note ? note() : "");
   drawn_ = true;
   out_ << without_wrapping << '\r' << text << erase_to_end << with_wrapping << std::flush;
   next_draw_ = now + std::chrono::milliseconds(100);

@@ -81,13 +81,6 @@ TEST(Progress, ABarShowsTheNoteAndIsDrawnTenTimesASecondAtMost) {
   EXPECT_LE(asked, 2 + 10 * seconds.count());
   Progress lines(out, ProgressStyle::lines, "x", 4, "images");
   lines.advance(1, [&]() -> std::string { throw Error("nobody sees this note"); });
-  for (const bool refused : {false, true}) {
-    const Variable variable("NO_COLOR", refused ? "1" : nullptr);
-    std::ostringstream coloured;
-    Progress(coloured, ProgressStyle::bar, "x", 4, "images").advance(2);
-    EXPECT_THAT(coloured.str(), HasSubstr(refused ? "x [########........]"
-                                                  : "x [\x1b[36m########\x1b[0m........]"));
-  }
 }
 
 TEST(Progress, WithoutATerminalAPassIsOneLine) {

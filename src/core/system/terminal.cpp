@@ -16,9 +16,7 @@ bool is_capable_terminal(int fd) {
   return type && *type != "dumb";
 }
 
-bool is_colour_refused() { return variable("NO_COLOR").has_value(); }
-
-bool shows_colour(int fd) { return !is_colour_refused() && is_capable_terminal(fd); }
+bool shows_colour(int fd) { return !variable("NO_COLOR") && is_capable_terminal(fd); }
 
 std::string in_tone(std::string_view text, Tone tone, bool colour) {
   if (!colour) return std::string(text);

@@ -11,12 +11,9 @@ namespace lockstep::inline v0_2::detail {
 /// Whether the descriptor is a terminal that can move its cursor: TERM is set and is not "dumb".
 bool is_capable_terminal(int fd);
 
-/// Whether the user wants no colours: NO_COLOR is set and not empty.
-/// Source: no-color.org
-bool is_colour_refused();
-
 /// Whether text for the descriptor may have colours: a capable terminal of a user who does not
-/// refuse them.
+/// refuse them by NO_COLOR.
+/// Source: no-color.org
 bool shows_colour(int fd);
 
 /// The columns of the terminal; 0 where the descriptor is none, or has no width.
