@@ -29,12 +29,6 @@ constexpr auto end_time = std::chrono::seconds(2);
 /// calls sooner.
 constexpr auto call_yield_time = std::chrono::microseconds(200);
 
-/// Rank 0 sends this to all ranks before they make the communicator.
-struct Invitation {
-  nccl::UniqueId id{};
-  std::uint8_t is_valid = 0;
-};
-
 /// Calls step(). Raises this rank's error, or the one of another rank. Ranks: all.
 void do_on_all(Communicator& host, const std::function<void()>& step, std::string_view what) {
   std::exception_ptr error;
@@ -77,21 +71,19 @@ const NcclLibrary& library_on_all(Communicator& host) {
 NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
     : library_(library_on_all(host)), context_(context), host_(host) {
   const c10::DeviceGuard on_device(context_.stream().device());
-  Invitation invitation;
-  if (host.rank() == 0) {
-    invitation.is_valid = library_.get_unique_id(&invitation.id) == nccl::Result::success ? 1 : 0;
-  }
-  host.broadcast(&invitation, sizeof invitation, DType::u8, 0).wait();
-  if (invitation.is_valid == 0) {
-    throw BackendUnavailable(concat(
-        "nccl: rank 0 cannot make an id: ",
-        host.rank() == 0 ? library_.get_last_error(nullptr) : "its own error has the reason"));
-  }
+  nccl::UniqueId id{};
+  const auto make_id = [&] {
+    if (host.rank() != 0 || library_.get_unique_id(&id) == nccl::Result::success) return;
+    throw BackendUnavailable(
+        concat("nccl: rank 0 cannot make an id: ", library_.get_last_error(nullptr)));
+  };
+  do_on_all(host, make_id, "making an id");
+  host.broadcast(&id, sizeof id, DType::u8, 0).wait();
   const auto join = [&] {
     nccl::Config config;
     config.blocking = 0;
-    const auto result = settle(
-        library_.comm_init_rank_config(&comm_, host.size(), invitation.id, host.rank(), &config));
+    const auto result =
+        settle(library_.comm_init_rank_config(&comm_, host.size(), id, host.rank(), &config));
     if (result == nccl::Result::success) return;
     throw BackendUnavailable(
         concat("nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ",

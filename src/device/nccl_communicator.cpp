@@ -33,14 +33,12 @@ nccl::DataType data_type(DType dtype) {
 std::size_t elements_of(DType dtype) { return dtype == DType::i16 ? 2 : 1; }
 
 /// The reduction of NCCL. The mean of integers is a sum that is divided afterwards. The inputs of
-/// a premultiplied_sum are products already.
+/// a premultiplied_sum are products already. NCCL has no bitwise ones: expect_reduction() refuses
+/// them.
 nccl::RedOp reduction(ReduceOp op, DType dtype) {
   if (dtype == DType::boolean && op == ReduceOp::sum) return nccl::RedOp::max;
   if (dtype == DType::boolean && op == ReduceOp::product) return nccl::RedOp::min;
   switch (op) {
-    case ReduceOp::sum:
-    case ReduceOp::premultiplied_sum:
-      return nccl::RedOp::sum;
     case ReduceOp::avg:
       return is_floating(dtype) ? nccl::RedOp::avg : nccl::RedOp::sum;
     case ReduceOp::min:
@@ -49,12 +47,9 @@ nccl::RedOp reduction(ReduceOp op, DType dtype) {
       return nccl::RedOp::max;
     case ReduceOp::product:
       return nccl::RedOp::prod;
-    case ReduceOp::band:
-    case ReduceOp::bor:
-    case ReduceOp::bxor:
-      break;  // NCCL has no bitwise reductions; expect_reduction() refuses them
+    default:
+      return nccl::RedOp::sum;
   }
-  return nccl::RedOp::sum;
 }
 
 /// Throws: InvalidArgument if NCCL does not have the operation's reduction. All ranks of the group
