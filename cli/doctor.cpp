@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
 #include <sstream>
@@ -70,11 +69,7 @@ std::string compiler() {
 Rows versions() {
   utsname system{};
   uname(&system);
-  std::string release = "unknown";
-  std::ifstream in("/etc/os-release");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("PRETTY_NAME=")) release = line.substr(line.find('=') + 1);
-  }
+  auto release = detail::fields("/etc/os-release", '=')["PRETTY_NAME"];
   std::erase(release, '"');
   return {{"lockstep", std::string(version())},
           {"build", LOCKSTEP_BUILD_TYPE},
@@ -197,11 +192,7 @@ Rows gpus() {
     rows.push_back({concat("GPU ", gpu.id),
                     concat(gpu.name, ", ", gibibytes(std::to_string(gpu.memory >> 10)))});
   }
-  const auto nccl = launch::find_nccl(torch_folder());
-  const auto nccl_version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
-  rows.push_back(
-      {"NCCL", concat(nccl_version, nccl_version.empty() || nccl.problem.empty() ? "" : ": ",
-                      nccl.problem)});
+  rows.push_back({"NCCL", launch::nccl_text(torch_folder())});
   return rows;
 }
 

@@ -41,37 +41,22 @@ struct ExplainArguments {
   std::string trace;
 };
 
-std::vector<fs::path> flights_in(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".flight") files.push_back(entry.path());
-  }
-  return files;
-}
-
 /// The records in the folder, or in the folder of an attempt of a job with restarts: those that
 /// were written last. The folder may also have records of earlier jobs.
 std::vector<fs::path> newest_flights_in(const fs::path& folder) {
-  std::vector<fs::path> newest;
-  std::string attempt;
-  auto last = fs::file_time_type::min();
-  const auto look_into = [&](const fs::path& place, const std::string& name) {
-    auto found = flights_in(place);
-    for (const auto& file : found) {
-      const auto written = fs::last_write_time(file);
-      if (written <= last) continue;
-      last = written;
-      newest = found;
-      attempt = name;
-    }
-  };
-  look_into(folder, "");
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("attempt-") && entry.is_directory()) look_into(entry, name);
+  std::vector<fs::path> files;
+  for (fs::recursive_directory_iterator entry(folder), end; entry != end; ++entry) {
+    const auto& path = entry->path();
+    if (!path.filename().string().starts_with("attempt-")) entry.disable_recursion_pending();
+    if (path.extension() == ".flight") files.push_back(path);
   }
-  if (!attempt.empty()) std::cout << attempt << " of " << folder.string() << ":\n";
-  return newest;
+  if (files.empty()) return files;
+  const auto written = [](const fs::path& file) { return fs::last_write_time(file); };
+  const auto newest = std::ranges::max_element(files, {}, written)->parent_path();
+  std::erase_if(files, [&](const fs::path& file) { return file.parent_path() != newest; });
+  const auto name = newest.filename().string();
+  if (!fs::equivalent(newest, folder)) std::cout << name << " of " << folder.string() << ":\n";
+  return files;
 }
 
 /// The records in the files, and in the folders' files *.flight. One of each rank.

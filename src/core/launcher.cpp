@@ -111,12 +111,6 @@ Launcher read_from(const Names& names) {
         concat("init: contradictory environment: ", variables_text({names.local_size, names.size}),
                "; expected no more ranks on this host than in all"));
   }
-  const auto local_rank = by_hand ? integer_variable("LOCAL_RANK", 0) : std::nullopt;
-  if (local_rank && *local_rank >= launcher.local_size.value_or(*size)) {
-    throw InvalidArgument(concat("init: contradictory environment: ",
-                                 variables_text({"LOCAL_RANK", names.local_size, names.size}),
-                                 "; expected a rank below the number of ranks on this host"));
-  }
   for (const char* name : names.job) {
     const auto value = name != nullptr ? variable(name) : std::nullopt;
     if (value) launcher.job += concat(launcher.job.empty() ? "" : " ", *value);

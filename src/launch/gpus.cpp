@@ -41,18 +41,9 @@ Function* find(void* library, const char* name) {
   return found;
 }
 
-/// "8932f937-d72c-4106-c12f-20bd9faed9f6".
-std::string uuid_text(const std::array<unsigned char, 16>& bytes) {
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += detail::hex(bytes[i], 2);
-  }
-  return text;
-}
-
 /// The reason why the driver shows no GPU.
-std::string no_gpu_text(const char* visible) {
+std::string no_gpu_text() {
+  const char* const visible = std::getenv(visible_devices);
   if (visible == nullptr) return "it finds no GPU";
   return concat(visible_devices, "=", visible,
                 " shows no GPU, expected GPUs of nvidia-smi -L, each once, or the variable unset");
@@ -65,7 +56,7 @@ std::string ask_driver(void* driver) {
   const auto check = [&](const char* function, int error) {
     constexpr int no_device = 100;
     if (error == 0) return;
-    if (error == no_device) throw std::runtime_error(no_gpu_text(std::getenv(visible_devices)));
+    if (error == no_device) throw std::runtime_error(no_gpu_text());
     const auto describe = [&](const char* symbol) -> std::string {
       const char* text = nullptr;
       find<int(int, const char**)>(driver, symbol)(error, &text);
@@ -79,6 +70,7 @@ std::string ask_driver(void* driver) {
   check("cuDriverGetVersion", find<int(int*)>(driver, "cuDriverGetVersion")(&number));
   auto text = concat(number / 1000, '.', number % 1000 / 10, '\n');  // 12080 is 12.8
   check("cuDeviceGetCount", find<int(int*)>(driver, "cuDeviceGetCount")(&number));
+  if (number == 0) throw std::runtime_error(no_gpu_text());
   for (int index = 0; index < number; ++index) {
     int device = 0;
     std::array<char, 256> name{};
@@ -91,7 +83,9 @@ std::string ask_driver(void* driver) {
           find<int(std::size_t*, int)>(driver, "cuDeviceTotalMem_v2")(&memory, device));
     check("cuDeviceGetUuid",
           find<int(unsigned char*, int)>(driver, "cuDeviceGetUuid_v2")(uuid.data(), device));
-    text += concat(memory, ' ', uuid_text(uuid), ' ', name.data(), '\n');
+    const auto digits =
+        detail::joined(uuid, "", [](unsigned char byte) { return detail::hex(byte, 2); });
+    text += concat(memory, ' ', digits, ' ', name.data(), '\n');
   }
   return text;
 }
@@ -148,7 +142,7 @@ GpuList find_gpus(std::optional<std::string> visible) {
 
 namespace {
 
-/// Runs in the child process. Two lines: the version and the file.
+/// Runs in the child process.
 std::string ask_nccl(const std::string& library) {
   auto* const get_version = find<int(int*)>(load(library), "ncclGetVersion");
   int version = 0;
@@ -157,36 +151,26 @@ std::string ask_nccl(const std::string& library) {
   }
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(get_version), &info);
-  return concat(version, '\n', info.dli_fname);
+  return concat(detail::nccl_version_text(version), ", ", info.dli_fname,
+                version < detail::oldest_nccl_version
+                    ? ": too old, 2.19 or newer is needed; install a newer libnccl2, or set "
+                      "LOCKSTEP_NCCL to the file of a newer one"
+                    : "");
 }
 
 }  // namespace
 
-FoundNccl find_nccl(const std::filesystem::path& libtorch) {
+std::string nccl_text(const std::filesystem::path& libtorch) {
   const auto named = detail::variable("LOCKSTEP_NCCL");
   const auto packaged = libtorch / "../../nvidia/nccl/lib/libnccl.so.2";
   const bool is_packaged = !libtorch.empty() && std::filesystem::exists(packaged);
   const std::string library(named.value_or(
       is_packaged ? std::filesystem::weakly_canonical(packaged).string() : "libnccl.so.2"));
   const auto answer = probe([&] { return ask_nccl(library); }, longest_probe);
-  FoundNccl found;
-  if (!answer.problem.empty()) {
-    found.problem =
-        concat("not found: ", answer.problem,
-               named ? "; correct LOCKSTEP_NCCL, which names it"
-                     : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
-    return found;
-  }
-  const auto lines = detail::lines_in(answer.text);
-  const int version = detail::parse_number<int>(lines.front()).value_or(0);
-  found.file = lines.back();
-  found.version = detail::nccl_version_text(version);
-  if (version < detail::oldest_nccl_version) {
-    found.problem =
-        "too old, 2.19 or newer is needed; install a newer libnccl2, or set LOCKSTEP_NCCL to the "
-        "file of a newer one";
-  }
-  return found;
+  if (answer.problem.empty()) return answer.text;
+  return concat("not found: ", answer.problem,
+                named ? "; correct LOCKSTEP_NCCL, which names it"
+                      : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
 }
 
 }  // namespace lockstep::launch

@@ -13,7 +13,7 @@ namespace lockstep::inline v0_2::launch {
 struct Gpu {
   std::string id;            ///< its entry in CUDA_VISIBLE_DEVICES: "2", "GPU-8932f937", "MIG-…"
   std::string name = {};     ///< "NVIDIA H100 80GB HBM3"
-  std::string uuid = {};     ///< as nvidia-smi prints it, without "GPU-" or "MIG-"
+  std::string uuid = {};     ///< 32 hexadecimal digits
   std::uint64_t memory = 0;  ///< bytes
 };
 
@@ -37,16 +37,9 @@ GpuList find_gpus(std::optional<std::string> visible = {});
 /// The entries of a list that is separated by commas, without surrounding spaces. "" has none.
 std::vector<std::string> gpu_entries(const std::string& list);
 
-/// The NCCL library of this host.
-struct FoundNccl {
-  std::string version;  ///< "2.27.3"; empty: not found
-  std::string file;     ///< the file that was loaded
-  std::string problem;  ///< why it cannot be used, and what to do; empty: it can
-};
-
-/// Loads NCCL in a child process, and asks for its version: LOCKSTEP_NCCL, else the one that
-/// PyTorch's packages install beside the folder of LibTorch's libraries, which programs load with
-/// LibTorch, else libnccl.so.2.
-FoundNccl find_nccl(const std::filesystem::path& libtorch = {});
+/// The version and the file of the NCCL library of this host; or why it cannot be used, and what to
+/// do. Loads NCCL in a child process: LOCKSTEP_NCCL, else the one that PyTorch's packages install
+/// beside the folder of LibTorch's libraries, which programs load with LibTorch, else libnccl.so.2.
+std::string nccl_text(const std::filesystem::path& libtorch = {});
 
 }  // namespace lockstep::launch

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -68,7 +69,7 @@ int settle(const Outcome& outcome, Console& console, RemoteNodes* remote) {
   }
   auto& [out, err] = console.outputs;
   const auto add_losses = [&](const char* place, const Output& output) {
-    if (output.error() != 0) console.losses.add(place, output.error());
+    if (output.error() != 0) console.losses.add(place, std::strerror(output.error()));
     if (output.unread() == 0) return;
     console.losses.add(place, concat("its reader did not take ", output.unread(), " bytes"));
   };

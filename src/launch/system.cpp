@@ -203,21 +203,16 @@ const char* state_text(char state) {
     case 'D':
       return "in an uninterruptible wait of the kernel";
     case 'T':
-      return "stopped by a signal";
     case 't':
-      return "stopped by a debugger";
-    case 'Z':
-    case 'X':
-      return "its first thread has ended";
+      return "stopped by a signal or a debugger";
     default:
-      return "in an unknown state";
+      return "ending";
   }
 }
 
 std::string survivor_text(const std::string& what, pid_t pid) {
   const auto process = detail::read_process(pid);
-  return concat(what, " (pid ", pid,
-                process.exists() ? concat(", ", state_text(process.state)) : "", ")");
+  return concat(what, " (pid ", pid, ", ", state_text(process.state), ")");
 }
 
 namespace {

@@ -90,7 +90,7 @@ bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcep
 std::set<pid_t> end_children(const std::set<pid_t>& spared,
                              std::chrono::milliseconds time) noexcept;
 
-/// The text for a detail::Process::state: "running", "sleeping", "stopped by a signal", …
+/// The text for a detail::Process::state: "running", "sleeping", …
 const char* state_text(char state);
 
 /// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".

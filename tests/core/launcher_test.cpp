@@ -19,7 +19,7 @@ using Variables = std::map<std::string, std::string>;
 /// The launcher of exactly these variables.
 std::optional<Launcher> read(const Variables& variables) {
   std::istringstream known(
-      "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+      "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
       "TORCHELASTIC_RESTART_COUNT OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
       "OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE OMPI_MCA_ess_base_jobid "
       "OMPI_MCA_orte_precondition_transports PMI_RANK PMI_SIZE MPI_LOCALNRANKS SLURM_PROCID "
@@ -125,8 +125,6 @@ TEST(LauncherVariables, WhatCannotBeIsShown) {
       {{{"RANK", "1"}, {"WORLD_SIZE", "2"}}, "MASTER_PORT unset"},
       {{{"PMI_RANK", "one"}, {"PMI_SIZE", "2"}}, "PMI_RANK: got 'one'"},
       {with(openmpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "5"}}), "OMPI_COMM_WORLD_LOCAL_SIZE=5"},
-      {with(by_hand, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
-       "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"},
       // A rank without the number of ranks, maybe a variable of another program.
       {{{"RANK", "captain"}}, "or unset RANK"},
       {{{"OMPI_COMM_WORLD_RANK", "0"}}, "set OMPI_COMM_WORLD_SIZE"},

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <map>
+#include <sstream>
 
 #include "core/environment.h"
 #include "core/system/files.h"
@@ -50,36 +50,26 @@ std::optional<std::uint64_t> field(const fs::path& file, const std::string& key)
   return parse_number<std::uint64_t>(detail::fields(file, ' ')[key]);
 }
 
-/// This process's groups: by "memory" for that controller of version 1, by "" for version 2.
-std::map<std::string, std::string> own_groups(const fs::path& file) {
-  std::map<std::string, std::string> found;
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) found[""] = line.substr(second + 1);
-    if (std::ranges::count(detail::lines_in(controllers, ','), "memory") > 0)
-      found["memory"] = line.substr(second + 1);
-  }
-  return found;
-}
-
 }  // namespace
 
 // Where systemd and container runtimes mount the groups.
 MemoryGroups::MemoryGroups(const fs::path& root) : vmstat_(root / "proc/vmstat") {
-  const auto own = own_groups(root / "proc/self/cgroup");
-  for (const bool unified : {false, true}) {
-    const auto group = own.find(unified ? "" : "memory");
+  std::ifstream in(root / "proc/self/cgroup");
+  // Lines "4:memory:/job" of version 1, then "0::/job" of version 2.
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream text(line);
+    std::string number, controllers, group;
+    std::getline(text, number, ':');
+    std::getline(text, controllers, ':');
+    const bool unified = controllers.empty();
     const auto top = root / (unified ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
     std::error_code none;
-    if (group == own.end() || !fs::is_directory(top, none)) continue;
-    auto folder = (top / fs::path(group->second).relative_path()).lexically_normal();
+    if (!std::getline(text, group) || !fs::is_directory(top, none)) continue;
+    if (!unified && std::ranges::count(detail::lines_in(controllers, ','), "memory") == 0) continue;
+    auto folder = (top / fs::path(group).relative_path()).lexically_normal();
     if (!folder.has_filename()) folder = folder.parent_path();
     // A container may see a part of the tree, or a process be outside its namespace of groups.
-    const bool outside = group->second.find("/..") != std::string::npos;
+    const bool outside = group.find("/..") != std::string::npos;
     if (outside || !fs::is_directory(folder, none)) folder = top;
     for (; folder != top; folder = folder.parent_path()) groups_.push_back({folder, unified});
     groups_.push_back({top, unified});

@@ -11,6 +11,7 @@
 #include <climits>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "core/system/terminal.h"
@@ -172,7 +173,8 @@ void Streams::read_errors() {
 void Streams::close(Losses& losses) {
   for (auto& stream : streams_) {
     stream.close();
-    if (stream.log().error() != 0) losses.add(stream.log().path(), stream.log().error());
+    if (stream.log().error() != 0)
+      losses.add(stream.log().path(), std::strerror(stream.log().error()));
   }
 }
 

@@ -24,10 +24,6 @@ namespace lockstep::inline v0_2::launch {
 using detail::concat;
 using detail::plain_line;
 
-void Losses::add(const std::string& place, int error) {
-  places_[std::strerror(error)].push_back(place);
-}
-
 std::string Losses::text() const {
   return detail::joined(places_, "; ", [](const auto& entry) {
     constexpr std::size_t most = 8;

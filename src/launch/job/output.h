@@ -20,8 +20,7 @@ namespace lockstep::inline v0_2::launch {
 /// The places of a job's output that could not be written, and the causes.
 class Losses {
  public:
-  /// Adds a place and its first error (errno), or another reason.
-  void add(const std::string& place, int error);
+  /// Adds a place and why output for it was lost.
   void add(const std::string& place, const std::string& reason) {
     places_[reason].push_back(place);
   }

@@ -237,12 +237,11 @@ std::string RemainingRanks::line(Clock::time_point now, const Known& known) cons
     return concat(who, "has been stopped by a signal for ", how_long,
                   ". Continue it with kill -CONT ", pid, ", or end the job with Ctrl-C.");
   }
-  const auto process = detail::read_process(pid);
   return concat(who,
                 why == RemainReason::left
                     ? concat("left the world ", how_long, " ago and has not ended")
                     : concat("has not ended ", how_long, " after all other ranks"),
-                ": ", process.exists() ? state_text(process.state) : "ending", ". ",
+                ": ", state_text(detail::read_process(pid).state), ". ",
                 limit_ ? concat("It is ended after ", *limit_, " s (--linger).")
                        : "End the job with Ctrl-C, or limit this time with --linger SECONDS.");
 }
