@@ -71,19 +71,6 @@ CheckpointMeta meta_of(const safetensors::Content& content) {
   return meta;
 }
 
-/// Whether the ranks that saved a file flushed denormals. Versions that did not store this could
-/// not flush them.
-bool saved_flushed(const safetensors::Content& content) {
-  const auto found = content.metadata.find(denormals_key);
-  if (found == content.metadata.end()) return false;
-  const std::string& text = found->second;
-  for (const bool flushed : {false, true}) {
-    if (text == denormals_text(flushed)) return flushed;
-  }
-  throw CheckpointError(
-      concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
-}
-
 std::string prefix_of_extra(const std::string& name) {
   // With '/' one name could be the prefix of another.
   if (name.empty() || name.find('/') != std::string::npos)
@@ -130,10 +117,6 @@ bool fill_missing(State& saved, const State& own) {
     was_complete = false;
   }
   return was_complete;
-}
-
-std::string ranks_text(std::int64_t first, std::int64_t last) {
-  return first == last ? concat("rank ", first) : concat("ranks ", first, " to ", last);
 }
 
 }  // namespace
@@ -284,11 +267,14 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
 }
 
 void Restoration::compare_denormals(const safetensors::Content& content) {
-  const bool saved = saved_flushed(content);
-  const bool resumed = flushes_denormals();
+  // Versions that did not store this could not flush denormals.
+  const auto found = content.metadata.find(denormals_key);
+  const std::string_view saved =
+      found == content.metadata.end() ? denormals_text(false) : found->second;
+  const auto resumed = denormals_text(flushes_denormals());
   if (saved == resumed) return;
-  add_change(concat("saved with denormals ", denormals_text(saved), ", resumed with denormals ",
-                    denormals_text(resumed), ": results may differ in their last bits"));
+  add_change(concat("saved with denormals ", saved, ", resumed with denormals ", resumed,
+                    ": results may differ in their last bits"));
   if (rank_ == 0) log::warn(concat("checkpoint: ", resumed_.changes));
 }
 
@@ -367,12 +353,8 @@ void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
       as_checkpoint_error(concat("tensor '", found->first, '\''),
                           [&] { checkpoint.generator.clone().set_state(random_); });
     }
-    if (saved_by_ < ranks_)
-      add_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1),
-                        " does not change: the file has none"));
-    else if (saved_by_ > ranks_)
-      add_change(
-          concat("the file's random state of ", ranks_text(ranks_, saved_by_ - 1), " is not used"));
+    if (saved_by_ != ranks_)
+      add_change("ranks continue their random state where the file has one");
     else if (!random_.defined())
       add_change("the random state does not change: the file has none");
   }

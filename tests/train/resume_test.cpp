@@ -166,7 +166,7 @@ TEST(StrategyResume, SaysWhatBeginsAnew) {
     EXPECT_EQ(
         changes(strategy, "topk:0.1", 3),
         "saved by 2 ranks, resumed by 3; the residuals of the strategy are zero: the file has "
-        "none; the random state of rank 2 does not change: the file has none");
+        "none; ranks continue their random state where the file has one");
   }
   EXPECT_THAT(changes("local_sgd:period=2", "local_sgd:period=2", 3),
               HasSubstr("every rank's optimizer continues from rank 0's state"));
@@ -191,16 +191,11 @@ TEST(StrategyResume, ByAnotherNumberOfRanksGivesEachRankWhatOthersHaveNotSent) {
       on_ranks(after, [&](const Group& group) {
         Trainee run(group, strategy);
         const auto own = run.generator.get_state();
-        std::string changes =
+        const std::string changes =
             concat("saved by ", before, before > 1 ? " ranks" : " rank", ", resumed by ", after,
                    "; the residuals of the strategy are "
-                   "redistributed over the ranks; ");
-        const int first = std::min(before, after), last = std::max(before, after) - 1;
-        const auto others =
-            first == last ? concat("rank ", last) : concat("ranks ", first, " to ", last);
-        changes += before > after ? concat("the file's random state of ", others, " is not used")
-                                  : concat("the random state of ", others,
-                                           " does not change: the file has none");
+                   "redistributed over the ranks; ranks continue their random state where the file "
+                   "has one");
         EXPECT_EQ(run.checkpoint().load(folder / "c", group).changes, changes);
         auto expected = at::zeros({12 * 8 + 8});
         for (int rank = group.rank(); rank < before; rank += after)
@@ -262,10 +257,6 @@ TEST(Resume, AnotherTreatmentOfDenormalsIsSaid) {
     content.metadata.erase("denormals");
     safetensors::write(folder / "old", content);
     EXPECT_EQ(checkpoint.load(folder / "old").changes, "");
-    content.metadata["denormals"] = "lost";
-    safetensors::write(folder / "odd", content);
-    EXPECT_THAT(failure([&] { checkpoint.load(folder / "odd"); }),
-                HasSubstr("denormals: expected 'flushed' or 'kept', found 'lost'"));
   }
   if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
   EXPECT_EQ(changes(true, true), "");
