@@ -22,20 +22,6 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Runs fn. Adds the name of the file to its CheckpointError. An error of LibTorch becomes one.
-template <class Function>
-auto with_file_name(const std::filesystem::path& path, const Function& fn) {
-  try {
-    return as_checkpoint_error("LibTorch", fn);
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(concat(path.string(), ": ", error.what()),
-                          {.rank = error.rank(),
-                           .operation = error.operation(),
-                           .cause = error.cause(),
-                           .cause_kind = error.cause_kind()});
-  }
-}
-
 /// The tensors whose names begin with prefix. Removes the prefix from the names.
 State with_prefix(const State& tensors, std::string_view prefix);
 

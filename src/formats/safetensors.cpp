@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -127,34 +128,39 @@ void write(const std::filesystem::path& path, const Content& content) {
   file.commit();
 }
 
+namespace {
+
+/// The tensors of a header. read: writes the values of an entry into memory.
+template <class Read>
+Content content_of(const Header& header, std::string_view file, const Read& read) {
+  Content content{.tensors = {}, .metadata = header.metadata, .checked = header.checked};
+  for (const Entry& entry : header.entries) {
+    const at::Tensor tensor = empty_for(entry, file);
+    read(entry, writable_bytes_of(tensor));
+    content.tensors.emplace(entry.name, tensor);
+  }
+  return content;
+}
+
+}  // namespace
+
 Content parse(const at::Tensor& bytes, std::string_view file) {
   const std::span<const std::byte> all = bytes_of(bytes);
   const std::uint64_t length =
       header_length(all.first(std::min<std::size_t>(all.size(), length_bytes)), all.size(), file);
   const std::span<const std::byte> values = all.subspan(length_bytes + length);
   const auto* const text = reinterpret_cast<const char*>(all.data() + length_bytes);
-  Header header = parse_header({text, length}, values.size(), file);
-  Content content{.tensors = {}, .metadata = std::move(header.metadata), .checked = header.checked};
-  for (const Entry& entry : header.entries) {
+  const Header header = parse_header({text, length}, values.size(), file);
+  return content_of(header, file, [&](const Entry& entry, std::span<std::byte> to) {
     const auto own = values.subspan(entry.begin, entry.end - entry.begin);
     check_values(entry, own, file);
-    const at::Tensor tensor = empty_for(entry, file);
-    std::copy(own.begin(), own.end(), writable_bytes_of(tensor).begin());
-    content.tensors.emplace(entry.name, tensor);
-  }
-  return content;
+    std::ranges::copy(own, to.begin());
+  });
 }
 
 Content read(const std::filesystem::path& path) {
   const Reader reader(path);
-  Content content{
-      .tensors = {}, .metadata = reader.header().metadata, .checked = reader.header().checked};
-  for (const Entry& entry : reader.header().entries) {
-    const at::Tensor tensor = empty_for(entry, path.string());
-    reader.read(entry, writable_bytes_of(tensor));
-    content.tensors.emplace(entry.name, tensor);
-  }
-  return content;
+  return content_of(reader.header(), path.string(), std::bind_front(&Reader::read, &reader));
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,6 +31,20 @@ auto as_checkpoint_error(std::string_view where, const Function& fn) {
     return fn();
   } catch (const c10::Error& error) {
     throw CheckpointError(concat(where, ": ", error.what_without_backtrace()));
+  }
+}
+
+/// Runs fn. Adds the name of the file to its CheckpointError. An error of LibTorch becomes one.
+template <class Function>
+auto with_file_name(const std::filesystem::path& path, const Function& fn) {
+  try {
+    return as_checkpoint_error("LibTorch", fn);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(concat(path.string(), ": ", error.what()),
+                          {.rank = error.rank(),
+                           .operation = error.operation(),
+                           .cause = error.cause(),
+                           .cause_kind = error.cause_kind()});
   }
 }
 

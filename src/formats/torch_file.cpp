@@ -15,6 +15,7 @@
 #include "core/system/files.h"
 #include "core/text.h"
 #include "formats/pickle.h"
+#include "formats/state_dict.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
@@ -30,17 +31,6 @@ constexpr const char* pickle_record = "data.pkl";
 constexpr const char* byte_order_record = "byteorder";
 
 std::string storage_record(const std::string& key) { return "data/" + key; }
-
-template <class Function>
-auto with_path(const std::filesystem::path& path, const Function& fn) {
-  try {
-    return fn();
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(concat(path.string(), ": ", error.what()));
-  } catch (const c10::Error& error) {
-    throw CheckpointError(concat(path.string(), ": ", error.what_without_backtrace()));
-  }
-}
 
 template <class Number>
 Number number_at(const std::string& bytes, std::size_t place) {
@@ -61,10 +51,8 @@ Number number_at(const std::string& bytes, std::size_t place) {
 void check_zip(const std::filesystem::path& path) {
   constexpr std::size_t end_bytes = 22, most_comment = 0xffff, locator_bytes = 20, entry_bytes = 46;
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (error || !std::filesystem::exists(status))
-    throw CheckpointError(concat("cannot open: ", error ? error.message() : "No such file"));
-  if (!std::filesystem::is_regular_file(status)) throw CheckpointError("is not a regular file");
+  if (!std::filesystem::is_regular_file(path, error))
+    throw CheckpointError(error ? "cannot open: " + error.message() : "is not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw CheckpointError("cannot open");
   const std::size_t size = std::filesystem::file_size(path);
@@ -171,7 +159,7 @@ class TorchFile {
 c10::IValue read_torch_file(const std::filesystem::path& path,
                             std::map<std::string, std::string>* skipped) {
   detail::SkippedValues found;
-  c10::IValue value = with_path(path, [&] {
+  c10::IValue value = detail::with_file_name(path, [&] {
     check_zip(path);
     return TorchFile(path).read(found);
   });
@@ -179,9 +167,9 @@ c10::IValue read_torch_file(const std::filesystem::path& path,
     *skipped = std::move(found);
     return value;
   }
-  std::string text;
-  for (const auto& [name, what] : found)
-    text += concat(text.empty() ? "" : ", ", '\'', name, "' (", what, ')');
+  const auto text = detail::joined(found, ", ", [](const auto& entry) {
+    return concat('\'', entry.first, "' (", entry.second, ')');
+  });
   if (!found.empty())
     log::notice(concat("read_torch_file: ", path.string(),
                        ": skipped what is not supported: ", text.substr(0, 1000)));
@@ -190,7 +178,8 @@ c10::IValue read_torch_file(const std::filesystem::path& path,
 
 void write_torch_file(const std::filesystem::path& path, const c10::IValue& value) {
   std::vector<at::Tensor> storages;
-  const std::string description = with_path(path, [&] { return detail::pickle(value, storages); });
+  const std::string description =
+      detail::with_file_name(path, [&] { return detail::pickle(value, storages); });
   detail::AtomicFile file(path, detail::AtomicFile::Use::checkpoint);
   // An exception must not pass through LibTorch's writer: parts of it are C, and its destructor
   // would continue to write. AtomicFile::write() throws none.
