@@ -2,11 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/TensorOptions.h>
@@ -41,14 +39,6 @@ bool is_positive(double value) { return std::isfinite(value) && value > 0; }
 bool is_scale(float value) { return value > 0 && std::isnormal(value) && std::isnormal(1 / value); }
 constexpr const char* range_of_scales = "1.18e-38 to 8.5e37, so that float32 has its inverse, too";
 
-/// Whether the device has a kernel that unscales and checks a list of gradients.
-bool has_kernel(const at::Tensor& gradient) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-      "aten::_amp_foreach_non_finite_check_and_unscale_", "");
-  return op.hasComputedKernelForDispatchKey(
-      c10::computeDispatchKey(gradient.scalar_type(), gradient.layout(), gradient.device()));
-}
-
 void expect_supported(const at::Tensor& gradient, const Group& group, const char* operation) {
   if (gradient.layout() != at::kStrided || gradient.device() != group.device()) {
     throw_invalid(operation, "got a gradient of layout ", gradient.layout(), " on ",
@@ -59,21 +49,6 @@ void expect_supported(const at::Tensor& gradient, const Group& group, const char
                   "got a gradient of float16, expected float32: keep parameters in float32 and run "
                   "the forward under Autocast");
   }
-}
-
-/// Divides gradients of one dtype by the scale. Sets found_inf to 1 if one of them is not finite.
-void unscale_all(std::vector<at::Tensor>& gradients, at::Tensor& found_inf, float scale) {
-  const float inverse = static_cast<float>(1 / static_cast<double>(scale));
-  if (has_kernel(gradients.front())) {
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf,
-                                                   at::full({}, inverse, found_inf.options()));
-    return;
-  }
-  for (auto& gradient : gradients) {
-    found_inf.add_(at::isfinite(gradient).all().logical_not());
-    gradient.mul_(inverse);
-  }
-  found_inf.clamp_max_(1);
 }
 
 }  // namespace
@@ -128,13 +103,13 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   const at::NoGradGuard no_grad;
   auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
+  const auto inverse = at::full({}, 1 / static_cast<double>(scale_), found_inf.options());
   for (auto& [dtype, of_dtype] : gradients) {
     {
       const at::AutoDispatchBelowADInplaceOrView no_versions;
-      unscale_all(of_dtype, found_inf, scale_);
+      at::_amp_foreach_non_finite_check_and_unscale_(of_dtype, found_inf, inverse);
     }
-    // Operators on lists change no versions, others do. The backward of a graph that has saved a
-    // gradient raises an error.
+    // The backward of a graph that has saved a gradient raises an error.
     for (const auto& gradient : of_dtype) gradient.unsafeGetTensorImpl()->bump_version();
   }
   const SourceScope scope(group_.communicator(), {.content = Source::Content::grad_scaler});
