@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -302,17 +301,13 @@ void BufferSync::write(const std::vector<NamedTensor>& buffers) {
   const auto is_written = [&](const at::Tensor& tensor) {
     return written.contains(tensor.unsafeGetTensorImpl());
   };
-  std::vector<BufferSync*> syncs;
-  {
-    const auto all = Instances<BufferSync>::all();
-    std::ranges::copy_if(all.list, std::back_inserter(syncs), [&](const BufferSync* sync) {
-      if (!sync->sees_forwards_) return false;
-      return std::ranges::any_of(sync->all_, [&](const CoalescedTensors& tensors) {
-        return std::ranges::any_of(tensors.tensors(), is_written);
-      });
+  const auto all = Instances<BufferSync>::all();
+  for (auto* const sync : all.list) {
+    const bool has_some = std::ranges::any_of(sync->all_, [&](const CoalescedTensors& tensors) {
+      return std::ranges::any_of(tensors.tensors(), is_written);
     });
+    if (has_some && sync->sees_forwards_) sync->write();
   }
-  for (auto* sync : syncs) sync->write();
 }
 
 bool BufferSync::waits() const {

@@ -72,7 +72,7 @@ class GradientRecord {
   /// Call before a backward adds to the gradient.
   void before_backward() { had_gradient_ = gradient().defined(); }
   /// Call after a backward has added incoming, if it is known, to the gradient.
-  void add_backward(const at::Tensor& incoming = {});
+  void add_backward(const at::Tensor& incoming);
   /// Treats the gradient as changed by a backward.
   void set_local() { state_ = GradientState::local; }
   bool is_local() const { return state_ >= GradientState::local; }

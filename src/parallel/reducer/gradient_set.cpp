@@ -92,10 +92,9 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
 }
 
 void GradientSet::add_unreported_backwards(std::size_t index) {
-  auto& member = members_[index];
-  if (!member.gradient().defined() || member.state() == GradientState::averaged) return;
-  member.add_backward();
-  if (reducers_.is_transient()) member.part.note_backward(member);
+  const auto& member = members_[index];
+  if (member.gradient().defined() && member.state() != GradientState::averaged)
+    add_backward(index, {});
 }
 
 /// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined

@@ -14,41 +14,27 @@ namespace lockstep::inline v0_2::detail {
 using torch::autograd::variable_list;
 
 /// May outlive the ParameterHooks: graphs keep replaced accumulators alive.
-class ParameterHooks::Hook final : public torch::autograd::FunctionPostHook {
- public:
-  Hook(std::weak_ptr<const Callback> callback, std::size_t parameter)
-      : callback_(std::move(callback)), parameter_(parameter) {}
-
+struct ParameterHooks::Hook final : torch::autograd::FunctionPostHook {
+  explicit Hook(Target to) : target(std::move(to)) {}
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    if (const auto callback = callback_.lock()) (*callback)(parameter_, inputs.at(0));
+    if (const auto calls = target.calls.lock()) calls->after(target.parameter, inputs.at(0));
     return outputs;
   }
-
- private:
-  std::weak_ptr<const Callback> callback_;
-  std::size_t parameter_;
+  Target target;
 };
 
 /// The same for the call before the gradient is added.
-class ParameterHooks::HookBefore final : public torch::autograd::FunctionPreHook {
- public:
-  HookBefore(std::weak_ptr<const Before> before, std::size_t parameter)
-      : before_(std::move(before)), parameter_(parameter) {}
-
+struct ParameterHooks::HookBefore final : torch::autograd::FunctionPreHook {
+  explicit HookBefore(Target to) : target(std::move(to)) {}
   variable_list operator()(const variable_list& gradients) override {
-    if (const auto before = before_.lock()) (*before)(parameter_);
+    if (const auto calls = target.calls.lock()) calls->before(target.parameter);
     return gradients;
   }
-
- private:
-  std::weak_ptr<const Before> before_;
-  std::size_t parameter_;
+  Target target;
 };
 
-ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Before before,
-                               Callback callback)
-    : callback_(std::make_shared<const Callback>(std::move(callback))),
-      before_(std::make_shared<const Before>(std::move(before))) {
+ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callbacks callbacks)
+    : callbacks_(std::make_shared<const Callbacks>(std::move(callbacks))) {
   for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
   for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
   Instances<ParameterHooks>::all().list.push_back(this);
@@ -68,8 +54,8 @@ void ParameterHooks::add(std::size_t index) {
   auto& hooked = hooked_[index];
   // The parameter has only a weak reference to its accumulator and so to the hook.
   hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
-  hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
-  auto before = std::make_unique<HookBefore>(before_, index);
+  hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(Target{callbacks_, index}));
+  auto before = std::make_unique<HookBefore>(Target{callbacks_, index});
   hooked.before = before.get();
   hooked.accumulator->add_pre_hook(std::move(before));
 }

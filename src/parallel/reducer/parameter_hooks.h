@@ -17,16 +17,18 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Hooks on the gradient accumulators of parameters. A hook calls the callback after a backward has
+/// Hooks on the gradient accumulators of parameters. A hook calls a callback after a backward has
 /// added a gradient to the parameter's: once a backward, with the sum over all uses. LibTorch also
 /// calls it with undefined gradients.
 class ParameterHooks {
  public:
-  using Before = std::function<void(std::size_t parameter)>;
-  using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
+  struct Callbacks {
+    /// Called before the gradient is added, and after it.
+    std::function<void(std::size_t parameter)> before;
+    std::function<void(std::size_t parameter, const at::Tensor& incoming)> after;
+  };
 
-  /// before: called before the gradient is added.
-  ParameterHooks(std::vector<NamedTensor> parameters, Before before, Callback callback);
+  ParameterHooks(std::vector<NamedTensor> parameters, Callbacks callbacks);
   /// Removes the hooks.
   ~ParameterHooks();
   ParameterHooks(const ParameterHooks&) = delete;
@@ -67,8 +69,13 @@ class ParameterHooks {
   static void check_unhooked(const std::string& name, const at::Tensor& parameter);
 
  private:
-  class Hook;
-  class HookBefore;
+  struct Hook;
+  struct HookBefore;
+  /// What a hook calls.
+  struct Target {
+    std::weak_ptr<const Callbacks> calls;
+    std::size_t parameter;
+  };
 
   struct Hooked {
     NamedTensor parameter;
@@ -95,8 +102,7 @@ class ParameterHooks {
   void add(std::size_t index);
   static bool is_hooked(const torch::autograd::Node& accumulator);
 
-  std::shared_ptr<const Callback> callback_;
-  std::shared_ptr<const Before> before_;
+  std::shared_ptr<const Callbacks> callbacks_;
   std::vector<Hooked> hooked_;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   Suspects suspects_;                  ///< of the last backward

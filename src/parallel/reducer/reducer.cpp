@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -120,10 +119,11 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       buffers_(
           std::make_shared<BufferSync>(model, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
-      hooks_(gradients_.parameters(), std::bind_front(&GradientSet::before_backward, &gradients_),
-             [this](std::size_t parameter, const at::Tensor& incoming) {
-               as_operation("backward", [&] { on_gradient(parameter, incoming); });
-             }) {
+      hooks_(gradients_.parameters(),
+             {.before = std::bind_front(&GradientSet::before_backward, &gradients_),
+              .after = [this](std::size_t parameter, const at::Tensor& incoming) {
+                as_operation("backward", [&] { on_gradient(parameter, incoming); });
+              }}) {
   update_membership();
 }
 
