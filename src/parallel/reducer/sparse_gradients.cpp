@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <array>
 #include <utility>
 
 #include "comm/communicator.h"
@@ -20,9 +19,8 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// A rank sends one of these in place of its number of rows if its gradient is not sparse.
-constexpr std::int64_t is_dense = -1;
-constexpr std::int64_t is_unsupported = -2;
+/// A rank sends it in place of its number of rows.
+constexpr std::int64_t is_not_sparse = -1;
 
 bool has_rows(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.layout() == at::kSparse && gradient.sparse_dim() == 1 &&
@@ -53,7 +51,7 @@ const at::Tensor& SparseGradients::contribute(std::size_t index, const at::Tenso
   member.values.reset();
   if (!gradient.defined()) return member.values;
   if (!has_rows(gradient, member.slice.parameter)) {
-    rows = gradient.layout() == at::kStrided ? is_dense : is_unsupported;
+    rows = is_not_sparse;
     return member.values;
   }
   if (factor == 0) return member.values;  // a factor of 0 must also remove NaN
@@ -72,25 +70,6 @@ void SparseGradients::begin() {
 
 std::int64_t SparseGradients::rows_of(int rank, std::size_t index) const {
   return all_rows_.const_data_ptr<std::int64_t>()[static_cast<std::size_t>(rank) * size() + index];
-}
-
-/// The layouts of the ranks' gradients, for an error.
-std::string SparseGradients::describe_layouts(std::size_t index) const {
-  std::array<std::string, 3> ranks;  // dense, unsupported, sparse
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const auto rows = rows_of(rank, index);
-    if (rows == 0) continue;  // the rank may have no gradient
-    auto& list = ranks[rows == is_dense ? 0 : rows == is_unsupported ? 1 : 2];
-    list += concat(list.empty() ? "rank " : ", ", rank);
-  }
-  std::string text;
-  const std::array<const char*, 3> layouts{"a dense gradient", "an unsupported gradient",
-                                           "a sparse one"};
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i].empty()) continue;
-    text += concat(text.empty() ? "" : "; ", layouts[i], " on ", ranks[i]);
-  }
-  return text;
 }
 
 /// Begins to gather the rows of all ranks.
@@ -155,16 +134,18 @@ std::exception_ptr SparseGradients::complete(std::span<std::uint8_t> changed) {
   std::vector<Work> works;
   for (std::size_t i = 0; i < size(); ++i) {
     if (changed[i] == 0) continue;
-    bool sparse = true;
-    for (int rank = 0; rank < group_.size(); ++rank) sparse = sparse && rows_of(rank, i) >= 0;
-    if (sparse) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (rows_of(rank, i) == is_not_sparse) ranks.push_back(rank);
+    }
+    if (ranks.empty()) {
       gather(i, works);
       continue;
     }
     changed[i] = 0;
     if (error != nullptr) continue;
     error = std::make_exception_ptr(invalid_at(
-        concat("parameter ", name_of(i)), group_, "got ", describe_layouts(i),
+        concat("parameter ", name_of(i)), group_, "got another gradient on ", rank_list(ranks),
         ", expected sparse gradients of the parameter's dtype and sizes, with one sparse "
         "dimension, because the parameter was declared to have sparse gradients: set sparse = "
         "false in its layer, or do not use the parameter in operations with dense gradients"));

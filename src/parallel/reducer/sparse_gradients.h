@@ -60,7 +60,6 @@ class SparseGradients {
   };
 
   std::int64_t rows_of(int rank, std::size_t index) const;
-  std::string describe_layouts(std::size_t index) const;
   void gather(std::size_t index, std::vector<Work>& works);
   void average(Member& member) const;
 
@@ -68,7 +67,7 @@ class SparseGradients {
   Source owner_;
   std::size_t first_bucket_;
   std::vector<Member> members_;
-  at::Tensor own_rows_;  ///< number of rows of each parameter, or is_dense, or is_unsupported
+  at::Tensor own_rows_;  ///< number of rows of each parameter, or is_not_sparse
   at::Tensor all_rows_;  ///< the same of every rank
   Work work_;
 };
