@@ -234,20 +234,6 @@ class SharedUpdate final : public Update {
     return is_first;
   }
 
-  /// A gradient that is equal on every rank.
-  static Gradient mean_gradient(Bucket& bucket, std::size_t index) {
-    const auto& slice = bucket.slices()[index];
-    const auto& gradient = slice.parameter.grad();
-    if (!gradient.defined()) return {};
-    expect_copyable(gradient, slice);
-    if (gradient.strides() == slice.values.strides() && has_values_in_memory(gradient)) {
-      return {.values = memory_of(gradient), .is_mean = true};
-    }
-    bucket.unshare(index);
-    slice.values.copy_(gradient);
-    return {.values = memory_of(slice.values), .is_mean = true};
-  }
-
   /// Copies this rank's gradient into its bucket, where all ranks can read it. This rank's own
   /// range is not copied if it can be read from .grad().
   static Gradient publish_gradient(const SharedBucket& bucket, std::size_t index, double factor) {
@@ -277,6 +263,12 @@ class SharedUpdate final : public Update {
     return {.values = memory_of(gradient)};
   }
 
+  /// A gradient that is equal on every rank.
+  static Gradient mean_gradient(const SharedBucket& bucket, std::size_t index) {
+    if (!bucket.gradients->slices()[index].parameter.grad().defined()) return {};
+    return {.values = publish_gradient(bucket, index, 1).values, .is_mean = true};
+  }
+
   /// On return, all ranks have ended their backward and their gradients can be read.
   void publish_gradients(bool averages) {
     // Writes into the bucket must not count as changes of a gradient.
@@ -285,7 +277,7 @@ class SharedUpdate final : public Update {
     for (auto& bucket : buckets_) {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
         bucket.own_gradients[i] =
-            averages ? publish_gradient(bucket, i, factor) : mean_gradient(*bucket.gradients, i);
+            averages ? publish_gradient(bucket, i, factor) : mean_gradient(bucket, i);
       }
     }
     if (!averages) return group_.barrier().wait();
@@ -294,8 +286,7 @@ class SharedUpdate final : public Update {
       for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
         if (changed[i] >= changed_by_rank) continue;
         // A gradient that no rank has changed is used without averaging.
-        bucket.own_gradients[i] =
-            changed[i] == unchanged ? mean_gradient(*bucket.gradients, i) : Gradient();
+        bucket.own_gradients[i] = changed[i] == unchanged ? mean_gradient(bucket, i) : Gradient();
       }
       changed = changed.subspan(bucket.own_gradients.size());
     }
