@@ -57,22 +57,6 @@ TEST(BucketPlan, LeavesSmallParametersBehindALargeOneToTheNextBucket) {
               ElementsAre(Slices{{2, 0}}, Slices{{1, 0}}, Slices{{0, 0}}));
 }
 
-TEST(BucketPlan, KeepsDtypesAndStrategiesApart) {
-  // In the order in which the last gradient of each is expected.
-  EXPECT_THAT(planned({{.numel = 1, .dtype = at::kFloat},
-                       {.numel = 2, .dtype = at::kDouble},
-                       {.numel = 3, .dtype = at::kFloat},
-                       {.numel = 4, .dtype = at::kFloat, .strategy = 1},
-                       {.numel = 5, .dtype = at::kHalf}}),
-              ElementsAre(Slices{{4, 0}}, Slices{{3, 0}}, Slices{{1, 0}}, Slices{{2, 0}, {0, 16}}));
-}
-
-TEST(BucketPlan, TakesEmptyParameters) {
-  EXPECT_THAT(planned({{.numel = 0}, {.numel = 3}, {.numel = 0}}),
-              ElementsAre(Slices{{2, 0}, {1, 0}, {0, 16}}));
-  EXPECT_EQ(bucket_plan(std::vector<ParameterSpec>{{.numel = 0}}, {})[0].numel, 0U);
-}
-
 TEST(BucketPlan, HoldsItsPromisesForRandomLists) {
   std::mt19937 random(1);
   const at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf};
