@@ -148,20 +148,11 @@ safetensors::Content gather_content(const std::filesystem::path& path, safetenso
 safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const Group& group) {
   const bool reads = group.rank() == 0;
   std::unique_ptr<safetensors::Reader> reader;
-  const at::Tensor sizes = at::empty({2}, at::kLong);
-  auto* const size = sizes.mutable_data_ptr<std::int64_t>();
   all_or_none(group, [&] {
-    if (!reads) return;
-    reader = std::make_unique<safetensors::Reader>(path);
-    size[0] = static_cast<std::int64_t>(reader->text().size());
-    size[1] = static_cast<std::int64_t>(reader->value_bytes());
+    if (reads) reader = std::make_unique<safetensors::Reader>(path);
   });
-  group.broadcast(sizes).wait();
-  std::string text;
-  all_or_none(group, [&] {
-    text = reads ? reader->text() : std::string(static_cast<std::size_t>(size[0]), '\0');
-  });
-  group.broadcast(at::from_blob(text.data(), {size[0]}, at::kByte)).wait();
+  const std::string text = gather(reads ? reader->text() : std::string(), group)[0];
+  const auto value_bytes = gather_values(reads ? reader->value_bytes() : 0, group)[0];
 
   Header header;
   std::optional<std::int64_t> saved_by;
@@ -171,7 +162,7 @@ safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const 
   std::vector<at::Tensor> own;  // per entry; undefined if another rank receives it
   at::Tensor others;
   all_or_none(group, [&] {
-    header = safetensors::parse_header(text, static_cast<std::uint64_t>(size[1]), path.string());
+    header = safetensors::parse_header(text, value_bytes, path.string());
     saved_by = ranks_of(header.metadata);
     std::int64_t max_bytes = 0;
     for (const Entry& entry : header.entries) {
