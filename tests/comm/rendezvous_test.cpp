@@ -120,34 +120,16 @@ TEST(Rendezvous, SilentConnectionsDelayNoRank) {
   EXPECT_THAT(what_calls_threw({joins("silent", 0, 2), come, rank_1}), Each(""));
 }
 
-TEST(Rendezvous, SilentConnectionsAreNamed) {
-  const auto address = Address::of(job("named"));
-  std::vector<Descriptor> silent;
-  const auto come = [&] {
-    for (int i = 0; i < 80; ++i) silent.push_back(address.connected());
-  };
-  EXPECT_THAT(what_calls_threw({joins("named", 0, 2, 1s), come})[0],
-              AllOf(HasSubstr("rank 0 of 2 waited 1 s for rank 1 to call init; " + this_process()),
-                    HasSubstr(") connected and sent no hello, the last of ")));
-}
-
-TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
+TEST(Rendezvous, AHolderOfItsAddressThatDoesNotAnswerIsNamed) {
   const auto address = Address::of(job("squat"));
-  const auto ranks = [] {
-    return what_calls_threw({joins("squat", 0, 2, 300ms), joins("squat", 1, 2, 300ms)});
-  };
+  const auto rank_1_throws = [] { return what_calls_threw({joins("squat", 1, 2, 300ms)})[0]; };
   const auto held = address.bound();
-  auto texts = ranks();
-  EXPECT_THAT(texts[0], HasSubstr("it is held by " + this_process()));
-  EXPECT_THAT(texts[1], AllOf(HasSubstr("rank 1 of 2 waited 0.3 s for rank 0 to call init; " +
-                                        this_process()),
-                              HasSubstr("holds its address")));
+  EXPECT_THAT(rank_1_throws(), HasSubstr("rank 1 of 2 waited 0.3 s for rank 0 to call init; it "
+                                         "was not started, has ended, or does not run"));
   ASSERT_EQ(::listen(held.get(), 0), 0);
-  texts = ranks();
-  EXPECT_THAT(texts[0], HasSubstr("it is held by " + this_process()));
-  EXPECT_THAT(texts[1], HasSubstr("rank 0 to answer; " + this_process()));
+  EXPECT_THAT(rank_1_throws(), HasSubstr("rank 0 to answer; " + this_process()));
   // That connection fills the queue: another connect() that blocks would wait for ever.
-  EXPECT_THAT(ranks()[1], HasSubstr("waited 0.3 s for rank 0 to "));
+  EXPECT_THAT(rank_1_throws(), HasSubstr("waited 0.3 s for rank 0 to "));
 }
 
 TEST(Rendezvous, AnotherUserIsNotLetIn) {

@@ -73,9 +73,6 @@ class UnixAddress {
 ucred peer_of(int socket);
 /// The process with the pid of peer_of(), for error texts: "process 77 (train)".
 std::string process_text(pid_t pid);
-/// The process that has bound the abstract Unix address of this name: as process_text(), or "a
-/// process that cannot be seen from here".
-std::string holder_of(std::string_view name);
 
 /// A non-blocking socket that listens at the address; of Address::any(AF_INET6), for IPv4, too.
 /// With `reuse`, connections of an earlier socket that wait for their end do not occupy the port.

@@ -42,7 +42,6 @@
 namespace lockstep::inline v0_2::host {
 namespace {
 
-using control::holder_of;
 using control::peer_of;
 using control::process_text;
 using control::UnixAddress;
@@ -52,14 +51,21 @@ using detail::Descriptor;
 using detail::plural;
 using detail::ReportTimes;
 
-/// Time until a connection without a Hello is closed.
-constexpr auto hello_timeout = std::chrono::seconds(5);
-/// Connections without a Hello that are kept in addition to one for each rank.
-constexpr std::size_t spare = 64;
-
 /// Rank 0's answer. The descriptor is sent with it if the rank is admitted.
 struct Answer {
-  char refusal[256];  ///< error text; empty if the rank is admitted
+  Answer() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+  }
+  Answer(const Answer&) = delete;
+  Answer& operator=(const Answer&) = delete;
+
+  std::array<char, 256> refusal{};  ///< error text; empty if the rank is admitted
+  iovec data{.iov_base = refusal.data(), .iov_len = refusal.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
 };
 
 /// The name of a job's address.
@@ -98,24 +104,19 @@ bool await(int fd, Deadline& until, const std::function<void()>& check) {
 }
 
 void answer(int fd, const std::string& refusal, int descriptor) {
-  Answer content{};
-  refusal.copy(content.refusal, sizeof content.refusal - 1);
-  iovec data{.iov_base = &content, .iov_len = sizeof content};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
+  Answer answer;
+  refusal.copy(answer.refusal.data(), answer.refusal.size() - 1);
   if (refusal.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    cmsghdr* header = CMSG_FIRSTHDR(&answer.message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof descriptor);
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  } else {
+    answer.message.msg_controllen = 0;
   }
   // If the peer has ended, the world's first barrier detects it.
-  ::sendmsg(fd, &message, MSG_NOSIGNAL);
+  ::sendmsg(fd, &answer.message, MSG_NOSIGNAL);
 }
 
 Descriptor listen_at(const std::string& name, int size, const std::string& call) {
@@ -128,14 +129,11 @@ Descriptor listen_at(const std::string& name, int size, const std::string& call)
   const int error = errno;
   throw CommError(concat(
       call, ": rank 0 of ", size, " cannot open the rendezvous socket: ", std::strerror(error),
-      error != EADDRINUSE ? ""
-                          : concat(": it is held by ", holder_of(name),
-                                   "; does another process say that it is rank 0 of this job?")));
+      error != EADDRINUSE ? "" : "; does another process say that it is rank 0 of this job?"));
 }
 
 /// The side of rank 0, which creates the world and admits the other ranks. A connection without a
-/// Hello is closed after 5 s and does not delay others. Only processes of the same user are
-/// accepted.
+/// Hello does not delay others. Only processes of the same user are accepted.
 class Admission {
  public:
   Admission(const std::string& name, int size, const JoinCheck& check, const NewWorld& settings)
@@ -157,7 +155,7 @@ class Admission {
       const auto list = detail::rank_list(absent);
       const auto waits = [&](std::string_view verb, std::chrono::milliseconds time) {
         return concat(call_, ": rank 0 of ", size_, ' ', verb, ' ', time.count() / 1000.0,
-                      " s for ", list, " to call ", call_, dropped_text());
+                      " s for ", list, " to call ", call_);
       };
       if (const auto rank = ended()) {
         fail({.kind = Failure::Kind::left,
@@ -184,9 +182,7 @@ class Admission {
   struct Connection {
     Descriptor socket;
     pid_t pid;
-    Deadline until = Deadline(hello_timeout);
   };
-  using Position = std::vector<Connection>::iterator;
 
   std::vector<int> missing() const {
     std::vector<int> ranks;
@@ -224,29 +220,19 @@ class Admission {
                    " connected to the rendezvous socket of the ranks; the connection was refused"));
         continue;
       }
-      if (connections_.size() == static_cast<std::size_t>(size_) + spare) {
-        drop(connections_.begin());
-      }
       connections_.push_back({.socket = std::move(peer), .pid = who.pid});
     }
   }
 
-  /// Admits each rank that has sent its Hello. Closes connections that sent other data, or nothing
-  /// for 5 s.
+  /// Admits each rank that has sent its Hello. Closes connections that sent other data.
   void read_hellos() {
-    for (auto one = connections_.begin(); one != connections_.end();) {
+    std::erase_if(connections_, [this](const Connection& one) {
       Hello hello{};
-      const auto got = ::recv(one->socket.get(), &hello, sizeof hello, MSG_DONTWAIT);
-      const bool nothing = got < 0 && (errno == EAGAIN || errno == EINTR);
-      if (got == sizeof hello && hello.magic == Hello::expected_magic) {
-        admit(*one, hello);
-        one = connections_.erase(one);
-      } else if (nothing && !one->until.passed()) {
-        ++one;
-      } else {
-        one = drop(one);
-      }
-    }
+      const auto got = ::recv(one.socket.get(), &hello, sizeof hello, MSG_DONTWAIT);
+      if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+      if (got == sizeof hello && hello.magic == Hello::expected_magic) admit(one, hello);
+      return true;
+    });
   }
 
   void admit(const Connection& peer, const Hello& hello) {
@@ -270,19 +256,6 @@ class Admission {
     if (peer.pid != 0) process.emplace(peer.pid);
   }
 
-  Position drop(Position one) {
-    last_dropped_ = process_text(one->pid);
-    ++dropped_;
-    log::warn(concat("init: ", last_dropped_, " connected and sent no hello"));
-    return connections_.erase(one);
-  }
-
-  std::string dropped_text() const {
-    if (dropped_ == 0) return "";
-    return concat("; ", last_dropped_, " connected and sent no hello",
-                  dropped_ == 1 ? "" : concat(", the last of ", dropped_, " such connections"));
-  }
-
   [[noreturn]] void fail(const Failure& failure) {
     world_->fail(failure);
     const ErrorDetails details{.rank = failure.rank, .operation = call_};
@@ -296,9 +269,7 @@ class Admission {
   std::shared_ptr<World> world_;
   Descriptor listening_;
   std::map<int, std::optional<ProcessWatch>> joined_;  ///< the ranks that were admitted
-  std::vector<Connection> connections_;                ///< in the order in which they were accepted
-  std::string last_dropped_;  ///< the last connection that was closed, for error texts
-  int dropped_ = 0;
+  std::vector<Connection> connections_;
 };
 
 std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, Deadline& until,
@@ -334,9 +305,7 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
       // Rank 0 has not called init() yet, or has ended; the two cannot be distinguished. Or another
       // process has bound the address and does not listen.
       if (until.passed()) {
-        const auto holder = holder_of(name);
-        awaited += holder.starts_with("process ") ? concat("; ", holder, " holds its address")
-                                                  : "; it was not started, or has ended";
+        awaited += "; it was not started, has ended, or does not run";
         throw late();
       }
       std::this_thread::sleep_for(nap);
@@ -354,23 +323,17 @@ std::shared_ptr<World> join_rank_0(const std::string& name, int rank, int size, 
     awaited = concat("to answer; ", peer, " holds its address and is stuck");
     if (!await(socket.get(), until, expect_joining)) throw late();
 
-    Answer content{};
-    iovec data{.iov_base = &content, .iov_len = sizeof content};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    if (::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != sizeof content) {
+    Answer answer;
+    if (::recvmsg(socket.get(), &answer.message, MSG_CMSG_CLOEXEC) !=
+        static_cast<ssize_t>(answer.refusal.size())) {
       throw CommError(concat(call, ": rank 0 of ", size, " ended while rank ", rank,
                              " joined: ", peer, " held its address"),
                       {.rank = 0, .operation = call});
     }
-    if (content.refusal[0] != '\0') {
-      throw CommError(content.refusal, {.rank = rank, .operation = call});
+    if (answer.refusal[0] != '\0') {
+      throw CommError(answer.refusal.data(), {.rank = rank, .operation = call});
     }
-    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    const cmsghdr* header = CMSG_FIRSTHDR(&answer.message);
     if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
       throw CommError(concat(call, ": rank ", rank, " of ", size, " got no memory from rank 0"));
     }
