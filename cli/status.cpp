@@ -226,18 +226,14 @@ void print(const Job& job) {
               << (host.is_of_silent_rank_0() ? ", through which other hosts are asked" : "")
               << '\n';
   }
-  std::vector<int> elsewhere, absent;
+  std::vector<int> absent;
   for (const int rank : job.unseen()) {
-    if (silent.contains(rank)) continue;
-    (first.on_same_host(rank) == false ? elsewhere : absent).push_back(rank);
-  }
-  if (!elsewhere.empty()) {
-    std::cout << "  " << detail::rank_list(elsewhere) << (elsewhere.size() == 1 ? " is" : " are")
-              << " on other hosts: run `lockstep status " << job.name << "` there\n";
+    if (!silent.contains(rank)) absent.push_back(rank);
   }
   if (!absent.empty()) {
     std::cout << "  " << detail::rank_list(absent) << (absent.size() == 1 ? " has" : " have")
-              << " no record on this host: ended, on another host, or before init()\n";
+              << " no record here: ended, before init(), or on another host (run `lockstep status "
+              << job.name << "` there)\n";
   }
   const bool colour = detail::shows_colour(STDOUT_FILENO);
   for (std::size_t i = 0; i < job.diagnosis.text.size(); ++i) {
@@ -315,9 +311,6 @@ ordered_json json_of(const Job& job) {
 std::size_t show(const StatusArguments& arguments) {
   auto jobs = read_jobs(arguments.job);
   measure(jobs);
-  for (const auto& text : detail::taken_flight_names()) {
-    (arguments.json ? std::cerr : std::cout) << text << '\n';
-  }
   if (arguments.json) {
     ordered_json all = ordered_json::array();
     for (const auto& job : jobs) all.push_back(json_of(job));

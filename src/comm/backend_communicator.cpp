@@ -91,12 +91,8 @@ void BackendRequest::check_time(std::chrono::nanoseconds waited) {
 
 void BackendRequest::abandon() noexcept {
   if (complete()) return;
-  try {
-    context_.abandon(*group_, concat(operation_.label(),
-                                     " was abandoned: an exception left the scope of its Work"));
-  } catch (...) {
-    context_.abandon(*group_, "an operation was abandoned");
-  }
+  context_.abandon(*group_, concat(operation_.label(),
+                                   " was abandoned: an exception left the scope of its Work"));
 }
 
 void BackendCommunicator::record_in(FlightRecorder& recorder) {

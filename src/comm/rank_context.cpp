@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
-#include <set>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -340,13 +338,6 @@ void RankContext::check_time(const BackendRequest& operation, std::chrono::nanos
   throw_failure(operation.where());
 }
 
-std::string RankContext::missing_text(std::span<const int> ranks) const {
-  const auto stopped = recorder_ ? recorder_->stopped_ranks() : std::set<int>();
-  return detail::missing_text(ranks, [&](int rank) {
-    return stopped.contains(rank) ? std::string_view(" (stopped)") : std::string_view();
-  });
-}
-
 void RankContext::throw_failure(std::string_view where) {
   const auto cause = failure();
   if (recorder_ != nullptr) recorder_->fail(cause.text, cause.rank);
@@ -359,12 +350,7 @@ void RankContext::fail(const Failure& failure) noexcept {
   raised_failure_.set_raised();
   // If another rank is at fault, the text names it already.
   const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank());
-  try {
-    record(is_own ? failure.with(concat("rank ", world_rank(rank()), ": ", failure.text))
-                  : failure);
-  } catch (const std::bad_alloc&) {
-    record(failure.with(failure.text));
-  }
+  record(is_own ? failure.with(concat("rank ", world_rank(rank()), ": ", failure.text)) : failure);
 }
 
 Failure RankContext::failure_by(const std::exception& error) const {
@@ -381,12 +367,7 @@ void RankContext::abandon(BackendCommunicator& group, std::string_view cause) no
   std::vector<std::shared_ptr<void>>
       pending;  // destroyed after the lock: the last operation may destroy its group
   const auto guard = lock();
-  try {
-    group.drop(pending);
-  } catch (const std::bad_alloc&) {
-    // The operations stay until the group is destroyed; over MPI for ever, because MPI may still
-    // write to their memory.
-  }
+  group.drop(pending);
 }
 
 }  // namespace lockstep::detail

@@ -204,7 +204,9 @@ class RankContext {
   /// The world rank of a rank of this backend's world, for error texts.
   virtual int world_rank(int rank) const { return rank; }
   /// As detail::missing_text(), with what is known of the ranks.
-  virtual std::string missing_text(std::span<const int> ranks) const;
+  virtual std::string missing_text(std::span<const int> ranks) const {
+    return detail::missing_text(ranks);
+  }
   /// Unless the wait is over, sleeps until another rank wakes this one, for at most `longest`.
   /// Returns whether it is over. Other ranks must see that this rank is about to sleep before
   /// over.is_ready() is called.

@@ -33,8 +33,9 @@ TEST(Deadlock, OfTwoGroupsIsNamedOnEveryRankWithItsWrappers) {
       HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
                 "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
                 "group 1 (ranks 0, 1) (bucket 3 of the gradients of DistributedDataParallel #1) "
-                "for rank 0; issue the operations of groups that share ranks in the same order "
-                "on all of them"),
+                "for rank 0; let one of these ranks begin what another one waits for before it "
+                "waits itself, and issue the operations of groups that share ranks in the same "
+                "order on all of them"),
       waits, 10min);
 }
 
@@ -53,8 +54,8 @@ TEST(Deadlock, OfMessagesIsFound) {
   const auto receives = [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); };
   expect_errors(1,
                 HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world for rank 0; "
-                          "let one of these ranks begin the send or recv that another one waits "
-                          "for before it waits itself"),
+                          "let one of these ranks begin what another one waits for before it "
+                          "waits itself"),
                 receives, 10min);
   const auto with_a_collective = [&](const auto& world) {
     if (world->rank() == 0) world->barrier().wait();
@@ -62,7 +63,7 @@ TEST(Deadlock, OfMessagesIsFound) {
   };
   expect_errors(2,
                 HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
-                          "recv #1 from rank 0 of the world for rank 0; issue the operations"),
+                          "recv #1 from rank 0 of the world for rank 0; let one of these ranks"),
                 with_a_collective, 10min);
   const auto from_any_source = [&](const auto& world) {
     if (world->rank() == 0) world->recv(floats, 1, DType::f32, any_source).wait();

@@ -40,9 +40,19 @@ Waits connected_waits(const WaitOf& wait_of, int rank) {
   return waits;
 }
 
-/// The waits of a cycle that the rank is in, or waits for, the lowest rank first; empty if its wait
-/// can end. Each is for one rank of the list. With waits for any of several ranks, for all of
-/// these, so the list is more than a cycle.
+}  // namespace
+
+void keep_endless(Waits& waits) {
+  const auto is_stuck = [&](int rank) { return waits.contains(rank); };
+  const auto can_end = [&](const auto& one) {
+    const auto& wait = one.second;
+    return wait.for_any ? !std::ranges::all_of(wait.missing, is_stuck)
+                        : std::ranges::none_of(wait.missing, is_stuck);
+  };
+  while (std::erase_if(waits, can_end) > 0) {
+  }
+}
+
 std::vector<PendingWait> endless_cycle(Waits waits, int rank) {
   keep_endless(waits);
   std::vector<PendingWait> members;
@@ -67,32 +77,15 @@ std::vector<PendingWait> endless_cycle(Waits waits, int rank) {
   return members;
 }
 
-}  // namespace
-
-void keep_endless(Waits& waits) {
-  const auto is_stuck = [&](int rank) { return waits.contains(rank); };
-  const auto can_end = [&](const auto& one) {
-    const auto& wait = one.second;
-    return wait.for_any ? !std::ranges::all_of(wait.missing, is_stuck)
-                        : std::ranges::none_of(wait.missing, is_stuck);
-  };
-  while (std::erase_if(waits, can_end) > 0) {
-  }
-}
-
 std::string Deadlock::text() const {
   std::string text = "deadlock: ";
   for (const auto& wait : waits) {
     text += concat(wait.rank == waits.front().rank ? "" : ", ", "rank ", wait.rank, " waits in ",
                    wait.operation, " for ", rank_list(wait.missing));
   }
-  const auto group = waits.front().messages_of;
-  const bool by_messages =
-      group && std::ranges::count(waits, group, &PendingWait::messages_of) == std::ssize(waits);
-  return text + (by_messages ? "; let one of these ranks begin the send or recv that another one "
-                               "waits for before it waits itself"
-                             : "; issue the operations of groups that share ranks in the same "
-                               "order on all of them");
+  return text +
+         "; let one of these ranks begin what another one waits for before it waits itself, and "
+         "issue the operations of groups that share ranks in the same order on all of them";
 }
 
 std::optional<Deadlock> find_deadlock(const WaitOf& wait_of, int rank) {

@@ -16,7 +16,6 @@ struct PendingWait {
   std::string operation;     ///< "all_reduce #17 of the world"
   std::vector<int> missing;  ///< the world ranks that it is for
   bool for_any = false;  ///< one of the missing ranks can end it, as for a receive from any source
-  std::optional<std::uint64_t> messages_of = {};  ///< of a send or recv: identifies its group
 
   bool operator==(const PendingWait&) const = default;
 };
@@ -29,6 +28,10 @@ inline std::optional<PendingWait> no_waits(int /*rank*/) { return std::nullopt; 
 /// Keeps the waits that never end: each is for a rank whose wait never ends, or for any of several
 /// such ranks. waits: by rank.
 void keep_endless(std::map<int, PendingWait>& waits);
+/// The waits of a cycle that the rank is in, or waits for, the lowest rank first; empty if its wait
+/// can end. Each is for one rank of the list. With waits for any of several ranks, for all of
+/// these, so the list is more than a cycle.
+std::vector<PendingWait> endless_cycle(std::map<int, PendingWait> waits, int rank);
 
 /// Ranks that wait for one another, in operations that the others have not begun. Note [How ranks
 /// find a deadlock] is in deadlock.cpp.

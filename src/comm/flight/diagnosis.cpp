@@ -68,13 +68,11 @@ class Search {
       const bool for_any = entry.collective == Collective::recv && entry.peer < 0;
       if (edge.begun == Edge::Begun::yes || edge.missing.empty()) continue;
       if (proven && (edge.begun != Edge::Begun::no || !edge.wait.is_bound || for_any)) continue;
-      PendingWait wait{.rank = rank,
-                       .turn = edge.wait.turn,
-                       .operation = operation_text(*ranks_.at(rank)->record, entry),
-                       .missing = edge.missing,
-                       .for_any = for_any};
-      if (is_message(entry.collective)) wait.messages_of = entry.group;
-      waits.emplace(rank, std::move(wait));
+      waits.emplace(rank, PendingWait{.rank = rank,
+                                      .turn = edge.wait.turn,
+                                      .operation = operation_text(*ranks_.at(rank)->record, entry),
+                                      .missing = edge.missing,
+                                      .for_any = for_any});
     }
     return waits;
   }
@@ -82,15 +80,7 @@ class Search {
   Diagnosis result() const {
     Diagnosis found;
     for (const auto& [rank, edge] : edges_) found.edges.push_back(edge);
-    if (edges_.empty()) {
-      // A rank without a record here may wait for one that is stopped.
-      const bool has_unseen = !ranks_.empty() && static_cast<int>(ranks_.size()) < first().size();
-      for (const auto& [rank, one] : ranks_) {
-        if (has_unseen && one->state == State::stopped) found.ranks.push_back(rank);
-      }
-      if (!found.ranks.empty()) found.kind = Kind::missing;
-      return found;
-    }
+    if (edges_.empty()) return found;
     // The ranks that some rank waits for, and that are causes themselves.
     std::set<int> roots, unseen;
     for (const auto& [rank, edge] : edges_) {
@@ -120,7 +110,6 @@ class Search {
   }
 
  private:
-  const FlightRecord& first() const { return *ranks_.begin()->second->record; }
   bool is_root(int rank) const {
     const auto state = ranks_.at(rank)->state;
     return state == State::stopped || state == State::ended || !edges_.contains(rank);
@@ -232,50 +221,23 @@ class Search {
     }
   }
 
-  /// The ranks that a rank waits for, directly or not, itself included if it is in a cycle, until
-  /// one of them is `to`. With each, the rank before it on a shortest way.
-  static std::map<int, int> reached(const std::map<int, PendingWait>& waits, int from,
-                                    int to = -1) {
-    std::map<int, int> before;
-    std::vector<int> queue{from};
-    for (std::size_t i = 0; i < queue.size() && !before.contains(to); ++i) {
-      const auto at = waits.find(queue[i]);
-      if (at == waits.end()) continue;
-      for (const int next : at->second.missing) {
-        if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
-      }
-    }
-    return before;
-  }
-
   /// The ranks of a cycle of waits that never end; of several cycles, that with the fewest ranks.
-  /// If two or more ranks of the cycles wait for one rank alone, that rank.
+  /// If one of them waits for two or more ranks, which wait for it alone, that rank.
   std::set<int> cycle_ranks() const {
     auto waits = waits_for_a_begin(false);
     keep_endless(waits);
     std::set<int> best;
     for (const auto& [start, wait] : waits) {
-      const auto before = reached(waits, start, start);
-      if (!before.contains(start)) continue;
-      std::set<int> cycle{start};
-      for (int rank = before.at(start); rank != start; rank = before.at(rank)) cycle.insert(rank);
+      std::set<int> cycle;
+      for (const auto& one : endless_cycle(waits, start)) cycle.insert(one.rank);
       if (best.empty() || cycle.size() < best.size()) best = std::move(cycle);
     }
-    if (best.empty()) return best;
-    // The ranks that wait for the cycle and that it waits for, itself included.
-    std::set<int> together;
-    const int of_cycle = *best.begin();
-    const auto reached_from_cycle = reached(waits, of_cycle);
-    for (const auto& [rank, wait] : waits) {
-      if (reached_from_cycle.contains(rank) && reached(waits, rank, of_cycle).contains(of_cycle)) {
-        together.insert(rank);
-      }
-    }
     for (const int rank : best) {
-      const bool alone = std::ranges::all_of(together, [&](int other) {
-        return other == rank || waits.at(other).missing == std::vector{rank};
+      const auto& missing = waits.at(rank).missing;
+      const bool alone = std::ranges::all_of(missing, [&](int other) {
+        return waits.contains(other) && waits.at(other).missing == std::vector{rank};
       });
-      if (alone && together.size() > 2) return {rank};
+      if (alone && missing.size() > 1) return {rank};
     }
     return best;
   }
@@ -349,20 +311,13 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
   };
   if (found.kind == Kind::missing) {
     for (const int one : found.ranks) {
-      const auto activity = concat("rank ", one, ": ", activity_text(observed(one)));
-      text.push_back(found.edges.empty()
-                         ? concat(activity, "; ranks without a record here may wait for it")
-                         : concat("the others wait for ", activity));
+      text.push_back(concat("the others wait for rank ", one, ": ", activity_text(observed(one))));
     }
   } else if (found.kind == Kind::unseen) {
-    const auto& record = *ranks.front().record;
     for (const int one : found.ranks) {
-      const auto here = record.on_same_host(one);
-      text.push_back(
-          concat("the others wait for rank ", one, ", which has no record on this host: it ",
-                 here == true ? "has ended or has not called init()"
-                              : "is on another host, has ended, or has not called init(); run "
-                                "`lockstep status` on its host"));
+      text.push_back(concat("the others wait for rank ", one,
+                            ", which has no record on this host: it is on another host, has ended, "
+                            "or has not called init(); run `lockstep status` on its host"));
     }
   } else if (found.kind == Kind::deadlock) {
     text.push_back(found.ranks.size() == 1

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <charconv>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -165,22 +163,11 @@ std::string FlightRecord::failure() const {
 
 std::int64_t FlightRecord::failed_real() const { return scale_.real(file_->failed_at); }
 
-namespace {
-
-bool contains(const FlightRanks& set, int rank) {
+bool FlightRecord::has_seen_stopped(int rank) const {
   if (rank < 0 || rank >= most_flight_ranks) return false;
-  const auto word = set[static_cast<std::size_t>(rank) / 64].load();
+  const auto word = file_->stopped[static_cast<std::size_t>(rank) / 64].load();
   return (word >> (static_cast<unsigned>(rank) % 64) & 1) != 0;
 }
-
-}  // namespace
-
-std::optional<bool> FlightRecord::on_same_host(int rank) const {
-  if (!file_->hosts_known || rank < 0 || rank >= most_flight_ranks) return std::nullopt;
-  return contains(file_->on_host, rank);
-}
-
-bool FlightRecord::has_seen_stopped(int rank) const { return contains(file_->stopped, rank); }
 
 std::string flight_prefix() { return concat("lockstep-", ::geteuid(), "-"); }
 
@@ -191,8 +178,9 @@ namespace {
 /// Whether `lockstep run`, which copies the record, still runs.
 bool is_supervised(const FlightFile& file) { return read_process(file.parent).name == "lockstep"; }
 
-/// Calls fn with the path and the owner of every file with a name of this user's records.
-void for_each_name(const auto& fn) {
+/// Calls fn with the path of every record of this user. The content of another user's file would
+/// choose which processes get a signal that asks for their stacks.
+void for_each_path(const auto& fn) {
   const auto prefix = flight_prefix();
   std::error_code none;
   for (fs::directory_iterator entry(flight_folder, none), end; !none && entry != end;
@@ -200,31 +188,10 @@ void for_each_name(const auto& fn) {
     const auto name = entry->path().filename().string();
     if (!name.starts_with(prefix) || !name.ends_with(".flight")) continue;
     struct stat status {};
-    if (::lstat(entry->path().c_str(), &status) == 0) fn(entry->path(), status.st_uid);
+    if (::lstat(entry->path().c_str(), &status) == 0 && status.st_uid == ::geteuid()) {
+      fn(entry->path());
+    }
   }
-}
-
-/// Calls fn with the path of every record of this user. The content of another user's file would
-/// choose which processes get a signal that asks for their stacks.
-void for_each_path(const auto& fn) {
-  for_each_name([&](const fs::path& path, uid_t owner) {
-    if (owner == ::geteuid()) fn(path);
-  });
-}
-
-/// Removes the files that are no record of this version and whose process has ended. A file that
-/// was written in the last minute stays.
-void remove_unreadable_records() {
-  for_each_path([](const fs::path& path) {
-    if (FlightRecord::read(path) != nullptr) return;
-    const auto name = path.filename().string().substr(flight_prefix().size());
-    pid_t process = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), process).ec != std::errc()) return;
-    std::error_code gone;
-    const auto written = fs::last_write_time(path, gone);
-    const auto recent = fs::file_time_type::clock::now() - std::chrono::minutes(1);
-    if (!gone && written < recent && !read_process(process).exists()) fs::remove(path, gone);
-  });
 }
 
 /// Writes the record of an ended rank to the folder, and creates the folder.
@@ -252,25 +219,6 @@ std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string
     return std::pair(one->job(), one->rank()) < std::pair(other->job(), other->rank());
   });
   return records;
-}
-
-std::string taken_name_text(const fs::path& path, uid_t owner) {
-  const auto rest = path.filename().string().substr(flight_prefix().size());
-  return concat(path.string(), ": got a file of user ", owner,
-                ", expected none; `lockstep status` does not show process ",
-                rest.substr(0, rest.find('-')), " as a rank. Remove the file as user ", owner,
-                " or root, then start the job again.");
-}
-
-std::vector<std::string> taken_flight_names() {
-  constexpr std::size_t most = 3;
-  std::vector<std::string> texts;
-  for_each_name([&](const fs::path& path, uid_t owner) {
-    if (owner == ::geteuid() || texts.size() > most) return;
-    texts.push_back(texts.size() < most ? taken_name_text(path, owner)
-                                        : concat("further such files are in ", flight_folder));
-  });
-  return texts;
 }
 
 int write_flight_copy(const FlightFile& file, bool has_ended, const char* path,
@@ -326,7 +274,6 @@ void remove_ended_flight_records(std::string_view job, const fs::path& folder) n
       }
       fs::remove(record->path(), failed);
     }
-    remove_unreadable_records();
   } catch (const std::exception& error) {
     log::warn(error.what());
   }

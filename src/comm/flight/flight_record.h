@@ -55,7 +55,7 @@ struct FlightWait {
 
 struct FlightFile {
   static constexpr std::uint64_t expected_magic = 0x74686769'6c66736c;  // "lsflight"
-  static constexpr std::uint32_t expected_version = 3;
+  static constexpr std::uint32_t expected_version = 4;
   static constexpr std::size_t capacity = 256;    ///< operations that are kept
   static constexpr std::size_t most_groups = 64;  ///< operations of further groups share the last
   static constexpr std::size_t step_times = 8;    ///< steps whose end is kept
@@ -72,13 +72,11 @@ struct FlightFile {
   char host[64];
   char program[32];
   char backend[16];
-  TickTime begun;                 ///< when the rank joined
-  TickTime last;                  ///< when the record was copied to a folder; 0 in shared memory
-  bool was_ended;                 ///< the process had ended when the record was copied
-  bool was_stopped;               ///< it was stopped by SIGSTOP or a debugger at that time
-  std::int64_t resident_bytes;    ///< memory of the process at that time; -1 unknown
-  FlightRanks on_host;            ///< ranks of this rank's host
-  std::atomic<bool> hosts_known;  ///< whether on_host is valid
+  TickTime begun;               ///< when the rank joined
+  TickTime last;                ///< when the record was copied to a folder; 0 in shared memory
+  bool was_ended;               ///< the process had ended when the record was copied
+  bool was_stopped;             ///< it was stopped by SIGSTOP or a debugger at that time
+  std::int64_t resident_bytes;  ///< memory of the process at that time; -1 unknown
 
   alignas(64) std::atomic<std::uint64_t> added;  ///< number of operations
   std::atomic<std::uint64_t> step;               ///< training steps; 0 if the program counts none
@@ -151,8 +149,6 @@ class FlightRecord {
   /// The failure that the rank raised; empty for none.
   std::string failure() const;
   std::int64_t failed_real() const;  ///< ns since 1970
-  /// Whether the other rank is on the same host; empty if it is not known.
-  std::optional<bool> on_same_host(int rank) const;
   /// Whether the other rank was stopped, by SIGSTOP or a debugger, when this rank raised the
   /// failure.
   bool has_seen_stopped(int rank) const;
@@ -175,19 +171,12 @@ std::string flight_prefix();
 /// The records of this user's ranks on this host. An empty job: of all jobs.
 std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string_view job = {});
 
-/// What to tell the user of a path that a rank needs for its record, and at which this user has a
-/// file.
-std::string taken_name_text(const std::filesystem::path& path, uid_t owner);
-/// These texts for files of other users, at most four. Such a file hides a rank from this process.
-std::vector<std::string> taken_flight_names();
-
 /// Whether the process that wrote the record has ended. False if it is of another pid namespace.
 bool has_ended(const FlightFile& file);
 
 /// Removes the records of this job's processes that have ended, and those of other jobs without any
-/// process that runs, the launcher included, and old files that are no records. Before that, copies
-/// those of this job to the folder, if it is not empty, as rank-0.flight, …; a rank's own copy is
-/// kept.
+/// process that runs, the launcher included. Before that, copies those of this job to the folder,
+/// if it is not empty, as rank-0.flight, …; a rank's own copy is kept.
 void remove_ended_flight_records(std::string_view job = {},
                                  const std::filesystem::path& folder = {}) noexcept;
 

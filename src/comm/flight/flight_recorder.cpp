@@ -78,16 +78,6 @@ bool name_file(const Descriptor& file, const fs::path& path) {
   return ::linkat(AT_FDCWD, link.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
 
-/// Says why the rank has no file. Another user may have taken its name to hide the rank.
-void report_no_file(int rank, const fs::path& path, int error) {
-  const auto text = concat("flight recorder: rank ", rank, " cannot create ");
-  struct stat taken {};
-  if (error != EEXIST || ::lstat(path.c_str(), &taken) != 0) {
-    return log::warn(concat(text, path.string(), ": ", std::strerror(error)));
-  }
-  log::notice(concat(text, taken_name_text(path, taken.st_uid)));
-}
-
 /// The files of this process, which are removed at its end: exit() destroys no objects on the stack
 /// of main(). Never destroyed.
 struct Files {
@@ -113,14 +103,9 @@ struct Files {
 }  // namespace
 
 std::string flight_job() {
-  std::optional<Launcher> launcher;
-  try {
-    const auto& environment = Environment::get();
-    if (!environment.run_id.empty()) return environment.run_id;
-    launcher = environment.launcher;
-  } catch (const InvalidArgument&) {
-    // init() reports it.
-  }
+  const auto& environment = Environment::get();
+  if (!environment.run_id.empty()) return environment.run_id;
+  const auto& launcher = environment.launcher;
   if (launcher && launcher->size > 1) {
     if (!launcher->job.empty()) return hex(digest_of(launcher->job) >> 32);
     if (const auto pid = launcher->process(); pid > 0) return concat(pid);
@@ -129,28 +114,16 @@ std::string flight_job() {
 }
 
 std::shared_ptr<FlightRecorder> FlightRecorder::create(const Settings& settings) {
-  std::shared_ptr<FlightRecorder> recorder;
-  try {
-    const auto& environment = Environment::get();
-    if (!environment.flight_recorder) return recorder;
-    recorder.reset(new FlightRecorder(settings));
-    if (!environment.trace_folder.empty()) recorder->keep_copies(environment.trace_folder);
-    recorder->stall_warning_ = environment.stall_warning;
-  } catch (const InvalidArgument&) {
-    // init() reports a variable that cannot be used.
-  }
+  const auto& environment = Environment::get();
+  if (!environment.flight_recorder) return nullptr;
+  std::shared_ptr<FlightRecorder> recorder(new FlightRecorder(settings));
+  if (!environment.trace_folder.empty()) recorder->keep_copies(environment.trace_folder);
+  recorder->stall_warning_ = environment.stall_warning;
   return recorder;
 }
 
 std::shared_ptr<FlightRecorder> FlightRecorder::create(const Communicator& world) {
-  const auto& hosts = world.hosts();
-  const auto own = hosts[static_cast<std::size_t>(world.rank())];
-  std::vector<int> on_host;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == own) on_host.push_back(rank);
-  }
-  return create(
-      {.backend = world.backend(), .rank = world.rank(), .size = world.size(), .on_host = on_host});
+  return create({.backend = world.backend(), .rank = world.rank(), .size = world.size()});
 }
 
 FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::record) {
@@ -176,12 +149,12 @@ FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::
   copy_text(file_->program, process.name);
   copy_text(file_->backend, settings.backend);
   ::gethostname(file_->host, sizeof file_->host - 1);
-  set_ranks(file_->on_host, settings.on_host);
-  file_->hosts_known.store(!settings.on_host.empty(), relaxed);
   file_->begun = TickTime::now();
   file_->magic.store(FlightFile::expected_magic, std::memory_order_release);
   if (problem != 0 || !name_file(file, path)) {
-    report_no_file(settings.rank, path, problem != 0 ? problem : errno);
+    const int error = problem != 0 ? problem : errno;
+    log::notice(concat("flight recorder: rank ", settings.rank, " cannot create ", path.string(),
+                       ": ", std::strerror(error), "; `lockstep status` does not show the rank"));
     return;
   }
   path_ = path;
@@ -292,14 +265,6 @@ std::vector<ObservedRank> FlightRecorder::ranks_on_host() const {
     if (record->size() == size()) found.push_back(observe(std::move(record)));
   }
   return found;
-}
-
-std::set<int> FlightRecorder::stopped_ranks() const {
-  std::set<int> stopped;
-  for (const auto& one : ranks_on_host()) {
-    if (one.state == ObservedRank::State::stopped) stopped.insert(one.rank());
-  }
-  return stopped;
 }
 
 void FlightRecorder::warn_of_stall(std::chrono::duration<double> least) const {

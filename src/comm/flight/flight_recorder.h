@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,13 +37,12 @@ class FlightRecorder final : private CrashListener {
  public:
   struct Settings {
     std::string_view backend;
-    int rank;                           ///< in the world
-    int size;                           ///< of the world
-    std::span<const int> on_host = {};  ///< ranks of this rank's host; empty if not known
+    int rank;  ///< in the world
+    int size;  ///< of the world
   };
   /// Null if LOCKSTEP_FLIGHT_RECORDER is 0.
   static std::shared_ptr<FlightRecorder> create(const Settings& settings);
-  /// The same for the rank of a world, whose hosts are known.
+  /// The same for the rank of a world.
   static std::shared_ptr<FlightRecorder> create(const Communicator& world);
 
   ~FlightRecorder();
@@ -107,8 +105,6 @@ class FlightRecorder final : private CrashListener {
 
   // By the records of the ranks of this world that are on this host:
   WaitOf waits() const { return recorded_waits(ranks_on_host()); }
-  /// The world ranks whose processes are stopped.
-  std::set<int> stopped_ranks() const;
   /// Logs what ranks have waited for at least so long, if this rank is the lowest that waits for a
   /// missing one.
   void warn_of_stall(std::chrono::duration<double> least) const;

@@ -67,7 +67,6 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
   }
   const Operation operation{
       .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
-  if (operation.is_message()) found.messages_of = waited.group;
   const auto of_group =
       waited.number == 0 ? " of the world" : detail::of_group(waited.number, group);
   found.operation = concat(operation.label(), of_group, in_parentheses(waited.source));

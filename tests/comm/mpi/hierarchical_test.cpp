@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(
               "of DistributedOptimizer #2, expected "}}),
         error_case("DeadlockOfRanksOfAHost", 4, "deadlock", "aabb",
                    {{4, "deadlock: rank 0 waits in all_reduce #"},
-                    {4, "DistributedDataParallel #2) for rank 0; issue the operations"}}),
+                    {4, "DistributedDataParallel #2) for rank 0; let one of these ranks"}}),
         // No stage of the two collectives is in the same group of ranks.
         error_case("UnlikeCollectives", 4, "other-collective", "aabb",
                    {{4, "deadlock: rank 0 waits in all_reduce #2 of the world for rank 1"}}),

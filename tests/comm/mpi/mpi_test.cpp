@@ -71,8 +71,9 @@ INSTANTIATE_TEST_SUITE_P(
                      "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the "
                      "gradients of DistributedDataParallel #1) for rank 1, rank 1 waits in "
                      "all_reduce #1 of group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of "
-                     "DistributedDataParallel #2) for rank 0; issue the operations of groups that "
-                     "share ranks in the same order on all of them"}}),
+                     "DistributedDataParallel #2) for rank 0; let one of these ranks begin what "
+                     "another one waits for before it waits itself, and issue the operations of "
+                     "groups that share ranks in the same order on all of them"}}),
         error_case(
             "MessageMismatch", 2, "other-message", "",
             {{2,
