@@ -181,8 +181,9 @@ TEST(Memory, OfAGroupThatIsHeldIsTakenOnUse) {
 }
 
 TEST(Memory, OfAGroupMayHaveBeenUsedBefore) {
-  run_attached(2, [](const auto& world, const auto&) {
+  const auto use = [](const auto& world, const auto&) {
     for (int round = 0; round < 4; ++round) {
+      world->barrier().wait();  // both have left the group before
       {
         constexpr std::size_t bytes = 8 << 20;
         const auto memory = world->allocate(bytes);
@@ -194,7 +195,9 @@ TEST(Memory, OfAGroupMayHaveBeenUsedBefore) {
       expect_sum(*group, 100'000);
       EXPECT_NE(small, nullptr);
     }
-  });
+  };
+  run_attached(2, use);
+  run_attached(2, use, 9 << 20);  // the group's block is where the memory was
 }
 
 TEST(Memory, ThatIsRefusedInACollectiveEndsTheWorld) {

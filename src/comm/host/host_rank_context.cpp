@@ -73,6 +73,9 @@ std::optional<PendingWait> published_wait(const Arena& arena, int rank,
   return found;
 }
 
+/// The memory of a block, in whole pages.
+std::size_t bytes_of_block(int members) { return round_up(Block::bytes(members), page); }
+
 }  // namespace
 
 detail::WaitOf live_waits(const Arena& arena, std::vector<int> world_ranks) {
@@ -240,12 +243,12 @@ std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {
 std::uint64_t HostRankContext::allocate_block(int members) {
   const std::lock_guard lock(heap_mutex_);
   release_retired_blocks();
-  const auto offset = heap_.allocate_sparse(Block::bytes(members));
+  const auto offset = heap_.allocate_sparse(bytes_of_block(members));
   const Block block(arena().at(offset), members);
   try {
     for (int member = 0; member < members; ++member) arena().populate_records(block, member);
   } catch (const CommError&) {
-    heap_.release(offset, Block::bytes(members));
+    heap_.release(offset, bytes_of_block(members));
     throw;
   }
   block.attached().store(static_cast<std::uint64_t>(members),
@@ -262,7 +265,7 @@ void HostRankContext::retire(const Block& block) {
 void HostRankContext::release_retired_blocks() {
   std::erase_if(retired_, [&](const Block& block) {
     if (!block.all_left()) return false;
-    heap_.release(arena().offset_of(block.base()), Block::bytes(block.members()));
+    heap_.release(arena().offset_of(block.base()), bytes_of_block(block.members()));
     return true;
   });
 }

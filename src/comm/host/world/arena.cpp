@@ -36,28 +36,30 @@ Heap::Heap(const Arena& arena, int rank, int world_rank)
     : arena_(arena),
       world_rank_(world_rank),
       free_{{arena.heap_begin(rank), arena.heap_bytes()}},
-      sparse_(free_) {}
+      populated_(arena.heap_begin(rank)) {}
 
 std::uint64_t Heap::allocate(std::size_t bytes) {
   const auto range = find(bytes);
-  populate(range->first, range->first + whole_cache_lines(bytes));
-  return take(range, bytes);
+  const auto begin = range->first, end = begin + whole_cache_lines(bytes);
+  if (end > populated_) {
+    arena_.populate(populated_, end - populated_);
+    populated_ = end;
+  }
+  return take(range, begin, end);
 }
 
 std::uint64_t Heap::allocate_sparse(std::size_t bytes) {
-  const auto range = find(bytes);
-  const auto begin = range->first;
-  const auto end = begin + whole_cache_lines(bytes);
-  auto first = round_up(begin, page);
-  auto last = end / page * page;
-  if (!arena_.release_pages(first, last - first)) first = last = end;
-  set_populated(first, last);
-  if (first < last) sparse_[first] = last - first;
-  for (const auto& [from, to] : {std::pair(begin, first), std::pair(last, end)}) {
-    populate(from, to);
-    std::memset(arena_.at(from), 0, to - from);
+  // Behind the populated part, as far from it as possible.
+  for (auto range = free_.end(); range != free_.begin();) {
+    --range;
+    const auto end = (range->first + range->second) / page * page;
+    const auto least = std::max(range->first, round_up(populated_, page));
+    if (end < least || end - least < bytes || !arena_.release_pages(end - bytes, bytes)) continue;
+    return take(range, end - bytes, end);
   }
-  return take(range, bytes);
+  const auto offset = allocate(bytes);
+  std::memset(arena_.at(offset), 0, bytes);
+  return offset;
 }
 
 Heap::Ranges::iterator Heap::find(std::size_t bytes) {
@@ -72,36 +74,12 @@ Heap::Ranges::iterator Heap::find(std::size_t bytes) {
       {.rank = world_rank_});
 }
 
-std::uint64_t Heap::take(Ranges::iterator range, std::size_t bytes) {
-  const auto [offset, length] = *range;
-  const std::size_t wanted = whole_cache_lines(bytes);
+std::uint64_t Heap::take(Ranges::iterator range, std::uint64_t begin, std::uint64_t end) {
+  const auto [first, length] = *range;
   free_.erase(range);
-  if (length > wanted) free_[offset + wanted] = length - wanted;
-  return offset;
-}
-
-void Heap::populate(std::uint64_t begin, std::uint64_t end) {
-  for (auto range = first_sparse(begin); range != sparse_.end() && range->first < end; ++range) {
-    const auto from = std::max(range->first, begin);
-    arena_.populate(from, std::min(range->first + range->second, end) - from);
-  }
-  set_populated(begin, end);
-}
-
-void Heap::set_populated(std::uint64_t begin, std::uint64_t end) {
-  for (auto range = first_sparse(begin); range != sparse_.end() && range->first < end;) {
-    const auto [offset, length] = *range;
-    range = sparse_.erase(range);
-    if (offset < begin) sparse_[offset] = begin - offset;
-    if (offset + length > end) sparse_[end] = offset + length - end;
-  }
-}
-
-Heap::Ranges::iterator Heap::first_sparse(std::uint64_t begin) {
-  const auto next = sparse_.upper_bound(begin);
-  if (next == sparse_.begin()) return next;
-  const auto before = std::prev(next);
-  return before->first + before->second > begin ? before : next;
+  if (begin > first) free_[first] = begin - first;
+  if (first + length > end) free_[end] = first + length - end;
+  return begin;
 }
 
 void Heap::release(std::uint64_t offset, std::size_t bytes) {
@@ -361,10 +339,8 @@ void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
     result = ::fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(length));
   } while (result != 0 && errno == EINTR);
   if (result != 0) refuse(std::strerror(errno));
-#ifdef MADV_POPULATE_WRITE
-  // Maps the pages into this process now. An older kernel maps them on first use.
+  // Maps the pages into this process now. A kernel before 5.14 maps them on first use.
   ::madvise(at(begin), length, MADV_POPULATE_WRITE);
-#endif
 }
 
 void Arena::populate_records(const Block& block, int member) const {

@@ -91,8 +91,8 @@ class Heap {
   /// Allocates bytes and returns their offset, aligned to a cache line.
   /// Throws: CommError if the heap or the machine has too little memory.
   std::uint64_t allocate(std::size_t bytes);
-  /// The same for zeroed memory whose pages the caller populates before they are used, except the
-  /// first and the last.
+  /// The same for zeroed memory whose pages the caller populates before they are used.
+  /// Units: bytes, of whole pages.
   std::uint64_t allocate_sparse(std::size_t bytes);
   void release(std::uint64_t offset, std::size_t bytes);
 
@@ -101,19 +101,13 @@ class Heap {
 
   /// The first free range of this length.
   Ranges::iterator find(std::size_t bytes);
-  /// Takes the beginning of a free range, and returns its offset.
-  std::uint64_t take(Ranges::iterator range, std::size_t bytes);
-  /// Populates what is not populated of [begin, end).
-  void populate(std::uint64_t begin, std::uint64_t end);
-  /// Removes [begin, end) from the ranges that are not populated.
-  void set_populated(std::uint64_t begin, std::uint64_t end);
-  /// The first range that is not populated and ends after begin.
-  Ranges::iterator first_sparse(std::uint64_t begin);
+  /// Takes [begin, end) of a free range, and returns begin.
+  std::uint64_t take(Ranges::iterator range, std::uint64_t begin, std::uint64_t end);
 
   const Arena& arena_;
   int world_rank_;
   Ranges free_;
-  Ranges sparse_;  ///< what is not populated
+  std::uint64_t populated_;  ///< what is behind it may not be populated
 };
 
 }  // namespace lockstep::host

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "comm/host/world/world_layout.h"
@@ -9,35 +10,14 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// The operation that a rank waits in, and the group that it belongs to.
-struct Waited {
-  std::uint64_t group = 0;  ///< offset of the group's block in the arena
-  int members = 0;          ///< number of members of the group
-  int member = 0;           ///< this rank's index in the group
-  int number = 0;           ///< number of the group; 0 is the world
-  Collective collective = Collective::barrier;
-  /// Other member of a send or recv; -1 for a collective, and for a recv from any source.
-  int peer = -1;
-  std::uint64_t sequence = 0;
-  Source source = {};
-
-  bool operator==(const Waited&) const = default;
-};
-
 /// Publishes that the rank waits.
 template <class Atomics>
 void begin_wait(BasicWaitRecord<Atomics>& record, const Waited& waited) {
-  constexpr auto write = [](auto& field, auto value) {
-    field.store(value, Atomics::order(Access::wait_write));
-  };
-  write(record.group, waited.group);
-  write(record.members, waited.members);
-  write(record.member, waited.member);
-  write(record.number, waited.number);
-  write(record.collective, waited.collective);
-  write(record.peer, waited.peer);
-  write(record.sequence, waited.sequence);
-  write(record.source, std::bit_cast<std::uint64_t>(waited.source));
+  typename BasicWaitRecord<Atomics>::Words words{};
+  std::memcpy(words.data(), &waited, sizeof waited);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    record.words[i].store(words[i], Atomics::order(Access::wait_write));
+  }
   record.turn.fetch_add(1, Atomics::order(Access::wait_begin));
 }
 
@@ -57,19 +37,14 @@ template <class Atomics>
 std::optional<WaitTurn> read_wait(const BasicWaitRecord<Atomics>& record) {
   const auto turn = record.turn.load(Atomics::order(Access::wait_turn));
   if (turn % 2 == 0) return std::nullopt;
-  constexpr auto read = [](const auto& field) {
-    return field.load(Atomics::order(Access::wait_field));
-  };
-  const Waited waited{.group = read(record.group),
-                      .members = read(record.members),
-                      .member = read(record.member),
-                      .number = read(record.number),
-                      .collective = read(record.collective),
-                      .peer = read(record.peer),
-                      .sequence = read(record.sequence),
-                      .source = std::bit_cast<Source>(read(record.source))};
+  typename BasicWaitRecord<Atomics>::Words words{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = record.words[i].load(Atomics::order(Access::wait_field));
+  }
   if (record.turn.load(Atomics::order(Access::wait_check)) != turn) return std::nullopt;
-  return WaitTurn{.turn = turn, .waited = waited};
+  WaitTurn wait{.turn = turn, .waited = {}};
+  std::memcpy(static_cast<void*>(&wait.waited), words.data(), sizeof wait.waited);
+  return wait;
 }
 
 /// Publishes that the member has begun the collective with this sequence number.

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "comm/announcement.h"
 #include "comm/atomics.h"
+#include "comm/operation.h"
 #include "core/failure.h"
 
 // The layout of a world's shared memory. Everything is zero in a new world. There are only numbers
@@ -58,7 +61,7 @@ class OnceRecord {
 template <class Atomics>
 struct BasicHeader {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 11;
+  static constexpr std::uint32_t expected_version = 12;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -78,23 +81,29 @@ struct BasicHeader {
   alignas(cache_line) typename Atomics::template Atomic<std::uint32_t> sleepers;
 };
 
-/// The operation that a rank has waited for longer than a second. The fields are valid while turn
-/// is odd.
+/// The operation that a rank waits in, and the group that it belongs to.
+struct Waited {
+  std::uint64_t group = 0;  ///< offset of the group's block in the arena
+  int members = 0;          ///< number of members of the group
+  int member = 0;           ///< this rank's index in the group
+  int number = 0;           ///< number of the group; 0 is the world
+  Collective collective = Collective::barrier;
+  /// Other member of a send or recv; -1 for a collective, and for a recv from any source.
+  int peer = -1;
+  std::uint64_t sequence = 0;
+  Source source = {};
+
+  bool operator==(const Waited&) const = default;
+};
+
+/// The operation that a rank has waited for longer than a second. It is valid while turn is odd.
 template <class Atomics>
 struct BasicWaitRecord {
-  template <class T>
-  using Atomic = typename Atomics::template Atomic<T>;
+  using Atomic = typename Atomics::template Atomic<std::uint64_t>;
+  using Words = std::array<std::uint64_t, sizeof(Waited) / sizeof(std::uint64_t)>;
 
-  /// Incremented when a wait begins and when it ends.
-  alignas(cache_line) Atomic<std::uint64_t> turn;
-  Atomic<std::uint64_t> group;  ///< offset of the group's block
-  Atomic<std::uint64_t> sequence;
-  Atomic<std::uint64_t> source;  ///< the bits of a Source
-  Atomic<std::int32_t> members;
-  Atomic<std::int32_t> member;  ///< this rank's index in the group
-  Atomic<std::int32_t> number;  ///< of the group
-  Atomic<std::int32_t> peer;    ///< other member of a send or recv; -1 for a collective
-  Atomic<Collective> collective;
+  alignas(cache_line) Atomic turn;         ///< incremented when a wait begins and when it ends
+  Atomic words[std::tuple_size_v<Words>];  ///< of the Waited
 };
 
 enum class RankStatus : std::uint32_t { absent, joined, left, ended };
