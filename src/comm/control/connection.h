@@ -115,7 +115,6 @@ class Connection {
   void send(const Frame& frame);
   /// Sends queued bytes. False if some remain.
   bool flush();
-  std::size_t queued_bytes() const { return unsent_.size(); }
 
   /// Gives the socket to the caller, with the bytes that it has received after the last frame.
   std::pair<detail::Descriptor, std::string> release() {

@@ -46,8 +46,6 @@ constexpr auto answer_timeout = milliseconds(1000);
 constexpr auto longest_until_suspicion = milliseconds(2000);
 constexpr int heartbeats_per_suspicion = 4;
 constexpr auto between_flushes = milliseconds(2);
-/// epoll_wait() takes its timeout as an int of milliseconds.
-constexpr auto longest_wait = milliseconds(std::chrono::hours(24));
 
 std::string in_seconds(std::chrono::steady_clock::duration time) {
   const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
@@ -189,8 +187,8 @@ void Control::watch() {
     // Answers to questions may not fit into the buffers of sockets.
     const bool flushed = std::ranges::all_of(
         peers_, [](Peer& peer) { return !peer.present || peer.member.connection.flush(); });
-    const auto left = std::min(std::chrono::ceil<milliseconds>(next_heartbeat - running_),
-                               flushed ? longest_wait : between_flushes);
+    auto left = std::chrono::ceil<milliseconds>(next_heartbeat - running_);
+    if (!flushed) left = std::min(left, between_flushes);
     const int ready = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()),
                                    static_cast<int>(left.count()));
     if (!update_clock(interval)) next_heartbeat = running_;  // other ranks have missed a heartbeat
@@ -259,7 +257,7 @@ void Control::process_frames(Peer& peer) {
     while (!over_) {
       const auto frame = peer.member.connection.next();
       if (!frame) return;
-      if (peer.suspected) clear_suspicion(peer);
+      peer.suspected = false;
       peer.last_frame = running_;
       if (frame->kind == Kind::ending) peer.may_end = true;
       if (frame->kind == Kind::left) {
@@ -309,16 +307,6 @@ void Control::suspect_host_of(const Peer& late) {
   log::notice(suspicion(late));
 }
 
-void Control::clear_suspicion(Peer& peer) {
-  peer.suspected = false;
-  const bool others = std::ranges::any_of(peers_, [&](const Peer& other) {
-    return other.present && other.suspected && other.member.host == peer.member.host;
-  });
-  if (others) return;
-  log::notice(concat("host ", peer.member.host, " is no longer suspected: a frame from rank ",
-                     peer.member.rank, " arrived after ", in_seconds(running_ - peer.last_frame)));
-}
-
 std::vector<std::string> Control::suspicions() const {
   std::vector<std::string> texts;
   std::set<std::string_view> hosts;
@@ -338,17 +326,12 @@ std::string Control::suspicion(const Peer& suspected) const {
 std::string Control::silence(const Peer& suspected) const {
   const auto& host = suspected.member.host;
   std::vector<int> ranks;
-  bool whole_host = true;
   for (const auto& peer : peers_) {
-    if (!peer.present || peer.member.host != host) continue;
-    if (peer.suspected) ranks.push_back(peer.member.rank);
-    whole_host = whole_host && peer.suspected;
+    if (peer.present && peer.suspected && peer.member.host == host)
+      ranks.push_back(peer.member.rank);
   }
-  const auto list = detail::rank_list(ranks);
-  return concat(
-      "no heartbeat from ",
-      whole_host ? concat("host ", host, " (", list, ")") : concat(list, " on host ", host),
-      " for ", in_seconds(running_ - suspected.last_frame));
+  return concat("no heartbeat from host ", host, " (", detail::rank_list(ranks), ") for ",
+                in_seconds(running_ - suspected.last_frame));
 }
 
 void Control::report_failure(const std::string& cause, int rank, const Peer* from) {

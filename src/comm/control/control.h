@@ -88,7 +88,6 @@ class Control {
   void process_frames(Peer& peer);
   void exchange_heartbeats();
   void suspect_host_of(const Peer& late);
-  void clear_suspicion(Peer& peer);
   /// One text for each suspected host.
   std::vector<std::string> suspicions() const;
   std::string suspicion(const Peer& suspected) const;

@@ -23,8 +23,6 @@ using detail::Descriptor;
 constexpr std::size_t spare = 64;
 /// Connections that are accepted at an address before others are read again.
 constexpr int accepted_at_once = 64;
-/// Closed connections that are reported as warnings; a flood has many more.
-constexpr int most_warnings = 10;
 
 }  // namespace
 
@@ -133,30 +131,15 @@ void Gathering::process_connections(detail::Deadline& until) {
   const auto nap = std::min<std::chrono::milliseconds>(left, poll_interval);
   if (::poll(waiting.data(), waiting.size(), static_cast<int>(nap.count())) < 0) return;
 
-  auto ready = waiting.begin();
-  const auto listening = ready;
-  ready += static_cast<std::ptrdiff_t>(listening_.size());
   // First, so that a process may replace one of the same rank that has ended.
-  for (std::size_t i = members_.size(); i-- > 0;) {
-    if (ready[static_cast<std::ptrdiff_t>(pending_.size() + i)].revents != 0 && !watch(members_[i]))
-      members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-  std::deque<PendingConnection> remaining;
-  for (auto& pending : pending_) {
+  std::erase_if(members_, [this](Member& member) { return !watch(member); });
+  std::erase_if(pending_, [this](PendingConnection& pending) {
     const bool late = Clock::now() - pending.since > hello_timeout;
-    const bool readable = (ready++)->revents != 0;
-    if ((late || readable) && !read_hello(pending)) continue;
-    if (late) {
-      report(pending, "it sent no hello");
-    } else {
-      remaining.push_back(std::move(pending));
-    }
-  }
-  pending_ = std::move(remaining);
-  for (std::size_t i = 0; i < listening_.size(); ++i) {
-    if (listening[static_cast<std::ptrdiff_t>(i)].revents != 0)
-      accept_connections(listening_[i].get());
-  }
+    if (!read_hello(pending)) return true;
+    if (late) report(pending, "it sent no hello");
+    return late;
+  });
+  for (const auto& socket : listening_) accept_connections(socket.get());
 }
 
 void Gathering::accept_connections(int listening) {
@@ -182,13 +165,8 @@ void Gathering::accept_connections(int listening) {
 }
 
 void Gathering::evict() {
-  std::map<std::string, int> counts;
-  for (const auto& pending : pending_) ++counts[pending.source];
-  const auto most =
-      std::ranges::max_element(counts, {}, [](const auto& one) { return one.second; });
-  const auto oldest = std::ranges::find(pending_, most->first, &PendingConnection::source);
-  auto evicted = std::move(*oldest);
-  pending_.erase(oldest);
+  auto evicted = std::move(pending_.front());
+  pending_.pop_front();
   if (read_hello(evicted)) report(evicted, "too many connections without a hello");
 }
 
@@ -304,10 +282,7 @@ bool Gathering::watch(Member& member) {
 void Gathering::report(const PendingConnection& pending, const std::string& why) {
   const auto text = concat("refused ", pending.connection.peer().text(), ": ", why);
   last_refusal_ = concat("; ", text);
-  if (++reports_ <= most_warnings) {
-    log::warn(
-        of_own(settings_, text, reports_ < most_warnings ? "" : "; later ones are not reported"));
-  }
+  log::warn(of_own(settings_, text));
 }
 
 void Gathering::refuse(PendingConnection& pending, const std::string& why) {

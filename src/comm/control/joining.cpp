@@ -48,20 +48,6 @@ struct Route {
   bool refused = false;  ///< it refused this rank, or another program answered
 };
 
-/// The name of the interface with this local address, such as "eth0", for log texts.
-std::string interface_of(const Address& local) {
-  try {
-    for (const auto& one : interfaces()) {
-      for (const auto& address : one.addresses) {
-        if (address.host() == local.host()) return one.name;
-      }
-    }
-  } catch (const CommError&) {
-    // Not an error: the name is used in a log text only.
-  }
-  return "an unknown interface";
-}
-
 class Joining {
  public:
   Joining(const OfferSource& source, const Settings& settings, std::vector<Offer>* offers)
@@ -262,9 +248,8 @@ class Joining {
     if (connection.authenticated() && frame.kind == Kind::accepted &&
         frame.payload.size() == sizeof greeting) {
       std::memcpy(&greeting, frame.payload.data(), sizeof greeting);
-      const auto local = Address::local(connection.fd());
-      log::debug(of_own(settings_, "reached ", gatherer(), " at ", route.to.text(),
-                        " by interface ", interface_of(local), ", ", local.host()));
+      log::debug(of_own(settings_, "reached ", gatherer(), " at ", route.to.text(), " from ",
+                        Address::local(connection.fd()).host()));
       return Member{.connection = std::move(connection),
                     .rank = offer_.rank,
                     .host = text_of(greeting.host),

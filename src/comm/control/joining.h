@@ -162,7 +162,6 @@ class Gathering {
   struct PendingConnection {
     Connection connection;
     Nonce nonce = random_bytes();  ///< of the challenge that it got
-    std::string source = connection.peer().host();
     Clock::time_point since = Clock::now();
   };
 
@@ -174,8 +173,7 @@ class Gathering {
   /// Whether all ranks have joined and their connections are open.
   bool all_here();
   void accept_connections(int listening);
-  /// Closes the oldest connection of the source address that has the most, unless its Hello has
-  /// arrived.
+  /// Closes the oldest connection, unless its Hello has arrived.
   void evict();
   /// Reads its Hello. False when the connection was admitted, refused or closed.
   bool read_hello(PendingConnection& pending);
@@ -201,7 +199,6 @@ class Gathering {
   std::map<int, std::string> lost_;  ///< notes on ranks whose connections have ended
   std::string listen_error_;         ///< why the last address could not be listened on
   std::string last_refusal_;         ///< the last refusal, for the error text about missing ranks
-  int reports_ = 0;                  ///< closed connections that were reported
 };
 
 /// Returns the present offer of the rank that gathers. Called before each round of attempts to

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -36,8 +35,6 @@ using detail::concat;
 constexpr std::size_t most_clients = 8;
 constexpr int most_waiting = 64;  ///< `lockstep status` that have connected and not been accepted
 constexpr std::size_t asked_ranks = 2;  ///< of each host
-/// Most bytes that wait for a `lockstep status` that does not read.
-constexpr std::size_t most_unsent = std::size_t{256} << 20;
 
 struct Question {
   std::uint32_t id;
@@ -111,26 +108,16 @@ StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send
 
 void StatusRelay::on_ready() noexcept {
   attempt([this] {
-    std::array<epoll_event, 16> ready;
-    const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
-    for (int i = 0; i < count; ++i) {
-      const int fd = ready[static_cast<std::size_t>(i)].data.fd;
-      if (fd == listening_.get()) {
-        accept_client();
-        continue;
-      }
-      const auto client = std::ranges::find_if(
-          clients_, [&](const Client& one) { return one.connection.fd() == fd; });
-      if (client == clients_.end()) continue;
-      // It sends nothing: the socket is readable when it is closed.
-      std::array<char, 64> bytes;
-      const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-        drop(client);
-      } else {
+    for (auto next = clients_.begin(); next != clients_.end();) {
+      const auto client = next++;
+      // It sends nothing: receive() finds out whether it is closed.
+      if (client->connection.receive()) {
         advance(*client);
+      } else {
+        drop(client);
       }
     }
+    accept_client();
   });
 }
 
@@ -216,11 +203,7 @@ void StatusRelay::send_suspicions(std::uint32_t id, int asker) {
 }
 
 void StatusRelay::answer(std::uint32_t id, int asker) {
-  try {
-    for (const auto& record : source_.records()) send_part(id, asker, AnswerPart::record, record);
-  } catch (const std::exception& error) {
-    log::debug(concat("control: rank ", source_.rank, " cannot read records: ", error.what()));
-  }
+  for (const auto& record : source_.records()) send_part(id, asker, AnswerPart::record, record);
   send_part(id, asker, AnswerPart::end, source_.host);
 }
 
@@ -234,7 +217,7 @@ void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::s
 
 void StatusRelay::deliver(std::uint32_t id, const Frame& part) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
-  if (client == clients_.end() || client->connection.queued_bytes() > most_unsent) return;
+  if (client == clients_.end()) return;
   client->connection.send(part);
   advance(*client);
 }

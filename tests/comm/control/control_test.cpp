@@ -59,7 +59,7 @@ TEST(Control, SilentHostIsNamedWithItsRanks) {
 
 TEST(Control, SilentRankOfALivingHostIsNamed) {
   ControlledWorld world("abb", 2, 0, 1s);
-  EXPECT_THAT(world.failure_at(1).text, StartsWith("no heartbeat from rank 2 on host b for 1."));
+  EXPECT_THAT(world.failure_at(1).text, StartsWith("no heartbeat from host b (rank 2) for 1."));
 }
 
 /// Sets the loopback interface of this thread's network namespace up or down.
