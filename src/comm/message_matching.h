@@ -7,12 +7,12 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/backend_communicator.h"
 #include "comm/operation.h"
 #include "core/text.h"
 #include "lockstep/types.h"
@@ -37,14 +37,14 @@ inline bool accepts(const Operation& receive, int source, std::uint32_t tag) {
   return accepts(receive, source) && (receive.issue.in_order || receive.tag == tag);
 }
 
-/// The ranks that a recv from any source waits for: the other members that have not left well, or
-/// all others if they have. A member that is alone waits for itself. members: the rank of each;
-/// own: the index of the receiver.
-inline std::vector<int> possible_senders(std::span<const int> members, int own,
-                                         const std::function<bool(int rank)>& left_well) {
-  std::vector<int> others(members.begin(), members.end());
-  if (others.size() > 1) others.erase(others.begin() + own);
-  std::vector<int> present;
+/// The members that a recv from any source waits for: the others that have not left well, or all
+/// others if they have. A member that is alone waits for itself.
+inline std::vector<int> possible_senders(int members, int own,
+                                         const std::function<bool(int member)>& left_well) {
+  std::vector<int> others, present;
+  for (int member = 0; member < members; ++member) {
+    if (member != own || members == 1) others.push_back(member);
+  }
   std::ranges::remove_copy_if(others, std::back_inserter(present), left_well);
   return present.empty() ? others : present;
 }
@@ -164,6 +164,45 @@ class MessageMatching {
   std::size_t from_any_ = 0;       ///< open receives from any source
   int first_ = 0;                  ///< the member that is looked at first for any source
   std::deque<Message> early_;      ///< in the order in which they came
+};
+
+/// A receive of this rank, which its group completes. Group has matching(), a MessageMatching, and
+/// left_well(member).
+template <class Group>
+class ReceiveRequest : public GroupRequest<Group> {
+ public:
+  using GroupRequest<Group>::GroupRequest;
+
+  void advance() override {}
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override {
+    const auto& group = this->group();
+    const int from = this->operation().peer == any_source ? matched_ : this->operation().peer;
+    if (from != any_source) return {group.world_rank(from)};
+    auto ranks = possible_senders(group.size(), group.rank(),
+                                  [&](int member) { return group.left_well(member); });
+    for (int& rank : ranks) rank = group.world_rank(rank);
+    return ranks;
+  }
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override {
+    auto& group = this->group();
+    return group.matching().describe_early(this->operation(),
+                                           [&](int member) { return group.world_rank(member); });
+  }
+
+  /// Sets the member whose message it gets.
+  void match(int source) { matched_ = source; }
+  /// Completes the receive after match().
+  void finish() {
+    this->set_source(matched_);
+    this->set_complete();
+  }
+
+ private:
+  bool withdraw() override { return this->group().matching().withdraw(this->operation()); }
+
+  int matched_ = any_source;
 };
 
 }  // namespace lockstep::detail

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -14,10 +15,12 @@
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/messages/message_communicator.h"
+#include "comm/messages/message_rank_context.h"
 #include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
 
-// send() and recv() over a transport whose messages end in the order that a test chooses. The
+// send() and recv() over a network whose messages end in the order that a test chooses. The
 // conformance suite and tests/simulation exchange messages that are right.
 
 namespace lockstep::testing {
@@ -25,9 +28,15 @@ namespace {
 
 using messages::Channel;
 
-/// Keeps the messages that were begun.
-class ManualTransport final : public messages::Network {
+/// Keeps the messages that were begun. Notices of the world are complete at once.
+class ManualNetwork final : public messages::Network {
  public:
+  explicit ManualNetwork(int rank = 0) {
+    rank_ = rank;
+    size_ = 8;
+    last_tag_ = 1000;
+  }
+
   struct Message {
     std::byte* data;
     std::size_t bytes;
@@ -35,6 +44,7 @@ class ManualTransport final : public messages::Network {
   };
 
   void send(const std::byte* data, std::size_t bytes, int, int tag, Done done) override {
+    if (tag == messages::notice_tag) return done(bytes);
     begun_[tag].push_back({const_cast<std::byte*>(data), bytes, std::move(done)});
   }
   void receive(std::byte* data, std::size_t bytes, int, int tag, Done done) override {
@@ -63,113 +73,117 @@ class ManualTransport final : public messages::Network {
   std::map<int, std::vector<Message>> begun_;
 };
 
-class MessageProtocol : public ::testing::Test {
- protected:
-  using Three = std::array<float, 3>;
-
-  /// Of three floats between this member and the other one.
-  Operation operation(Collective collective, std::uint32_t tag, Three& memory) {
-    auto* data = reinterpret_cast<std::byte*>(memory.data());
-    return {.collective = collective,
-            .dtype = DType::f32,
-            .input = data,
-            .output = data,
-            .count = memory.size(),
-            .peer = 1,
-            .tag = tag,
-            .sequence = 5};
-  }
-  static detail::MessageTerms terms(std::uint32_t tag, std::uint64_t count = 3) {
-    return {.dtype = DType::f32, .count = count, .tag = tag};
+/// The group of ranks 0 and 7 on one of them.
+class Member {
+ public:
+  /// rank: in the group.
+  explicit Member(int rank) {
+    auto network = std::make_unique<ManualNetwork>(members_[static_cast<std::size_t>(rank)]);
+    network_ = network.get();
+    auto context = std::make_shared<messages::MessageRankContext>(
+        messages::Options{.timeout = std::chrono::seconds(20)}, std::move(network));
+    group_ = std::make_shared<messages::MessageCommunicator>(std::move(context), members_, rank, 0);
   }
 
-  ManualTransport transport_;
-  messages::MessageGroup group_{.rank = 0, .members = {4, 7}, .network = &transport_};
-  messages::ReceiveProtocol receives_{group_};
+  ManualNetwork& network() { return *network_; }
+  /// Of floats between this member and the other one.
+  Work recv(std::uint32_t tag, std::size_t count = 3, Issue issue = {}) {
+    return group_->recv(memory_.data(), count, DType::f32, 1 - group_->rank(), tag,
+                        std::move(issue));
+  }
+  Work send(std::uint32_t tag, std::size_t count = 3, Issue issue = {}) {
+    return group_->send(memory_.data(), count, DType::f32, 1 - group_->rank(), tag,
+                        std::move(issue));
+  }
+  void poll() { group_->make_progress(); }
+
+ private:
+  std::vector<int> members_{0, 7};
+  ManualNetwork* network_;
+  std::shared_ptr<messages::MessageCommunicator> group_;
+  std::array<float, 3> memory_{};
 };
 
-TEST_F(MessageProtocol, AReceiverTakesMessagesOnlyForAnOpenReceive) {
-  Three memory{};
-  const auto recv = operation(Collective::recv, 1, memory);
-  messages::Receive first(recv), second(recv);
-  EXPECT_EQ(transport_.begun(Channel::offers), 0U);
-  receives_.add(first);
-  EXPECT_TRUE(receives_.withdraw(first));
-  EXPECT_FALSE(receives_.withdraw(first));
-  transport_.end(Channel::offers, 0, terms(1));
-  receives_.advance();
-  EXPECT_EQ(transport_.begun(Channel::replies), 0U);
-  receives_.add(second);
-  EXPECT_EQ(transport_.begun(Channel::replies), 1U);
-  EXPECT_FALSE(receives_.withdraw(second));
-  EXPECT_EQ(transport_.begun(Channel::offers), 1U);
+detail::MessageTerms terms(std::uint32_t tag, std::uint64_t count = 3) {
+  return {.dtype = DType::f32, .count = count, .tag = tag};
 }
 
-TEST_F(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
-  Three memory{};
-  auto recv = operation(Collective::recv, 1, memory);
-  recv.issue.in_order = true;
-  messages::Receive receive(recv);
-  receives_.add(receive);
-  transport_.end(Channel::offers, 0, terms(2));
-  receives_.advance();
-  transport_.end(Channel::replies, 0);
-  EXPECT_THROW(receives_.advance(), messages::Mismatch);
+TEST(MessageProtocol, AReceiverTakesMessagesOnlyForAnOpenReceive) {
+  Member member(0);
+  auto& network = member.network();
+  EXPECT_EQ(network.begun(Channel::offers), 0U);
+  auto first = member.recv(1);
+  EXPECT_TRUE(first.cancel());
+  EXPECT_FALSE(first.cancel());
+  network.end(Channel::offers, 0, terms(1));
+  member.poll();
+  EXPECT_EQ(network.begun(Channel::replies), 0U);
+  auto second = member.recv(1);
+  EXPECT_EQ(network.begun(Channel::replies), 1U);
+  EXPECT_FALSE(second.cancel());
+  EXPECT_EQ(network.begun(Channel::offers), 1U);
+  EXPECT_EQ(second.source(), 1);
+  network.end(Channel::replies, 0);
+  EXPECT_FALSE(second.ready());
+  network.end(Channel::payloads, 0);
+  EXPECT_TRUE(second.ready());
 }
 
-TEST_F(MessageProtocol, AnAnnouncementHasTheCountOfItsOperationAndNoPayload) {
-  Three memory{};
-  auto operation = this->operation(Collective::send, 1, memory);
-  operation.issue.part_of = std::make_shared<const Operation>(operation);
-  operation.count = 0;
-  EXPECT_EQ(detail::terms_of(operation).count, memory.size());
-  messages::SendProtocol send(group_, operation);
-  send.begin();
-  EXPECT_EQ(transport_.begun(Channel::payloads), 0U);
+TEST(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
+  Member member(0);
+  auto receive = member.recv(1, 3, {.in_order = true});
+  member.network().end(Channel::offers, 0, terms(2));
+  member.poll();
+  member.network().end(Channel::replies, 0);
+  EXPECT_THROW(receive.ready(), CommError);
+}
+
+TEST(MessageProtocol, AnAnnouncementHasTheCountOfItsOperationAndNoPayload) {
+  Member member(0);
+  const Operation whole{.collective = Collective::send, .dtype = DType::f32, .count = 3, .peer = 1};
+  auto send = member.send(1, 0, {.part_of = std::make_shared<const Operation>(whole)});
+  EXPECT_EQ(member.network().begun(Channel::payloads), 0U);
+  auto expected = terms(1);
+  expected.is_announcement = true;
+  member.network().end(Channel::replies, 0, messages::Reply{.terms = expected, .number = 1});
+  member.network().end(Channel::offers, 0);
+  EXPECT_TRUE(send.ready());
 }
 
 std::string text_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const messages::Mismatch& mismatch) {
+  } catch (const CommError& mismatch) {
     EXPECT_EQ(mismatch.rank(), 7) << "the receiver is at fault";
     return mismatch.what();
   }
   return {};
 }
 
-TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
-  Three memory{};
-  const auto send_operation = operation(Collective::send, 1, memory);
-  messages::SendProtocol send(group_, send_operation);
-  send.begin();
-  transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1, 2), .number = 5});
-  EXPECT_EQ(text_of([&] { send.advance(); }), "") << "the offer has not been sent";
-  transport_.end(Channel::offers, 0);
-  const auto of_sender = text_of([&] { send.advance(); });
+TEST(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
+  Member sender(0), receiver(1);
+  auto send = sender.send(1);
+  sender.network().end(Channel::replies, 0, messages::Reply{.terms = terms(1, 2), .number = 1});
+  EXPECT_EQ(text_of([&] { send.ready(); }), "") << "the offer has not been sent";
+  sender.network().end(Channel::offers, 0);
+  const auto of_sender = text_of([&] { send.ready(); });
 
-  // The same message at its receiver.
-  ManualTransport transport;
-  messages::MessageGroup group{.rank = 1, .members = {4, 7}, .network = &transport};
-  messages::ReceiveProtocol receives(group);
-  auto recv_operation = operation(Collective::recv, 1, memory);
-  recv_operation.peer = 0;
-  recv_operation.count = 2;
-  messages::Receive receive(recv_operation);
-  receives.add(receive);
-  transport.end(Channel::offers, 0, terms(1));
+  auto recv = receiver.recv(1, 2);
+  receiver.network().end(Channel::offers, 0, terms(1));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(text_of([&] { receives.advance(); }), "") << "the reply has not been sent";
+    EXPECT_EQ(text_of([&] { recv.ready(); }), "") << "the reply has not been sent";
   }
-  transport.end(Channel::replies, 0);
-  EXPECT_EQ(text_of([&] { receives.advance(); }), of_sender);
-  EXPECT_FALSE(receive.complete());
-  EXPECT_NE(of_sender.find("message #5 from rank 4 to rank 7 differs"), std::string::npos)
-      << of_sender;
+  receiver.network().end(Channel::replies, 0);
+  const auto of_receiver = text_of([&] { recv.ready(); });
+  const std::string same =
+      "message #1 from rank 0 to rank 7 differs: the receiver expected 2 elements of float32 with "
+      "tag 1, got 3 elements of float32 with tag 1";
+  EXPECT_NE(of_sender.find(same), std::string::npos) << of_sender;
+  EXPECT_NE(of_receiver.find(same), std::string::npos) << of_receiver;
 }
 
 TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
-  ManualTransport transport;
+  ManualNetwork transport;
   const messages::MessageGroup group{.rank = 0,
                                      .members = {4, 7},
                                      .pieces = {.bytes = 8, .window = 2, .of_parts = true},

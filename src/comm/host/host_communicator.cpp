@@ -118,7 +118,7 @@ Work HostCommunicator::begin_recv(Operation&& operation) {
   if (early == nullptr) {
     receives_.add(request);
   } else if (request->copy(early->source, early->terms, early->data.get())) {
-    request->finish(early->source);
+    request->finish();
   }
   poll();
   return Work(std::move(request));

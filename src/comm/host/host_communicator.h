@@ -149,24 +149,13 @@ class SendRequest final : public HostRequest {
 };
 
 /// A receive of this rank, which the group completes when it takes the message.
-class RecvRequest final : public HostRequest {
+class RecvRequest final : public detail::ReceiveRequest<HostCommunicator> {
  public:
-  using HostRequest::HostRequest;
-
-  void advance() override {}  // the group takes its message
-  /// For a receive from any source: the ranks that may still send.
-  std::vector<int> missing() const override;
-  /// Names messages with other tags that this rank has got.
-  std::string note() const override;
+  using ReceiveRequest::ReceiveRequest;
 
   /// Copies a message from this member. Returns false if its terms differ from those of the
   /// receive: the world has failed.
   bool copy(int source, const detail::MessageTerms& terms, const std::byte* data);
-  /// Completes the receive after copy().
-  void finish(int source);
-
- private:
-  bool withdraw() override;
 };
 
 /// One rank's communicator of one group of a host world.
@@ -212,7 +201,11 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::size_t& populated_chunk(std::uint64_t step) { return chunks_[step % Block::chunks]; }
   /// The receives of this rank, and the messages that came before their receives. Note [How
   /// receives are matched] is in message_matching.h.
-  auto& receives() { return receives_; }
+  auto& matching() { return receives_; }
+  /// Whether a member has left the world without an error.
+  bool left_well(int member) const {
+    return context_->world().left_well(members_[static_cast<std::size_t>(member)]);
+  }
   /// Publishes the number of open receives for each member, for the detection of deadlocks.
   void publish_receives() const;
   void wake(int member) const {

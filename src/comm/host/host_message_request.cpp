@@ -31,23 +31,6 @@ void SendRequest::advance() {
 
 std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
 
-std::vector<int> RecvRequest::missing() const {
-  if (operation().peer != any_source) return {group().world_rank(operation().peer)};
-  const auto& context = group().context();
-  const auto& world = context.world();
-  auto ranks = detail::possible_senders(group().members(), group().rank(),
-                                        [&](int rank) { return world.left_well(rank); });
-  for (int& rank : ranks) rank = context.world_rank(rank);
-  return ranks;
-}
-
-std::string RecvRequest::note() const {
-  return group().receives().describe_early(
-      operation(), [this](int member) { return group().world_rank(member); });
-}
-
-bool RecvRequest::withdraw() { return group().receives().withdraw(operation()); }
-
 bool RecvRequest::copy(int source, const detail::MessageTerms& terms, const std::byte* data) {
   const auto expected = detail::terms_of(operation());
   if (terms != expected) {
@@ -61,12 +44,8 @@ bool RecvRequest::copy(int source, const detail::MessageTerms& terms, const std:
     return false;
   }
   if (terms.bytes() > 0) std::memcpy(operation().output, data, terms.bytes());
+  match(source);
   return true;
-}
-
-void RecvRequest::finish(int source) {
-  set_source(source);
-  set_complete();
 }
 
 void HostCommunicator::take_messages() {
@@ -89,7 +68,7 @@ bool HostCommunicator::take_from(int source) {
     return false;
   }
   take_message(mailbox, [&] { wake(source); });
-  if (receive != nullptr) receive->finish(source);
+  if (receive != nullptr) receive->finish();
   return true;
 }
 

@@ -1,7 +1,9 @@
 #include "comm/messages/collective_protocol.h"
 
 #include <cstring>
+#include <utility>
 
+#include "comm/messages/message_communicator.h"
 #include "comm/messages/network.h"
 #include "comm/operation.h"
 #include "comm/waiting.h"
@@ -25,40 +27,40 @@ namespace lockstep::inline v0_2::messages {
 
 using detail::Announcement;
 
-CollectiveProtocol::CollectiveProtocol(const MessageGroup& group, const Operation& operation)
-    : group_(group),
-      operation_(operation),
-      shape_(operation, group.size(), group.rank),
+CollectiveRequest::CollectiveRequest(MessageCommunicator& group, Operation&& operation)
+    : MessageRequest(group, std::move(operation)),
+      group_(group.message_group()),
+      shape_(this->operation(), group.size(), group.rank()),
       pending_(2 * (group.size() - 1)) {
-  const std::size_t bytes = shape_.longest_part() * size_of(operation.wire_dtype());
+  const std::size_t bytes = shape_.longest_part() * size_of(this->operation().wire_dtype());
   // Members with counts of their own do not know which inputs of the others are short.
-  const bool is_short = bytes <= group_.eager_bytes && !operation.has_own_counts();
+  const bool is_short = bytes <= group_.eager_bytes && !this->operation().has_own_counts();
   eager_ = group_.size() == 1 || is_short;
 }
 
-std::size_t CollectiveProtocol::message_bytes() const {
+std::size_t CollectiveRequest::message_bytes() const {
   // Announcements are read in place, so each message is aligned like one.
   constexpr std::size_t alignment = alignof(Announcement);
   return (sizeof(Announcement) + group_.eager_bytes + alignment - 1) / alignment * alignment;
 }
 
-std::byte* CollectiveProtocol::message_of(int member) const {
+std::byte* CollectiveRequest::message_of(int member) const {
   return received_.get() + static_cast<std::size_t>(member) * message_bytes();
 }
 
 /// Writes this rank's input, or the member's part of it, in the wire dtype.
-void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, int member) const {
-  if (operation_.wire) {
-    const auto& wire = *operation_.wire;
-    kernels::round_to_halves(wire, operation_.reduce, static_cast<std::size_t>(group_.size()),
-                             operation_.input, payload, bytes / size_of(wire.dtype));
+void CollectiveRequest::write_payload(std::byte* payload, std::size_t bytes, int member) const {
+  if (operation().wire) {
+    const auto& wire = *operation().wire;
+    kernels::round_to_halves(wire, operation().reduce, static_cast<std::size_t>(group_.size()),
+                             operation().input, payload, bytes / size_of(wire.dtype));
     return;
   }
-  const std::size_t begin = shape_.begin(member) * size_of(operation_.dtype);
-  std::memcpy(payload, operation_.input + begin, bytes);
+  const std::size_t begin = shape_.begin(member) * size_of(operation().dtype);
+  std::memcpy(payload, operation().input + begin, bytes);
 }
 
-void CollectiveProtocol::begin() {
+void CollectiveRequest::begin() {
   const int rank = group_.rank;
   const int size = group_.size();
   if (size == 1) return;
@@ -77,17 +79,17 @@ void CollectiveProtocol::begin() {
                    end_with(member));
   }
   const bool parted = shape_.parts() > 1;
-  const bool to_root = operation_.is_to_root();
-  const auto& announced = operation_.announced();
+  const bool to_root = operation().is_to_root();
+  const auto& announced = operation().announced();
   for (int step = 1; step < size; ++step) {
     const int member = (rank + step) % size;
     if (sent_.empty() || parted || to_root || announced.has_own_counts()) {
       const bool has_payload = eager_ && shape_.sends(rank, member);
       const std::size_t payload =
-          has_payload ? shape_.length(rank, member) * size_of(operation_.wire_dtype()) : 0;
+          has_payload ? shape_.length(rank, member) * size_of(operation().wire_dtype()) : 0;
       auto& message = sent_.emplace_back(sizeof(Announcement) + payload);
       auto& announcement = *reinterpret_cast<Announcement*>(message.data());
-      detail::announce(announcement, operation_);
+      detail::announce(announcement, operation());
       if (announced.has_own_counts()) {
         announcement.sent = announced.part(member);
         announcement.expected = announced.received(member);
@@ -99,7 +101,7 @@ void CollectiveProtocol::begin() {
   }
 }
 
-void CollectiveProtocol::compare() {
+void CollectiveRequest::compare() {
   if (compared_ || pending_ > 0) return;
   compare_announcements();
   compared_ = true;
@@ -108,16 +110,16 @@ void CollectiveProtocol::compare() {
   sent_.clear();
 }
 
-void CollectiveProtocol::compare_announcements() const {
+void CollectiveRequest::compare_announcements() const {
   Announcement own{};
-  detail::announce(own, operation_);
+  detail::announce(own, operation());
   std::vector<const Announcement*> announcements;
   for (int member = 0; member < group_.size(); ++member) {
     announcements.push_back(
         member == group_.rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
   }
   auto different = detail::difference(announcements, group_.members);
-  const auto& announced = operation_.announced();
+  const auto& announced = operation().announced();
   if (!different && announced.has_own_counts()) {
     const auto theirs = [&](int member) {
       const auto& of_member = *announcements[static_cast<std::size_t>(member)];
@@ -126,74 +128,75 @@ void CollectiveProtocol::compare_announcements() const {
     different = detail::difference_of_counts(announced, group_.rank, group_.members, theirs);
   }
   if (!different) return;
-  throw Mismatch(detail::describe_difference(operation_, group_.shown_number(), group_.members,
+  throw Mismatch(detail::describe_difference(operation(), group_.shown_number(), group_.members,
                                              different->text),
                  {.rank = different->rank});
 }
 
-bool CollectiveProtocol::next_may_begin() const {
-  if (complete_) return true;
+bool CollectiveRequest::next_may_begin() const {
+  if (complete()) return true;
   return compared_ && (eager_ || (transfer_ != nullptr && transfer_->begun()));
 }
 
-void CollectiveProtocol::advance() {
-  if (!compared_ || complete_) return;
+void CollectiveRequest::advance() {
+  if (!compared_ || complete()) return;
   if (!eager_) {
-    if (transfer_ == nullptr) transfer_ = make_transfer(group_, operation_);
+    if (transfer_ == nullptr) transfer_ = make_transfer(group_, operation());
     transfer_->advance();
     if (!transfer_->finished()) return;
     worked_ = transfer_->worked();
     transfer_.reset();
   }
-  complete_ = true;
+  set_complete();
 }
 
-const std::byte* CollectiveProtocol::payload_of(int member) const {
+const std::byte* CollectiveRequest::payload_of(int member) const {
   if (member != group_.rank) return message_of(member) + sizeof(Announcement);
-  return operation_.input + shape_.begin(group_.rank) * size_of(operation_.dtype);
+  return operation().input + shape_.begin(group_.rank) * size_of(operation().dtype);
 }
 
-void CollectiveProtocol::finish_eager() {
+void CollectiveRequest::finish_eager() {
   const int rank = group_.rank;
-  if (operation_.is_reduction()) {
-    if (!operation_.is_to_root() || rank == operation_.peer) reduce_eager();
+  if (operation().is_reduction()) {
+    if (!operation().is_to_root() || rank == operation().peer) reduce_eager();
     return;
   }
-  const bool is_broadcast = operation_.collective == Collective::broadcast;
+  const bool is_broadcast = operation().collective == Collective::broadcast;
   for (int source = 0; source < group_.size(); ++source) {
-    const std::size_t bytes = shape_.length(source, rank) * size_of(operation_.dtype);
+    const std::size_t bytes = shape_.length(source, rank) * size_of(operation().dtype);
     if (!shape_.sends(source, rank) || bytes == 0 || (is_broadcast && source == rank)) continue;
     // In an in-place operation, a rank's own part may already be at its destination.
-    std::memmove(operation_.output + shape_.place(source) * size_of(operation_.dtype),
+    std::memmove(operation().output + shape_.place(source) * size_of(operation().dtype),
                  payload_of(source), bytes);
   }
 }
 
-void CollectiveProtocol::reduce_eager() {
+void CollectiveRequest::reduce_eager() {
   const int rank = group_.rank;
   const std::size_t count = shape_.length(rank, rank);
   if (count == 0) return;
   const detail::WorkTimer timer(worked_);
   std::vector<const std::byte*> inputs;
   for (int member = 0; member < group_.size(); ++member) inputs.push_back(payload_of(member));
-  std::byte* const output = operation_.output;
-  if (!operation_.wire) return detail::reduce(operation_, inputs, {&output, 1}, count);
-  const auto& wire = *operation_.wire;
+  std::byte* const output = operation().output;
+  if (!operation().wire) return detail::reduce(operation(), inputs, {&output, 1}, count);
+  const auto& wire = *operation().wire;
   std::vector<std::byte> own(count * size_of(wire.dtype));
   std::byte* const result = own.data();
   write_payload(result, own.size(), rank);
   inputs[static_cast<std::size_t>(rank)] = result;
-  kernels::reduce_halves(wire, operation_.reduce, inputs, {&result, 1}, count);
+  kernels::reduce_halves(wire, operation().reduce, inputs, {&result, 1}, count);
   kernels::widen_halves(wire, result, output, count);
 }
 
-std::vector<int> CollectiveProtocol::missing() const {
-  if (transfer_ != nullptr) return transfer_->partners();
+std::vector<int> CollectiveRequest::missing() const {
+  if (compared_ && !eager_ && transfer_ == nullptr) return group().first_missing();
+  if (transfer_ != nullptr) return detail::at_ranks(group_.members, transfer_->partners());
   std::vector<int> members;
   if (compared_) return members;
   for (int member = 0; member < group_.size(); ++member) {
     const bool is_waited_for = pending_ == 0 || pending_with_[static_cast<std::size_t>(member)] > 0;
-    if (member != group_.rank && is_waited_for) members.push_back(member);
+    if (member != group_.rank && is_waited_for) members.push_back(group_.world_rank(member));
   }
   return members;
 }

@@ -1,28 +1,23 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "comm/announcement.h"
+#include "comm/messages/message_protocol.h"
 #include "comm/messages/network.h"
 #include "comm/messages/transfer.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {
 
-/// One collective on this rank, from its announcement to its result. Note [How a collective over
-/// messages runs] is in collective_protocol.cpp. Refers to the operation; must not be copied or
-/// moved.
-class CollectiveProtocol {
+/// A collective of this rank, from its announcement to its result. Note [How a collective over
+/// messages runs] is in collective_protocol.cpp.
+class CollectiveRequest final : public MessageRequest {
  public:
-  CollectiveProtocol(const MessageGroup& group, const Operation& operation);
-  CollectiveProtocol(const CollectiveProtocol&) = delete;
-  CollectiveProtocol& operator=(const CollectiveProtocol&) = delete;
+  CollectiveRequest(MessageCommunicator& group, Operation&& operation);
 
   /// Sends the announcements and begins to receive those of the other members.
   void begin();
@@ -30,21 +25,16 @@ class CollectiveProtocol {
   /// computes the result. Members compare the collectives of a group in order.
   /// Throws: Mismatch if members issued different collectives.
   void compare();
-  /// Call it after compare(): begins the transfer, if the inputs are not eager, and advances it.
-  void advance();
+  /// After compare(): begins the transfer, if the inputs are not eager, and advances it.
+  void advance() override;
 
   /// Whether the transfer of the next collective may begin: all messages of this one have begun.
   bool next_may_begin() const;
-  bool complete() const { return complete_; }
   /// Whether the announcements of all members are equal.
   bool compared() const { return compared_; }
 
-  /// Whether it waits for earlier collectives and not for a member.
-  bool is_queued() const { return compared_ && !eager_ && transfer_ == nullptr; }
-  /// Members that the collective waits for.
-  std::vector<int> missing() const;
-  /// Time in which this rank has reduced.
-  std::chrono::nanoseconds worked() const { return worked_; }
+  /// If it waits for earlier collectives and not for a member, the ranks that these wait for.
+  std::vector<int> missing() const override;
 
  private:
   /// Bytes of the longest announcement message, rounded to its alignment: an announcement, followed
@@ -58,18 +48,15 @@ class CollectiveProtocol {
   const std::byte* payload_of(int member) const;
 
   const MessageGroup& group_;
-  const Operation& operation_;
   detail::Shape shape_;
   bool eager_;  ///< whether inputs are sent with the announcements
   bool compared_ = false;
-  bool complete_ = false;
   std::vector<std::vector<std::byte>>
       sent_;  ///< announcement messages to each member; one if all are equal
   std::unique_ptr<std::byte[]> received_;  ///< an announcement message of each member
   std::vector<int> pending_with_;          ///< announcements from and to each member in transit
   int pending_;                            ///< their sum
   std::unique_ptr<Transfer> transfer_;
-  std::chrono::nanoseconds worked_{};
 };
 
 }  // namespace lockstep::messages

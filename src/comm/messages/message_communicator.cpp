@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,65 +21,6 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::messages {
-
-/// A collective or a send of this rank, of which the protocol has all steps.
-template <class Protocol>
-class ProtocolRequest final : public MessageRequest {
- public:
-  ProtocolRequest(MessageCommunicator& group, Operation&& operation)
-      : MessageRequest(group, std::move(operation)),
-        protocol_(group.message_group(), this->operation()) {}
-
-  Protocol& protocol() { return protocol_; }
-  void begin() { protocol_.begin(); }
-  void advance() override {
-    protocol_.advance();
-    if (complete() || !protocol_.complete()) return;
-    worked_ = protocol_.worked();
-    set_complete();
-  }
-  std::vector<int> missing() const override {
-    if (protocol_.is_queued()) return group().first_missing();
-    return detail::at_ranks(group().members(), protocol_.missing());
-  }
-
- private:
-  Protocol protocol_;
-};
-
-namespace {
-
-using SendRequest = ProtocolRequest<SendProtocol>;
-
-/// A receive of this rank. The ReceiveProtocol of the group completes it.
-class RecvRequest final : public MessageRequest {
- public:
-  RecvRequest(MessageCommunicator& group, Operation&& operation)
-      : MessageRequest(group, std::move(operation)), receive_(this->operation()) {}
-
-  void begin() { group().receives().add(receive_); }
-  void advance() override {
-    if (complete() || !receive_.complete()) return;
-    set_source(receive_.source());
-    set_complete();
-  }
-  /// For a receive from any source: the ranks that may still send.
-  std::vector<int> missing() const override {
-    const int from = operation().peer == any_source ? receive_.source() : operation().peer;
-    if (from != any_source) return {group().world_rank(from)};
-    return detail::possible_senders(group().members(), group().rank(),
-                                    [this](int rank) { return group().context().left_well(rank); });
-  }
-  /// Names messages with other tags that this rank has got.
-  std::string note() const override { return group().receives().describe_early(receive_); }
-
- private:
-  bool withdraw() override { return group().receives().withdraw(receive_); }
-
-  Receive receive_;
-};
-
-}  // namespace
 
 void begin(Communicator& world, bool records, bool by_thread) {
   auto& context = dynamic_cast<MessageCommunicator&>(world).context();
@@ -182,7 +124,13 @@ template <class Request>
 Work MessageCommunicator::begin_request(auto& requests, Operation&& operation) {
   auto request = std::make_shared<Request>(*this, std::move(operation));
   requests.push_back(request);
-  context_->attempt([&] { request->begin(); });
+  context_->attempt([&] {
+    if constexpr (std::is_same_v<Request, RecvRequest>) {
+      receives_.add(*request);
+    } else {
+      request->begin();
+    }
+  });
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));
@@ -203,12 +151,12 @@ Work MessageCommunicator::begin(Operation&& operation) {
 
 void MessageCommunicator::poll() {
   for (const auto& request : collectives_) {
-    request->protocol().compare();
-    if (!request->protocol().compared()) break;
+    request->compare();
+    if (!request->compared()) break;
   }
   for (const auto& request : collectives_) {
     request->advance();
-    if (!request->protocol().next_may_begin()) break;
+    if (!request->next_may_begin()) break;
   }
   if (messages_.empty()) return;
   receives_.advance();

@@ -16,13 +16,7 @@
 
 namespace lockstep::inline v0_2::messages {
 
-class CollectiveProtocol;
-class MessageCommunicator;
-using MessageRequest = detail::GroupRequest<MessageCommunicator>;
-
-template <class Protocol>
-class ProtocolRequest;
-using CollectiveRequest = ProtocolRequest<CollectiveProtocol>;
+class CollectiveRequest;
 
 /// One rank's communicator of one group of ranks that exchange messages over a Network.
 class MessageCommunicator final : public detail::BackendCommunicator {
@@ -66,7 +60,9 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   const MessageGroup& message_group() const { return group_; }
   /// The members' world ranks.
   std::span<const int> members() const { return group_.members; }
-  ReceiveProtocol& receives() { return receives_; }
+  auto& matching() { return receives_.matching(); }
+  /// Whether a member has left the world without an error.
+  bool left_well(int member) const { return context_->left_well(world_rank(member)); }
   /// World ranks that the first pending collective waits for, and therefore all later ones.
   std::vector<int> first_missing() const;
 

@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "core/text.h"
+#include "comm/messages/message_communicator.h"
 #include "lockstep/error.h"
 
 // Note [How send() and recv() agree]
@@ -31,42 +31,50 @@ Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expe
 
 }  // namespace
 
-void SendProtocol::begin() {
-  const int to = operation_.peer;
+SendRequest::SendRequest(MessageCommunicator& group, Operation&& operation)
+    : MessageRequest(group, std::move(operation)), offer_(detail::terms_of(this->operation())) {}
+
+void SendRequest::begin() {
+  const auto& ranks = group().message_group();
+  const int to = operation().peer;
   const std::size_t bytes = offer_.bytes();
-  group_.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
-                 [this](std::size_t) { --pending_terms_; });
-  group_.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
-              [this](std::size_t) { --pending_terms_; });
+  ranks.receive(reinterpret_cast<std::byte*>(&reply_), sizeof reply_, to, Channel::replies,
+                [this](std::size_t) { --pending_terms_; });
+  ranks.send(reinterpret_cast<const std::byte*>(&offer_), sizeof offer_, to, Channel::offers,
+             [this](std::size_t) { --pending_terms_; });
   if (bytes == 0) return;
   payload_pending_ = true;
-  group_.send(operation_.input, bytes, to, Channel::payloads,
-              [this](std::size_t) { payload_pending_ = false; });
+  ranks.send(operation().input, bytes, to, Channel::payloads,
+             [this](std::size_t) { payload_pending_ = false; });
 }
 
-void SendProtocol::advance() {
-  if (complete_ || pending_terms_ > 0) return;
-  if (reply_.terms != offer_) throw mismatch(group_, group_.rank, operation_.peer, reply_, offer_);
-  complete_ = !payload_pending_;
+void SendRequest::advance() {
+  if (complete() || pending_terms_ > 0) return;
+  if (reply_.terms != offer_) {
+    throw mismatch(group().message_group(), group().rank(), operation().peer, reply_, offer_);
+  }
+  if (!payload_pending_) set_complete();
 }
+
+std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
 
 void ReceiveProtocol::Message::finish() {
   if (transfers > 0 || receive == nullptr) return;
   if (data != nullptr) std::memcpy(receive->operation().output, data.get(), terms.bytes());
-  receive->complete_ = true;
+  receive->finish();
 }
 
 ReceiveProtocol::ReceiveProtocol(const MessageGroup& group)
     : group_(group), matching_(group.size()), offers_(group.members.size()) {}
 
-void ReceiveProtocol::add(Receive& receive) {
+void ReceiveProtocol::add(RecvRequest& receive) {
   const auto& operation = receive.operation();
   const auto early = matching_.take_message(operation);
   if (early == nullptr) {
     matching_.add(&receive);
     return advance();
   }
-  receive.source_ = early->source;
+  receive.match(early->source);
   const Reply expected{.terms = detail::terms_of(operation), .number = operation.sequence};
   if (expected.terms != early->terms) {
     throw mismatch(group_, early->source, group_.rank, expected, early->terms);
@@ -110,7 +118,7 @@ void ReceiveProtocol::take(const MessagePointer& message) {
   const std::size_t bytes = terms.bytes();
   if (auto* const receive = message->receive) {
     const auto& operation = receive->operation();
-    receive->source_ = source;
+    receive->match(source);
     message->reply = {.terms = detail::terms_of(operation), .number = operation.sequence};
     output = operation.output;
   } else if (bytes > 0) {
@@ -136,11 +144,6 @@ void ReceiveProtocol::take(const MessagePointer& message) {
   if (bytes == 0) return;
   ++message->transfers;
   group_.receive(output, bytes, source, Channel::payloads, end_transfer);
-}
-
-std::string ReceiveProtocol::describe_early(const Receive& receive) const {
-  return matching_.describe_early(receive.operation(),
-                                  [this](int member) { return group_.world_rank(member); });
 }
 
 }  // namespace lockstep::messages
