@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
-#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -168,32 +167,25 @@ State MovingAverage::state() const {
 void MovingAverage::load_state(const State& state) {
   constexpr const char* operation = "MovingAverage::load_state";
   check_not_applied(operation);
-  std::set<std::string> expected;
-  const auto find = [&](const std::string& name, const at::Tensor& own) -> const at::Tensor& {
-    expected.insert(name);
+  const State own = this->state();
+  for (const auto& [name, expected] : own) {
     const auto found = state.find(name);
     if (found == state.end()) throw_invalid(operation, "got no '", name, "'");
     const at::Tensor& tensor = found->second;
-    if (!tensor.defined() || tensor.layout() != own.layout())
+    if (!tensor.defined() || tensor.layout() != expected.layout())
       throw_invalid(operation, "got '", name, "' that is no dense tensor, expected one");
-    if (tensor.sizes() != own.sizes() || tensor.scalar_type() != own.scalar_type())
+    if (tensor.sizes() != expected.sizes() || tensor.scalar_type() != expected.scalar_type())
       throw_invalid(operation, "got '", name, "' of ", tensor.scalar_type(), ' ', tensor.sizes(),
-                    ", expected ", own.scalar_type(), ' ', own.sizes());
-    return tensor;
-  };
-  const State own = this->state();
-  const auto updates = find(updates_name, own.at(updates_name)).item<std::int64_t>();
-  const auto weight = find(weight_name, own.at(weight_name)).item<double>();
-  if (updates < 0) throw_invalid(operation, "got ", updates, " updates, expected at least 0");
-  std::vector<at::Tensor> values;
-  for (const auto& entry : entries_)
-    values.push_back(find(concat(values_prefix, entry.name), entry.average));
+                    ", expected ", expected.scalar_type(), ' ', expected.sizes());
+  }
   for (const auto& [name, tensor] : state)
-    if (!expected.contains(name))
+    if (!own.contains(name))
       throw_invalid(operation, "got '", name, "', which this model does not average");
-  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].average.copy_(values[i]);
+  const auto updates = state.at(updates_name).item<std::int64_t>();
+  if (updates < 0) throw_invalid(operation, "got ", updates, " updates, expected at least 0");
+  for (auto& entry : entries_) entry.average.copy_(state.at(concat(values_prefix, entry.name)));
   updates_ = updates;
-  weight_ = weight;
+  weight_ = state.at(weight_name).item<double>();
 }
 
 }  // namespace lockstep

@@ -207,8 +207,8 @@ TEST(MovingAverage, RefusesWrongOptionsAndTensorsAndTheStateOfAnotherModel) {
     return refusal([&] { average.load_state(state); });
   };
   EXPECT_THAT(refused(other.state()),
-              HasSubstr("MovingAverage::load_state: got 'values/first.weight' of Float [6, 4], "
-                        "expected Float [5, 4]"));
+              HasSubstr("MovingAverage::load_state: got 'values/first.bias' of Float [6], "
+                        "expected Float [5]"));
   MovingAverage with_buffers(small, {.average_buffers = true});
   EXPECT_THAT(refused(with_buffers.state()), HasSubstr("which this model does not average"));
   EXPECT_THAT(refusal([&] { with_buffers.load_state(good); }), HasSubstr("got no 'values/norm."));
