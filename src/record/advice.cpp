@@ -24,7 +24,6 @@ constexpr double slower_interval = 1.3;   // the last third of the intervals, ov
 constexpr double worse_test_loss = 1.1;   // the last one, over the least
 constexpr double compression = 1.5;       // bytes that a strategy saves
 constexpr double memory_rate = 1e9;       // bytes a second: memory that ranks share moves more
-constexpr double longer_step = 1.05;      // of one run, over the other's
 constexpr double least_seconds = 0.0005;  // of a step; less is noise
 
 /// A value a step of each rank but one.
@@ -178,40 +177,6 @@ std::vector<Advice> advice_of(const Run& run) {
   }
   add_losses(found, run);
   return found;
-}
-
-std::vector<Advice> advice_of(const Run& first, const Run& second) {
-  std::vector<Advice> found;
-  if (first.intervals.empty() || second.intervals.empty()) return found;
-  const auto compare = [&](const Run& run, const Run& other) {
-    const auto all = totals(run.intervals);
-    const auto of_other = totals(other.intervals);
-    const double bytes = all.mean(&RankInterval::bytes);
-    const double more = of_other.mean(&RankInterval::bytes);
-    if (all.ranks.size() != of_other.ranks.size() || bytes <= 0 || more < compression * bytes)
-      return;
-    if (all.step_seconds() < longer_step * of_other.step_seconds()) return;
-    found.push_back(
-        {concat("Strategy ", run.setting("strategy"), " exchanges ", bytes_text(bytes),
-                " a rank and step, ", other.setting("strategy"), " ", bytes_text(more),
-                ". A step takes ", milliseconds_text(all.step_seconds()), " with the former, ",
-                milliseconds_text(of_other.step_seconds()), " with the latter."),
-         concat("Use ", other.setting("strategy"),
-                " here: the bytes that the other strategy saves cost more time than they take.")});
-  };
-  if (first.setting("strategy") != second.setting("strategy")) {
-    compare(first, second);
-    compare(second, first);
-  }
-  return found;
-}
-
-std::vector<Values> values_of(const std::vector<Advice>& advice) {
-  std::vector<Values> list;
-  for (const auto& [finding, remedy] : advice) {
-    list.push_back({{"finding", finding}, {"remedy", remedy}});
-  }
-  return list;
 }
 
 }  // namespace lockstep::record

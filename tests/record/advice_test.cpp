@@ -78,22 +78,6 @@ TEST(Advice, NamesAStrategyThatCostsMoreThanItSaves) {
   EXPECT_THAT(findings(run_of({rank, rank}, "topk:0.02")), IsEmpty());
 }
 
-TEST(Advice, ComparesStrategies) {
-  const RankInterval dense{.seconds = 3, .bytes = 100'000'000};
-  const RankInterval sparse{.seconds = 4, .bytes = 2'000'000};
-  const auto a = run_of({dense, dense});
-  const auto b = run_of({sparse, sparse}, "topk:0.02");
-  const std::string expected =
-      "Strategy topk:0.02 exchanges 20 kB a rank and step, fp32 1 MB. A step takes 40 ms with the "
-      "former, 30 ms with the latter.";
-  for (const auto& found : {advice_of(a, b), advice_of(b, a)}) {
-    ASSERT_EQ(found.size(), 1U);
-    EXPECT_EQ(found[0].finding, expected);
-  }
-  const RankInterval quick{.seconds = 2, .bytes = 2'000'000};
-  EXPECT_TRUE(advice_of(a, run_of({quick, quick}, "topk:0.02")).empty());
-}
-
 TEST(Advice, NamesLossesThatGoWrongAndStepsThatBecomeSlow) {
   record::Run run;
   run.curves = {{"train_loss", {{1, 2}, {2, 1}, {3, 0.5}, {4, 0.2}}},

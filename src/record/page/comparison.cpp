@@ -146,7 +146,7 @@ List environments_of(const Run& first, const Run& second) {
     const std::string a = of_first == nullptr ? "" : *of_first;
     const std::string b = of_second == nullptr ? "" : *of_second;
     if (a == b) continue;
-    rows.push_back({{"name", escaped_name(name)}, {"first", a}, {"second", b}});
+    rows.push_back({{"name", name}, {"first", a}, {"second", b}});
   }
   return rows;
 }
@@ -169,7 +169,6 @@ std::string comparison_page(const Run& first, const Run& second) {
               {"second_run", names.second},
               {"has_curves", charts.empty() ? "" : "yes"}};
   page.lists = {
-      {"advice", values_of(advice_of(first, second))},
       {"differences", differences_of(first, second)},
       {"charts", std::move(charts)},
       {"environments", environments_of(first, second)},

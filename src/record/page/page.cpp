@@ -54,15 +54,6 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-std::string escaped_name(std::string_view name) {
-  std::string out;
-  for (const char c : escaped(name)) {
-    out += c;
-    if (c == '_') out += "<wbr/>";
-  }
-  return out;
-}
-
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "no number";
   const bool whole = std::abs(value) >= 1000 && std::abs(value) < 1e9;
@@ -265,7 +256,7 @@ td.wide { width: 20%; }
 <h2>Environment</h2>
 <table class="plain">
 {{#environment}}
-<tr><td>{{&name}}</td><td>{{value}}</td></tr>
+<tr><td>{{name}}</td><td>{{value}}</td></tr>
 {{/#environment}}
 </table>
 {{/?environment}}
@@ -273,7 +264,7 @@ td.wide { width: 20%; }
 <h2>Differences of the environment</h2>
 <table class="plain"><tr><th></th><th class="name">{{first_run}}</th><th class="name">{{second_run}}</th></tr>
 {{#environments}}
-<tr><td>{{&name}}</td><td>{{first}}</td><td>{{second}}</td></tr>
+<tr><td>{{name}}</td><td>{{first}}</td><td>{{second}}</td></tr>
 {{/#environments}}
 </table>
 {{/?environments}}

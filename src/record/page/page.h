@@ -13,8 +13,6 @@ namespace lockstep::inline v0_2::record {
 /// Text escaped for use between tags and in attributes. A question mark replaces invalid UTF-8 and
 /// control characters.
 std::string escaped(std::string_view text);
-/// The same of a name, which a browser may break after each '_'.
-std::string escaped_name(std::string_view name);
 
 /// "1.23 GB", by powers of a thousand.
 std::string bytes_text(double bytes);

@@ -202,10 +202,18 @@ void add_times(Values& page, const Run& run) {
   page.lists["ranks"] = std::move(ranks);
 }
 
+List advice_list_of(const Run& run) {
+  List list;
+  for (const auto& [finding, remedy] : advice_of(run)) {
+    list.push_back({{"finding", finding}, {"remedy", remedy}});
+  }
+  return list;
+}
+
 List environment_of(const Run& run) {
   List environment;
   for (const auto& [name, text] : run.environment) {
-    environment.push_back({{"name", escaped_name(name)}, {"value", text}});
+    environment.push_back({{"name", name}, {"value", text}});
   }
   return environment;
 }
@@ -221,7 +229,7 @@ std::string report_page(const Run& run, const std::string& title, int refresh_se
               {"has_trace", run.has_trace ? "yes" : ""},
               {"discarded", run.discarded > 0 ? concat(plural(run.discarded, "record")) : ""}};
   page.lists = {{"facts", facts_of(run)},
-                {"advice", values_of(advice_of(run))},
+                {"advice", advice_list_of(run)},
                 {"charts", charts_of(run)},
                 {"constants", constants_of(run)},
                 {"environment", environment_of(run)},

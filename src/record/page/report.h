@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/system/process.h"
-#include "record/page/page.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
@@ -81,12 +80,6 @@ struct Advice {
 };
 
 std::vector<Advice> advice_of(const Run& run);
-
-/// The numbers that stand out in a comparison of two runs.
-std::vector<Advice> advice_of(const Run& first, const Run& second);
-
-/// As the template of pages takes it.
-std::vector<Values> values_of(const std::vector<Advice>& advice);
 
 /// Checks the format of `report --export`. Throws: InvalidArgument unless it is csv.
 void check_export_format(std::string_view format);
