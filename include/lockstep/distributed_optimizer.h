@@ -88,8 +88,8 @@ class ElementwiseOptimizer {
 /// and the update by parts. If a program that needs them calls only that, its third backward throws
 /// InvalidArgument, on every rank if it exchanges gradients. Where the optimizer's state does not
 /// tell, the tenth writes a notice: with SGD on the CPU, and with Shard::gradients.
-/// Ranks: all must construct it, and take the same number of steps. Each step exchanges gradients
-/// once: without no_sync(), run one backward per step.
+/// Ranks: all must construct it, and take the same number of steps. Each backward
+/// exchanges gradients: run one per step, and further ones under no_sync().
 class DistributedOptimizer {
  public:
   /// Checks that the models of all ranks have the same parameters and buffers, and copies rank 0's

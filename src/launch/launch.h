@@ -41,9 +41,9 @@ namespace lockstep::inline v0_2::launch {
 /// the first cause; 128 + signal for a signal, and 1 for a rank that left early with 0. If a signal
 /// ended the launcher, 128 + signal.
 ///
-/// For a program with one thread. During the call, it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP,
-/// SIGTSTP, SIGCONT, SIGWINCH, SIGUSR1, SIGUSR2 and SIGALRM, and orphaned descendants become
-/// children of this process.
+/// For a program with one thread, or others that take no locks. During the call, it handles
+/// SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH, SIGUSR1, SIGUSR2 and SIGALRM, and
+/// orphaned descendants become children of this process.
 ///
 /// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
 /// executed. CommError if the system refuses memory, processes or descriptors. No rank runs then.

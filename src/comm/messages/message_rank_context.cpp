@@ -24,7 +24,7 @@
 
 // Note [How a world over messages fails]
 // Over TCP, and over MPI between hosts, a control connection (control.cpp) detects a dead rank and
-// carries failures: its thread calls record(), and the next poll raises what it recorded.
+// carries failures: its thread calls record(), and RankContext raises what it recorded.
 // No memory is visible to all ranks. A world fails by an exception, a mismatch or a timeout on one
 // rank, or on several at the same time, of different causes. Rank 0 decides which one is the first:
 // the one that it has first. A rank that fails sends its cause to rank 0, which sends the first to

@@ -42,8 +42,8 @@
 //
 // Under no_sync() there is only step 1. A rank without gradients begins with step 6. If its loss
 // reaches no parameter, the hook of watch() on the wrapper's output has queued the callback. If it
-// has no loss, DistributedOptimizer::step() calls average_local_gradients(). If it reached another
-// wrapper only, GroupWrappers calls finish_backward().
+// has no loss, the step of its DistributedOptimizer calls average_local_gradients(). If it reached
+// another wrapper only, GroupWrappers calls finish_backward().
 
 namespace lockstep::inline v0_2::detail {
 
