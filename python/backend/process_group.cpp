@@ -75,11 +75,12 @@ bool may_share_lists() {
 }  // namespace
 
 at::Tensor ProcessGroupLockstep::scratch(std::int64_t elements, const at::TensorOptions& options) {
+  constexpr std::size_t least = std::size_t{64} << 10;  // less is copied as fast
   constexpr std::size_t most = std::size_t{128} << 20;  // freed, it stays with the process
-  if (!shares_lists_) shares_lists_ = may_share_lists();
   const auto bytes = static_cast<std::size_t>(elements) * options.dtype().itemsize();
-  if (bytes > most || !*shares_lists_) return at::empty({elements}, options);
-  return shared_tensor(elements, options);
+  if (bytes < least || bytes > most) return at::empty({elements}, options);
+  if (!shares_lists_) shares_lists_ = may_share_lists();
+  return *shares_lists_ ? shared_tensor(elements, options) : at::empty({elements}, options);
 }
 
 at::Tensor ProcessGroupLockstep::memory_of(const Tensors& tensors) {

@@ -105,8 +105,8 @@ class ProcessGroupLockstep final : public c10d::Backend {
 
   /// A tensor of one dimension in memory that the ranks read in place.
   at::Tensor shared_tensor(std::int64_t elements, const at::TensorOptions& options) const;
-  /// The same for the time of an operation. In ordinary memory if it is large or address space is
-  /// short.
+  /// The same for the time of an operation. In ordinary memory if it is short or long, or address
+  /// space is short.
   at::Tensor scratch(std::int64_t elements, const at::TensorOptions& options);
   /// Contiguous memory for all elements: the tensors' own if that is consecutive, else scratch().
   at::Tensor memory_of(const Tensors& tensors);

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Longest time from the end of a rank's connections to that of its process.
-constexpr auto time_of_end = std::chrono::milliseconds(500);
+constexpr auto time_of_end = std::chrono::milliseconds(2000);
 /// Longest wait for kernels to end after a failure.
 constexpr auto time_of_abort = std::chrono::seconds(10);
 
