@@ -173,7 +173,9 @@ TEST(Terminal, HasColoursUnlessTheUserRefusesThem) {
 }
 
 TEST(Terminal, KeepsTheSizeOfTheLaunchers) {
-  const auto script = "until [ \"$(stty size <&1)\" = '33 77' ]; do sleep 0.02; done";
+  const auto script =
+      "for i in $(seq 500); do [ \"$(stty size <&2)\" = '33 77' ] && exit; sleep 0.02; done; exit "
+      "3";
   Unread job(Unread::Out::terminal, {"-n", "1", "sh", "-c", concat("echo begun; ", script)}, true);
   job.resize(33, 77);
   EXPECT_EQ(job.read_all(), "begun\r\n");
