@@ -53,6 +53,7 @@ class ManualNetwork final : public messages::Network {
   std::string_view name() const override { return "manual"; }
   bool progress() override { return false; }
   void stop() noexcept override {}
+  bool ends_together() const override { return false; }
 
   std::size_t begun(Channel channel) { return begun_[messages::tag_of(0, channel)].size(); }
   /// The message of a channel that began as the index-th ends.
@@ -84,6 +85,16 @@ class Member {
         messages::Options{.timeout = std::chrono::seconds(20)}, std::move(network));
     group_ = std::make_shared<messages::MessageCommunicator>(std::move(context), members_, rank, 0);
   }
+
+  /// The group drops what is complete, or has failed, in its next poll.
+  ~Member() {
+    try {
+      poll();
+    } catch (const CommError&) {
+    }
+  }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
 
   ManualNetwork& network() { return *network_; }
   /// Of floats between this member and the other one.
