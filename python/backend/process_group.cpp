@@ -93,7 +93,7 @@ at::Tensor ProcessGroupLockstep::memory_of(const Tensors& tensors) {
 at::Tensor ProcessGroupLockstep::flattened(const Tensors& tensors) {
   if (tensors.size() == 1) return tensors.front().contiguous().view({-1});
   const auto memory = memory_of(tensors);
-  if (consecutive(tensors).defined()) return memory;
+  if (memory.is_alias_of(tensors.front())) return memory;
   std::int64_t begin = 0;
   for (const auto& tensor : tensors) {
     memory.narrow(0, begin, tensor.numel()).copy_(tensor.reshape({-1}));

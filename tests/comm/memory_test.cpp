@@ -271,6 +271,8 @@ TEST(World, RefusesSizesAndRanksOutsideTheRangeAndARankThatHasJoined) {
   EXPECT_THROW(host::World::create(-1), InvalidArgument);
   EXPECT_THROW(host::World::create(host::max_ranks + 1), InvalidArgument);
   EXPECT_NO_THROW(host::World::create(host::max_ranks));
+  const std::size_t asked = std::size_t{400} << 30;
+  EXPECT_EQ(host::World::create(8, asked)->heap_bytes(), asked) << "of address space only";
   const auto world = host::World::create(1);
   const auto group = host::create(world, 0, {});
   EXPECT_THROW(host::create(world, 0, {}), InvalidArgument);

@@ -23,6 +23,8 @@ using detail::Descriptor;
 constexpr std::size_t spare = 64;
 /// Connections that are accepted at an address before others are read again.
 constexpr int accepted_at_once = 64;
+/// Closed connections that are reported as warnings; a flood has many more.
+constexpr int most_warnings = 10;
 
 }  // namespace
 
@@ -282,7 +284,10 @@ bool Gathering::watch(Member& member) {
 void Gathering::report(const PendingConnection& pending, const std::string& why) {
   const auto text = concat("refused ", pending.connection.peer().text(), ": ", why);
   last_refusal_ = concat("; ", text);
-  log::warn(of_own(settings_, text));
+  if (++reports_ <= most_warnings) {
+    log::warn(
+        of_own(settings_, text, reports_ < most_warnings ? "" : "; later ones are not reported"));
+  }
 }
 
 void Gathering::refuse(PendingConnection& pending, const std::string& why) {

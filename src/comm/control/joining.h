@@ -199,6 +199,7 @@ class Gathering {
   std::map<int, std::string> lost_;  ///< notes on ranks whose connections have ended
   std::string listen_error_;         ///< why the last address could not be listened on
   std::string last_refusal_;         ///< the last refusal, for the error text about missing ranks
+  int reports_ = 0;                  ///< closed connections that were reported
 };
 
 /// Returns the present offer of the rank that gathers. Called before each round of attempts to

@@ -58,8 +58,6 @@ class MessageCommunicator final : public detail::BackendCommunicator {
   MessageRankContext& context() const override { return *context_; }
 
   const MessageGroup& message_group() const { return group_; }
-  /// The members' world ranks.
-  std::span<const int> members() const { return group_.members; }
   auto& matching() { return receives_.matching(); }
   /// Whether a member has left the world without an error.
   bool left_well(int member) const { return context_->left_well(world_rank(member)); }

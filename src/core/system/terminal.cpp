@@ -78,8 +78,9 @@ std::size_t sequence_length(std::string_view text) {
   return last < text.size() ? last + 1 : text.size();
 }
 
-/// The length of the control characters at the beginning of a text: an escape sequence, one of the
-/// two bytes c2 80 to c2 9f, or one byte. 0 if there is none.
+/// The length of the control characters at the beginning of a text; 0 if there are none. They are
+/// an escape sequence, a control character of UTF-8 (c2 80 to c2 9f), or one byte.
+/// Units: bytes.
 std::size_t control_length(std::string_view text) {
   if (text[0] == escape) return sequence_length(text);
   if (text[0] == '\xc2' && text.size() > 1 && between(text[1], 0x80, 0x9f)) return 2;

@@ -71,7 +71,7 @@ class ParameterHooks {
  private:
   struct Hook;
   struct HookBefore;
-  /// What a hook calls.
+  /// A hook calls the callbacks with its parameter.
   struct Target {
     std::weak_ptr<const Callbacks> calls;
     std::size_t parameter;

@@ -192,11 +192,18 @@ HeapSize heap_size(int ranks) {
     size = {group->bytes, concat("limited by the memory of control group ", group->group.string(),
                                  ": raise its limit")};
   }
+  const auto parts = static_cast<std::size_t>(std::max(ranks, 1));
+  // A process may have dozens of worlds in 2^47 bytes of address space.
+  constexpr std::size_t least_address_space = std::size_t{1} << 40;
+  const std::size_t part = std::max(least_address_space, 2 * size.bytes) / parts;
+  if (part < size.bytes) {
+    size = {part, "limited to a rank's part of twice the memory, or of 1 TiB: use fewer ranks"};
+  }
   rlimit space{};
   ::getrlimit(RLIMIT_AS, &space);
   if (space.rlim_cur == RLIM_INFINITY) return size;
   const std::size_t free = space.rlim_cur - std::min<std::size_t>(space.rlim_cur, mapped_bytes());
-  const std::size_t share = free / 2 / static_cast<std::size_t>(std::max(ranks, 1));
+  const std::size_t share = free / 2 / parts;
   if (share >= size.bytes) return size;
   return {share, concat("limited by ulimit -v, which left ", free >> 20, " MiB, half of them for ",
                         plural(ranks, "heap"), ": raise ulimit -v")};
@@ -207,12 +214,10 @@ std::shared_ptr<World> World::create(int size, std::size_t heap_bytes) {
     throw InvalidArgument(
         concat("host: got a world of ", size, " ranks, expected 1 to ", max_ranks));
   }
-  constexpr std::size_t least_address_space = std::size_t{1} << 40;
+  constexpr std::size_t address_space = std::size_t{1} << 46;
   const auto heap = heap_bytes == 0
                         ? heap_size(size)
                         : HeapSize{heap_bytes, "limited by heap_bytes of the program: raise it"};
-  // A process may have dozens of worlds in 2^47 bytes of address space.
-  const std::size_t address_space = std::max(least_address_space, 2 * heap.bytes);
   heap_bytes =
       round_up(std::min(heap.bytes, address_space / static_cast<std::size_t>(size) - page), page);
   const std::size_t bytes = total_bytes(size, heap_bytes);

@@ -22,7 +22,8 @@ struct HeapSize {
   std::string bound;  ///< "limited by …", and what raises it
 };
 /// For a world of so many ranks that this process creates: the least of the machine's memory, the
-/// limit of its control groups, and a rank's part of half of the address space that is free.
+/// limit of its control groups, a rank's part of twice that or of 1 TiB, and its part of half of
+/// the address space that is free.
 HeapSize heap_size(int ranks);
 
 /// The shared memory of the ranks of one host, including the status of each rank. It is a sparse
